@@ -1,0 +1,29 @@
+"""Errors that carry what was wrong and what would be right."""
+
+
+class EngineError(Exception):
+    """Base of everything the engine raises on purpose."""
+
+
+class RequestError(EngineError):
+    """A request asks for something that cannot be; `field` names the parameter."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class QueueFullError(EngineError):
+    """The waiting queue is at its bound; the request may be tried again later."""
+
+
+class ConfigError(EngineError):
+    """A knob of the engine has no such name or no such value; `field` names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class ModelError(EngineError):
+    """A model that cannot be loaded: what is missing, broken or not supported, and where."""

@@ -1,0 +1,47 @@
+"""The name of a block: what its tokens are and all that came before them.
+
+A name is BLAKE2b-128 over the block's token ids, keyed by its parent's name. The root is
+keyed by what else decides the bytes of a cache: the model's fingerprint with the format, the
+tenant's salt and the adapter. Equal on every machine, whatever its byte order; the version
+changes with the function. Only full blocks have names.
+
+Imports neither torch nor numpy: the router and the ingress name blocks too.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NewType
+
+BlockName = NewType("BlockName", bytes)
+
+NAMES_VERSION = 1
+NAME_BYTES = 16
+_PERSON = b"kvrelay.block.%d" % NAMES_VERSION
+
+
+def root_name(fingerprint: str, salt: str = "", adapter: str = "") -> BlockName:
+    """The parent of every first block under this model and format, tenant and adapter."""
+    digest = blake2b(digest_size=NAME_BYTES, person=_PERSON)
+    for part in (fingerprint, salt, adapter):
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return BlockName(digest.digest())
+
+
+def name_blocks(parent: BlockName, token_ids: Sequence[int], block_size: int) -> list[BlockName]:
+    """Names of the full blocks of `token_ids`, which begin right after `parent`'s block."""
+    tokens = array("I", token_ids)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    data = memoryview(tokens.tobytes())
+    step = block_size * tokens.itemsize
+    names: list[BlockName] = []
+    for start in range(0, len(data) - step + 1, step):
+        block = data[start : start + step]
+        parent = BlockName(
+            blake2b(block, digest_size=NAME_BYTES, key=parent, person=_PERSON).digest()
+        )
+        names.append(parent)
+    return names
