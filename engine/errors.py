@@ -17,6 +17,10 @@ class QueueFullError(EngineError):
     """The waiting queue is at its bound; the request may be tried again later."""
 
 
+class UnavailableError(EngineError):
+    """Nothing can be generated at the moment: the engine is loading, stopping or dead."""
+
+
 class ConfigError(EngineError):
     """A knob of the engine has no such name or no such value; `field` names it."""
 

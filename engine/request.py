@@ -1,0 +1,72 @@
+"""What passes between whoever serves a request and whatever generates for it.
+
+Plain values without torch: the HTTP side makes the request and reads the updates, an engine in
+the same process or a worker behind a stream answers them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, NewType
+
+from engine.sampling import SamplingParams
+from engine.step import TokenLogprobs
+
+RequestId = NewType("RequestId", str)
+
+
+class FinishReason(StrEnum):
+    """How a choice ended. A failure is no reason: the request's stream raises it."""
+
+    STOP = "stop"  # an end-of-sequence or stop token; the serving side adds stop strings
+    LENGTH = "length"  # max_tokens, or the model's length
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt and what is asked of it, in token ids alone.
+
+    `priority` orders waiting requests where the policy is `priority`: lower is sooner.
+    `cache_salt` separates tenants in the prefix cache. `timeout_s` counts from submission; the
+    serving side ends the request then, a queue may drop it sooner.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
+class PromptReport(NamedTuple):
+    """What reading the prompt told. `logprobs` has one entry per prompt token, the first None;
+    it is None where the request did not ask."""
+
+    num_cached_tokens: int
+    logprobs: Sequence[TokenLogprobs | None] | None = None
+
+
+class ChoiceDelta(NamedTuple):
+    """New tokens of one choice, in order; the last delta of a choice has its `finish_reason`.
+
+    The token that ended the choice is the last of `token_ids`. `stop_token_id` is set when it
+    was one of the request's own `stop_token_ids`, not when it was the model's end of sequence.
+    `logprobs` has an entry per token where the request asked for them.
+    """
+
+    choice: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+class GenerationUpdate(NamedTuple):
+    """News of a request since the last update: of one step, or of several for a slow reader.
+
+    `prompt` is set in the first update and in no other.
+    """
+
+    deltas: Sequence[ChoiceDelta]
+    prompt: PromptReport | None = None
