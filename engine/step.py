@@ -24,11 +24,11 @@ class EnteringSequence(NamedTuple):
 
 
 class TableUpdate(NamedTuple):
-    """`block` becomes entry `index` of a slot's table."""
+    """`block` becomes entry number `entry` of a slot's table."""
 
     slot: int
     group: int
-    index: int
+    entry: int
     block: int
 
 
@@ -49,7 +49,7 @@ class HostCopy(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Tokens start .. start + count of the sequence in `slot` are computed in this step.
+    """Tokens start .. start + num_tokens of the sequence in `slot` are computed in this step.
 
     Keys and values are written for tokens from `write_start` on; those before it are cached
     already (a whole-prompt hit computes its last token again). `samples` are the slots that
@@ -59,7 +59,7 @@ class Slice(NamedTuple):
 
     slot: int
     start: int
-    count: int
+    num_tokens: int
     write_start: int
     samples: tuple[int, ...]
     prompt_logprobs: int | None = None  # alternatives for each prompt token of the slice
@@ -101,7 +101,7 @@ class StepResult:
     """The tokens drawn, in the order of the plan's slices and of their samples.
 
     `prompt_logprobs` has, for every slot that asked, the entries of the tokens
-    start + 1 .. start + count of its slice (those that are prompt tokens).
+    start + 1 .. start + num_tokens of its slice (those that are prompt tokens).
     """
 
     step: int

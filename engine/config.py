@@ -1,0 +1,109 @@
+"""The knobs of an engine, under the names that users know from vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from engine.errors import ConfigError
+
+
+def _knob(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything one engine needs to know; checked when made, unknown names are errors.
+
+    None means "decided at start, from the model and the machine"; what was decided is printed.
+    """
+
+    model: str = _knob("bundled", "a folder, a Hugging Face id, or 'bundled'")
+    revision: str | None = _knob(None, "branch, tag or commit of a Hugging Face id")
+    download_dir: str | None = _knob(None, "where downloads are kept")
+    load_format: str = _knob(
+        "auto", "safetensors, or random weights in the model's shape", ("auto", "dummy")
+    )
+    dtype: str = _knob(
+        "auto", "of weights and activations", ("auto", "bfloat16", "float16", "float32")
+    )
+    device: str = _knob("auto", "where the model runs", ("auto", "cpu", "cuda"))
+    kernels: str = _knob(
+        "auto", "which kernels do the work", ("auto", "reference", "cpu", "triton")
+    )
+    num_threads: int | None = _knob(None, "CPU threads of this engine")
+    seed: int = _knob(0, "of random weights, and of requests that bring no seed")
+
+    block_size: int | None = _knob(None, "tokens in a cache block, a power of two")
+    kv_cache_dtype: str = _knob(
+        "auto", "format of the cache", ("auto", "float32", "bfloat16", "float16")
+    )
+    kv_cache_memory_bytes: int | None = _knob(None, "size of the cache; overrides the share")
+    gpu_memory_utilization: float = _knob(0.9, "share of a GPU's memory for weights and cache")
+    max_model_len: int | None = _knob(None, "longest prompt and answer together, in tokens")
+    enable_prefix_caching: bool = _knob(True, "keep full blocks for prompts that share them")
+    eviction_policy: str = _knob(
+        "lru", "which cached blocks go first", ("lru", "priority", "frequency")
+    )
+    watermark: float = _knob(0.01, "share of the blocks that no new sequence may take")
+
+    max_num_seqs: int = _knob(64, "sequences that run at once")
+    max_num_batched_tokens: int = _knob(2048, "tokens computed in one step")
+    max_num_queued_reqs: int = _knob(4096, "requests that may wait; more are rejected")
+    scheduling_policy: str = _knob(
+        "fcfs", "who goes first; with 'priority' lower is sooner", ("fcfs", "priority")
+    )
+    preemption_mode: str = _knob(
+        "recompute", "what becomes of a preempted sequence's cache", ("recompute", "swap")
+    )
+    swap_space_bytes: int = _knob(1 << 30, "host memory for swapped sequences")
+    stall_timeout_s: float = _knob(60.0, "work queued and no step for so long is reported")
+
+    def __post_init__(self) -> None:
+        for knob in fields(self):
+            self._check_type(knob.name)
+            choices = knob.metadata["choices"]
+            value = getattr(self, knob.name)
+            if choices and value not in choices:
+                raise ConfigError(knob.name, f"{value!r}, must be one of {', '.join(choices)}")
+        size = self.block_size
+        if size is not None and (size < 8 or size & (size - 1)):
+            raise ConfigError("block_size", f"{size}, must be a power of two, at least 8")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(name, f"{value}, must be positive")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError("gpu_memory_utilization", "must be above 0 and at most 1")
+        if not 0 <= self.watermark < 0.5:
+            raise ConfigError("watermark", f"{self.watermark}, must be in 0 .. 0.5")
+        if self.swap_space_bytes < 0:
+            raise ConfigError("swap_space_bytes", "must not be negative")
+
+    def _check_type(self, name: str) -> None:
+        hint, value = _HINTS[name], getattr(self, name)
+        allowed = get_args(hint) if get_origin(hint) is not None else (hint,)
+        ok = isinstance(value, allowed) or (float in allowed and type(value) is int)
+        if not ok or (isinstance(value, bool) and bool not in allowed):
+            names = " or ".join(t.__name__.replace("NoneType", "null") for t in allowed)
+            raise ConfigError(name, f"{value!r}, must be {names}")
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> "EngineConfig":
+        """From YAML, JSON or the command line."""
+        for name in options:
+            if name not in _HINTS:
+                raise ConfigError(name, f"unknown option; known are {', '.join(sorted(_HINTS))}")
+        return cls(**options)
+
+
+_HINTS = get_type_hints(EngineConfig)
+_POSITIVE = (
+    "num_threads",
+    "kv_cache_memory_bytes",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_num_queued_reqs",
+    "stall_timeout_s",
+)

@@ -1,0 +1,87 @@
+"""The runner's table of running sequences, and the batch of a step made from it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.kernels.interface import NO_SLOT, GroupBatch, StepBatch
+from engine.step import EnteringSequence, Slice, StepPlan
+
+IntArray = npt.NDArray[np.int32]
+LongArray = npt.NDArray[np.int64]
+
+
+class SlotTable:
+    """One row for each running sequence: its tokens and its block tables, on the host.
+
+    Rows are written when a sequence enters and then only by what a step changes, so a decode
+    step gathers its batch with a few vectorised reads. Knows nothing of scheduling.
+    """
+
+    def __init__(self, num_slots: int, max_len: int, block_size: int, num_groups: int) -> None:
+        self._block_size = block_size
+        max_blocks = max_len // block_size + 1
+        self.tokens: IntArray = np.zeros((num_slots, max_len + 1), np.int32)
+        self.num_tokens: IntArray = np.zeros(num_slots, np.int32)
+        self.num_prompt_tokens: IntArray = np.zeros(num_slots, np.int32)
+        self._tables: list[IntArray] = [
+            np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups)
+        ]
+
+    def enter(self, sequence: EnteringSequence) -> None:
+        slot, count = sequence.slot, len(sequence.token_ids)
+        self.tokens[slot, :count] = sequence.token_ids
+        self.num_tokens[slot] = count
+        self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
+        for rows, table in zip(self._tables, sequence.tables, strict=True):
+            rows[slot, : len(table)] = table
+
+    def update_tables(self, plan: StepPlan) -> None:
+        for slot, group, entry, block in plan.updates:
+            self._tables[group][slot, entry] = block
+
+    def append(self, slots: LongArray, token_ids: IntArray) -> None:
+        """One drawn token for each slot; slots are distinct."""
+        ends = self.num_tokens[slots]
+        self.tokens[slots, ends] = token_ids
+        self.num_tokens[slots] = ends + 1
+
+    def batch(self, slices: Sequence[Slice], num_decode: int, device: torch.device) -> StepBatch:
+        head = np.array([s[:4] for s in slices], np.int64)
+        slots, starts, counts, write_starts = head.T
+        query_starts = np.zeros(len(slices) + 1, np.int32)
+        np.cumsum(counts, out=query_starts[1:])
+        if num_decode == len(slices):
+            positions, rows, writes = starts, slots, write_starts
+        else:
+            owner = np.repeat(np.arange(len(slices)), counts)
+            positions = np.arange(query_starts[-1]) - query_starts[owner] + starts[owner]
+            rows, writes = slots[owner], write_starts[owner]
+        kv_lens = starts + counts
+        max_kv_len = int(kv_lens.max())
+
+        def put(array: npt.NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        num_columns = -(-max_kv_len // self._block_size)
+        blocks, offsets = np.divmod(positions, self._block_size)
+        unwritten = positions < writes
+        any_unwritten = bool(unwritten.any())
+        groups = []
+        for table in self._tables:
+            places = table[rows, blocks].astype(np.int64) * self._block_size + offsets
+            if any_unwritten:
+                places[unwritten] = NO_SLOT
+            groups.append(GroupBatch(put(table[slots, :num_columns]), put(places)))
+        return StepBatch(
+            token_ids=put(self.tokens[rows, positions].astype(np.int64)),
+            positions=put(np.ascontiguousarray(positions)),
+            query_starts=put(query_starts),
+            kv_lens=put(kv_lens.astype(np.int32)),
+            groups=tuple(groups),
+            num_decode=num_decode,
+            max_query_len=int(counts.max()),
+            max_kv_len=max_kv_len,
+        )
