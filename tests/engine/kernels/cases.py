@@ -1,0 +1,164 @@
+"""Random steps over a random cache, for the tests of every twin of the kernels.
+
+What a kernel may never read is NaN: blocks in no table, other layers, padding of blobs. What it
+may read and must mask is large and finite: rows behind the last token of a block, and block 0,
+which table entries out of reach point to.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from engine.kernels.interface import NO_SLOT, AttentionSpec, GroupBatch, StepBatch
+from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
+from kv_cache.slab import KvSlab
+
+FORMAT_OF_DTYPE = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+MASKED_VALUE = 500.0  # would show in any result that it leaked into
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCase:
+    """A step whose keys and values are in the slab already, and the dense truth beside it."""
+
+    spec: AttentionSpec
+    slab: KvSlab
+    layer: int
+    batch: StepBatch
+    group: GroupBatch
+    q: torch.Tensor  # [tokens, heads, head_dim]
+    keys: tuple[torch.Tensor, ...]  # of each sequence, [kv_len, kv_heads, head_dim]
+    values: tuple[torch.Tensor, ...]
+
+
+def make_spec(
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    value_dim: int | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> AttentionSpec:
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim if value_dim is None else value_dim,
+        scale=head_dim**-0.5,
+        window=window,
+        soft_cap=soft_cap,
+    )
+
+
+def make_slab(
+    spec: AttentionSpec,
+    num_blocks: int,
+    block_size: int = 16,
+    num_layers: int = 3,
+    dtype: torch.dtype = torch.float32,
+) -> KvSlab:
+    """All NaN."""
+    widths = (spec.head_dim, spec.value_dim)
+    group = KvGroup(tuple(range(num_layers)), spec.num_kv_heads, widths, spec.window)
+    layout = BlockLayout(group, block_size, KV_FORMATS[FORMAT_OF_DTYPE[dtype]])
+    slab = KvSlab.allocate(layout, num_blocks, torch.device("cpu"))
+    slab.data.fill_(torch.nan)
+    return slab
+
+
+def row(slab: KvSlab, layer: int, plane: int, head: int, block: int, token: int) -> torch.Tensor:
+    """One token's keys or values of one head, straight from the layout's byte offsets."""
+    layout = slab.layout
+    start = block * layout.blob_bytes + layout.offset(head, layer, plane, token)
+    start //= slab.data.itemsize
+    return slab.data[start : start + layout.group.widths[plane]]
+
+
+def attention_case(
+    spec: AttentionSpec,
+    lengths: list[tuple[int, int]],  # (query_len, kv_len) of each sequence, any order
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> AttentionCase:
+    rng = torch.Generator().manual_seed(seed)
+    lengths = sorted(lengths, key=lambda pair: pair[0] != 1)
+    tables = _random_tables([kv_len for _, kv_len in lengths], block_size, rng)
+    num_blocks = 2 * sum(len(table) for table in tables) + 5
+    slab = make_slab(spec, num_blocks, block_size, dtype=dtype)
+    layer = 1
+    for block in {0}.union(*tables):
+        for head in range(spec.num_kv_heads):
+            for plane in (0, 1):
+                for token in range(block_size):
+                    row(slab, layer, plane, head, block, token).fill_(MASKED_VALUE)
+    keys, values = [], []
+    for (_, kv_len), table in zip(lengths, tables, strict=True):
+        k = torch.randn(kv_len, spec.num_kv_heads, spec.head_dim, generator=rng).to(dtype)
+        v = torch.randn(kv_len, spec.num_kv_heads, spec.value_dim, generator=rng).to(dtype)
+        _fill(slab, layer, table, k, v)
+        keys.append(k)
+        values.append(v)
+    batch, group = step_batch(lengths, tables, block_size, spec.window)
+    q = torch.randn(batch.num_tokens, spec.num_heads, spec.head_dim, generator=rng).to(dtype)
+    return AttentionCase(spec, slab, layer, batch, group, q, tuple(keys), tuple(values))
+
+
+def step_batch(
+    lengths: list[tuple[int, int]],
+    tables: list[list[int]],
+    block_size: int,
+    window: int | None = None,
+) -> tuple[StepBatch, GroupBatch]:
+    """Blocks wholly behind every query's window are freed: their table entry is 0."""
+    width = max([len(table) for table in tables] + [1]) + 2
+    padded = torch.zeros(len(tables), width, dtype=torch.int32)
+    positions: list[int] = []
+    slots: list[int] = []
+    for s, ((query_len, kv_len), table) in enumerate(zip(lengths, tables, strict=True)):
+        first = kv_len - query_len
+        behind = 0 if window is None else max(0, first - window + 1) // block_size
+        padded[s, behind : len(table)] = torch.tensor(table[behind:], dtype=torch.int32)
+        positions += range(first, kv_len)
+        slots += [
+            table[i // block_size] * block_size + i % block_size for i in range(first, kv_len)
+        ]
+    group = GroupBatch(padded, torch.tensor(slots, dtype=torch.int64))
+    query_lens = [query_len for query_len, _ in lengths]
+    kv_lens = [kv_len for _, kv_len in lengths]
+    batch = StepBatch(
+        token_ids=torch.zeros(len(positions), dtype=torch.int64),
+        positions=torch.tensor(positions, dtype=torch.int64),
+        query_starts=torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).int(),
+        kv_lens=torch.tensor(kv_lens, dtype=torch.int32),
+        groups=(group,),
+        num_decode=sum(query_len == 1 for query_len in query_lens),
+        max_query_len=max(query_lens),
+        max_kv_len=max(kv_lens),
+    )
+    return batch, group
+
+
+def random_slots(num_tokens: int, num_slots: int, seed: int = 0) -> torch.Tensor:
+    """Distinct slots in random order, every fourth of them NO_SLOT."""
+    rng = torch.Generator().manual_seed(seed)
+    slots = torch.randperm(num_slots, generator=rng)[:num_tokens]
+    slots[2::4] = NO_SLOT
+    return slots
+
+
+def _random_tables(kv_lens: list[int], block_size: int, rng: torch.Generator) -> list[list[int]]:
+    counts = [-(-kv_len // block_size) for kv_len in kv_lens]
+    order = torch.randperm(2 * sum(counts) + 4, generator=rng) + 1
+    blocks = iter(order.tolist())
+    return [list(islice(blocks, count)) for count in counts]
+
+
+def _fill(slab: KvSlab, layer: int, table: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
+    block_size = slab.layout.block_size
+    for plane, rows in ((0, k), (1, v)):
+        for i in range(rows.shape[0]):
+            for head in range(rows.shape[1]):
+                place = row(slab, layer, plane, head, table[i // block_size], i % block_size)
+                place.copy_(rows[i, head])

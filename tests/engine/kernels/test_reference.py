@@ -1,0 +1,178 @@
+"""The oracle itself, against torch's attention and transformers' own functions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.activations import ACT2FN
+from transformers.models.gemma2.configuration_gemma2 import Gemma2Config
+from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, eager_attention_forward
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from engine.kernels.interface import NO_SLOT, Activation, HeadNorm, Rotary
+from engine.kernels.reference import ReferenceKernels
+from tests.engine.kernels.cases import (
+    AttentionCase,
+    attention_case,
+    make_slab,
+    make_spec,
+    random_slots,
+    row,
+)
+
+KERNELS = ReferenceKernels()
+MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (1, 16), (33, 33)]
+
+
+def sdpa(case: AttentionCase) -> torch.Tensor:
+    """torch's own attention over the dense keys and values with the mask written out."""
+    spec, starts, out = case.spec, case.batch.query_starts.tolist(), []
+    for s, (k, v) in enumerate(zip(case.keys, case.values, strict=True)):
+        q = case.q[starts[s] : starts[s + 1]]
+        i = torch.arange(k.shape[0] - q.shape[0], k.shape[0])[:, None]
+        j = torch.arange(k.shape[0])[None, :]
+        mask = (j <= i) & (j > i - (spec.window or 10**9))
+        q, k, v = (t.float().transpose(0, 1) for t in (q, k, v))
+        result = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True
+        )
+        out.append(result.transpose(0, 1))
+    return torch.cat(out)
+
+
+def attended(case: AttentionCase) -> torch.Tensor:
+    return KERNELS.attention(case.q, case.spec, case.slab, case.layer, case.batch, case.group)
+
+
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "value_dim"),
+    [(4, 2, 16, 16), (6, 1, 80, 80), (3, 3, 96, 32), (8, 2, 256, 256)],
+)
+def test_attention_is_torchs_over_the_gathered_cache(
+    heads: int, kv_heads: int, head_dim: int, value_dim: int, window: int | None
+) -> None:
+    case = attention_case(make_spec(heads, kv_heads, head_dim, value_dim, window), MIXED)
+    torch.testing.assert_close(attended(case), sdpa(case), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block_size", [8, 64])
+def test_attention_in_half_precision(dtype: torch.dtype, block_size: int) -> None:
+    case = attention_case(make_spec(head_dim=64), MIXED, block_size, dtype)
+    out = attended(case)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, sdpa(case).to(dtype), rtol=1e-2, atol=1e-2)
+
+
+def test_soft_cap_is_gemmas() -> None:
+    spec = make_spec(heads=4, kv_heads=2, head_dim=32, soft_cap=2.0)
+    case = attention_case(spec, [(9, 9)])
+    module = Gemma2Attention(Gemma2Config(num_attention_heads=4, num_key_value_heads=2), 0).eval()
+    causal = torch.full((9, 9), -torch.inf).triu(1)[None, None]
+    q, k, v = (t.transpose(0, 1)[None] for t in (case.q, case.keys[0], case.values[0]))
+    theirs, _ = eager_attention_forward(
+        module, q, k, v, causal, scaling=spec.scale, softcap=spec.soft_cap
+    )
+    torch.testing.assert_close(attended(case), theirs[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_sequence_without_tokens_gives_zeros() -> None:
+    case = attention_case(make_spec(), [(1, 5), (1, 9)])
+    case.batch.kv_lens[1] = 0
+    out = attended(case)
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+    torch.testing.assert_close(out[0], sdpa(case)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_write_touches_its_slots_and_nothing_else(dtype: torch.dtype) -> None:
+    spec = make_spec(kv_heads=3, head_dim=24, value_dim=40)
+    slab = make_slab(spec, num_blocks=4, block_size=8, dtype=dtype)
+    slots = random_slots(num_tokens=13, num_slots=32)
+    k, v = torch.randn(13, 3, 24).to(dtype), torch.randn(13, 3, 40).to(dtype)
+    KERNELS.write_kv(k, v, slab, 2, slots)
+    for token, slot in enumerate(slots.tolist()):
+        if slot == NO_SLOT:
+            continue
+        for head in range(3):
+            for plane, rows in ((0, k), (1, v)):
+                stored = row(slab, 2, plane, head, slot // 8, slot % 8)
+                assert torch.equal(stored, rows[token, head])
+                stored.fill_(torch.nan)
+    assert slab.data.isnan().all()
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("partial", [1.0, 0.5])
+def test_rotation_and_head_norm_are_transformers(with_norm: bool, partial: float) -> None:
+    spec = make_spec(heads=4, kv_heads=2, head_dim=32)
+    rotary_dim = int(spec.head_dim * partial)
+    config = LlamaConfig(hidden_size=4 * rotary_dim, num_attention_heads=4)
+    positions = torch.randint(0, 900, (11,))
+    full_cos, full_sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(900)[None])
+    rotary = Rotary(full_cos[0, :, : rotary_dim // 2], full_sin[0, :, : rotary_dim // 2])
+    norm = HeadNorm(torch.rand(32), torch.rand(32), 1e-5) if with_norm else None
+    slab = make_slab(spec, num_blocks=3)
+    slots = random_slots(11, 48)
+    qkv = torch.randn(11, 8 * 32)
+    q = KERNELS.rotate_and_write(qkv, positions, rotary, norm, spec, slab, 0, slots)
+
+    expected_q, expected_k, expected_v = torch.tensor_split(qkv.view(11, 8, 32), (4, 6), dim=1)
+    if norm is not None:
+        expected_q = _llama_norm(expected_q, norm.q_weight)
+        expected_k = _llama_norm(expected_k, norm.k_weight)
+    turned_q, turned_k = apply_rotary_pos_emb(
+        expected_q[..., :rotary_dim],
+        expected_k[..., :rotary_dim],
+        full_cos[0, positions],
+        full_sin[0, positions],
+    )
+    torch.testing.assert_close(q[..., :rotary_dim], turned_q, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(q[..., rotary_dim:], expected_q[..., rotary_dim:])
+    for token in (slots != NO_SLOT).nonzero().flatten().tolist():
+        slot = int(slots[token])
+        k, v = (row(slab, 0, plane, 1, slot // 16, slot % 16) for plane in (0, 1))
+        torch.testing.assert_close(k[:rotary_dim], turned_k[token, 1], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(k[rotary_dim:], expected_k[token, 1, rotary_dim:])
+        assert torch.equal(v, expected_v[token, 1])
+
+
+def _llama_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    module = LlamaRMSNorm(x.shape[-1], eps=1e-5)
+    module.weight.data = weight
+    out: torch.Tensor = module(x)
+    return out.detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_are_transformers(dtype: torch.dtype) -> None:
+    x, residual = torch.randn(7, 48).to(dtype), torch.randn(7, 48).to(dtype)
+    weight = torch.rand(48)
+    total = x + residual
+    out = KERNELS.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, total)
+    assert out.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    expected = _llama_norm(total.float(), weight).to(dtype)
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(KERNELS.rms_norm(total, weight, 1e-5), out, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations_are_transformers(activation: Activation) -> None:
+    gate, up = torch.randn(5, 24), torch.randn(5, 24)
+    out = KERNELS.gated_activation(torch.cat((gate, up), -1), activation)
+    torch.testing.assert_close(out, ACT2FN[activation.value](gate) * up, rtol=1e-5, atol=1e-5)
+
+
+def test_linear_reduces_in_fp32() -> None:
+    weight, bias = torch.randn(8, 4096).bfloat16(), torch.randn(8).bfloat16()
+    x = torch.randn(3, 4096).bfloat16()
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    out = KERNELS.linear(weight, bias)(x)
+    torch.testing.assert_close(out, exact.bfloat16(), rtol=1e-2, atol=1e-2)

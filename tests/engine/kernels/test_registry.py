@@ -1,0 +1,43 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.kernels.registry import load_kernels
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_reference_runs_anywhere() -> None:
+    assert load_kernels("reference", CPU).name == "reference"
+    assert load_kernels("reference", CUDA).name == "reference"
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "field", "hint"),
+    [
+        ("trion", CPU, "kernels", "auto, reference, cpu, triton"),
+        ("triton", CPU, "kernels", "cuda only"),
+        ("cpu", CUDA, "kernels", "cpu only"),
+        ("auto", torch.device("meta"), "device", "cpu or cuda"),
+    ],
+)
+def test_what_cannot_be_is_named(name: str, device: torch.device, field: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint) as caught:
+        load_kernels(name, device)
+    assert caught.value.field == field
+
+
+def test_choosing_one_imports_nothing_of_the_others() -> None:
+    code = (
+        "import sys, torch; from engine.kernels.registry import load_kernels; "
+        "before = {'numba', 'triton'} & set(sys.modules); "
+        "load_kernels('reference', torch.device('cpu')); "
+        "print(sorted(m for m in sys.modules if m.startswith('engine.kernels.')), "
+        "sorted(({'numba', 'triton'} & set(sys.modules)) - before))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = ["engine.kernels.interface", "engine.kernels.reference", "engine.kernels.registry"]
+    assert run.stdout.strip() == f"{modules} []"
