@@ -5,18 +5,18 @@ from typing import NamedTuple
 
 
 class TableChange(NamedTuple):
-    """`block` becomes entry `index` of the sequence's table of `group`; 0 where it was freed."""
+    """`block` becomes number `entry` in the sequence's table of `group`; 0 where it was freed."""
 
     group: int
-    index: int
+    entry: int
     block: int
 
 
 class CopyOnWrite(NamedTuple):
-    """Entry `index` of the table of `group` is `target` now; its bytes are still in `source`."""
+    """Number `entry` in the table of `group` is `target` now; its bytes are still in `source`."""
 
     group: int
-    index: int
+    entry: int
     source: int
     target: int
 
