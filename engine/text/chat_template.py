@@ -1,0 +1,222 @@
+"""Chat messages to the prompt that a model was trained on, by the template in its folder.
+
+Templates are written for transformers, so they get the helpers and the whitespace rules that
+transformers gives them. They come with the model and run in jinja's sandbox.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.errors import ModelError, RequestError
+from engine.text.messages import flatten_content, prepare
+from engine.text.special_tokens import SpecialTokens, read_json_object
+
+Message = Mapping[str, Any]
+DEFAULT, TOOL_USE = "default", "tool_use"
+# Marks where the last message ends; no tokenizer and no template has a meaning for it. A
+# template that trims messages takes the space away.
+_END_MARK = "\N{OBJECT REPLACEMENT CHARACTER}end-of-final-message\N{OBJECT REPLACEMENT CHARACTER} "
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What a template may be told beside the messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] | None = None
+
+
+class ChatTemplate:
+    """A model's templates, compiled once; most models have one, some another for tools."""
+
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: SpecialTokens, path: str
+    ) -> None:
+        """`path` is where the sources came from, for errors."""
+        environment = _environment()
+        self._special_tokens = dict(special_tokens.named)
+        self._templates: dict[str, _Template] = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = _Template.compile(environment, source)
+            except jinja2.TemplateError as error:
+                raise ModelError(f"{path}: chat template {name!r} is broken ({error})") from error
+
+    @classmethod
+    def from_folder(cls, folder: Path, special_tokens: SpecialTokens) -> Self | None:
+        """None where the model has no template: a base model that cannot chat."""
+        sources, path = _read_sources(folder)
+        return cls(sources, special_tokens, str(path)) if sources else None
+
+    def render(self, messages: Sequence[Message], options: ChatOptions | None = None) -> str:
+        options = options or ChatOptions()
+        if not messages:
+            raise RequestError("messages", "must hold at least one message")
+        if options.continue_final_message and options.add_generation_prompt:
+            raise RequestError("continue_final_message", "excludes add_generation_prompt")
+        template = self._choose(options)
+        chat = [prepare(message) for message in messages]
+        if not template.reads_parts:
+            chat = [flatten_content(message) for message in chat]
+        if options.continue_final_message:
+            return self._render_open(template, chat, options)
+        return self._render(template, chat, options)
+
+    def _choose(self, options: ChatOptions) -> "_Template":
+        name = TOOL_USE if options.tools is not None and TOOL_USE in self._templates else DEFAULT
+        if name not in self._templates:
+            known = ", ".join(sorted(self._templates))
+            raise RequestError("messages", f"this model has no default chat template, only {known}")
+        return self._templates[name]
+
+    def _render(
+        self, template: "_Template", chat: list[dict[str, Any]], options: ChatOptions
+    ) -> str:
+        variables = {
+            **self._special_tokens,
+            **(options.template_kwargs or {}),
+            "messages": chat,
+            "tools": options.tools,
+            "documents": options.documents,
+            "add_generation_prompt": options.add_generation_prompt,
+        }
+        try:
+            return template.compiled.render(variables)
+        except Exception as error:
+            # The template is the model's code and the messages are the client's: whatever goes
+            # wrong between them is told to the client in the template's words.
+            reason = str(error) or type(error).__name__
+            raise RequestError("messages", f"the chat template refuses them: {reason}") from error
+
+    def _render_open(
+        self, template: "_Template", chat: list[dict[str, Any]], options: ChatOptions
+    ) -> str:
+        """Everything up to the end of the last message's text, without what would close it."""
+        _mark_end(chat[-1])
+        before, mark, after = self._render(template, chat, options).rpartition(_END_MARK.rstrip())
+        if not mark:
+            raise RequestError(
+                "continue_final_message", "the chat template leaves the last message out"
+            )
+        return before if after.startswith(" ") else before.rstrip()
+
+
+@dataclass(frozen=True)
+class _Template:
+    compiled: jinja2.Template
+    reads_parts: bool  # handles content that is a list of parts; else it must be one string
+
+    @classmethod
+    def compile(cls, environment: jinja2.Environment, source: str) -> "_Template":
+        return cls(environment.from_string(source), _reads_parts(environment.parse(source)))
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _END_MARK
+        return
+    parts = [part for part in content or () if "text" in part]
+    if not parts:
+        raise RequestError("continue_final_message", "the last message has no text to go on with")
+    parts[-1]["text"] += _END_MARK
+
+
+def _reads_parts(tree: nodes.Template) -> bool:
+    """Whether the template loops over some message's content, by itself or under a new name."""
+    names = {
+        assign.target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name) and _is_content(assign.node)
+    }
+    return any(
+        _is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in names)
+        for loop in tree.find_all(nodes.For)
+    )
+
+
+def _is_content(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return False
+
+
+def _read_sources(folder: Path) -> tuple[dict[str, str], Path]:
+    """From files of their own (which win) or tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    files = {DEFAULT: path} if path.is_file() else {}
+    files |= {file.stem: file for file in sorted(folder.glob("chat_templates/*.jinja"))}
+    if files:
+        return {name: _read_text(file) for name, file in files.items()}, path
+    path = folder / "tokenizer_config.json"
+    template = read_json_object(path).get("chat_template") if path.is_file() else None
+    if template is None:
+        return {}, path
+    if isinstance(template, str):
+        return {DEFAULT: template}, path
+    try:
+        return {entry["name"]: str(entry["template"]) for entry in template}, path
+    except (KeyError, TypeError) as error:
+        raise ModelError(
+            f"{path}: chat_template must be a string or a list of named templates"
+        ) from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read ({error})") from error
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; serving writes its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def _environment() -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

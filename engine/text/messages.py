@@ -1,0 +1,50 @@
+"""Chat messages as templates expect them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import RequestError
+
+# Names that a message's reasoning comes under; templates read the first, a few the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def prepare(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without nulls (templates would print them), with arguments of tool calls as
+    objects (clients send what they got: JSON in a string) and reasoning under its usual name."""
+    copy = {name: _copied(value) for name, value in message.items() if value is not None}
+    reasoning = next((copy[name] for name in _REASONING if name in copy), None)
+    if reasoning is not None:
+        copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
+    for call in copy.get("tool_calls", ()):
+        function = call.get("function", call)
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            function["arguments"] = _parsed(arguments)
+    return copy
+
+
+def flatten_content(message: dict[str, Any]) -> dict[str, Any]:
+    """For templates that take a string: the text parts, one per line."""
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = "\n".join(part.get("text", "") for part in content)
+    return message
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            "messages", f"arguments of a tool call are not JSON: {arguments[:80]!r}"
+        ) from error
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return value

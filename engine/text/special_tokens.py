@@ -1,0 +1,101 @@
+"""The tokens with a part to play, by the names that templates and configs call them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError
+
+NAMES = (
+    *("bos_token", "eos_token", "unk_token", "sep_token"),
+    *("pad_token", "cls_token", "mask_token"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """An entry of `added_tokens_decoder`: a token outside the trained vocabulary."""
+
+    token_id: int
+    content: str
+    special: bool
+    options: Mapping[str, bool]  # lstrip, rstrip, normalized, single_word
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """`named` has the template's variables (bos_token, eos_token, ...) that the model sets."""
+
+    named: Mapping[str, str]
+    extra: tuple[str, ...]
+    added: tuple[AddedToken, ...]
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        return (*self.named.values(), *self.extra)
+
+
+def read_special_tokens(folder: Path, config: Mapping[str, Any]) -> SpecialTokens:
+    """From tokenizer_config.json, and special_tokens_map.json for what that leaves out."""
+    map_path = folder / "special_tokens_map.json"
+    fallback = read_json_object(map_path) if map_path.is_file() else {}
+    named: dict[str, str] = {}
+    for name in NAMES:
+        content = _content(config.get(name, fallback.get(name)))
+        if content is not None:
+            named[name] = content
+    extra: list[str] = []
+    for source in (fallback, config):
+        for own_name, token in _extra_tokens(source):
+            extra.append(token)
+            if own_name is not None:
+                named[own_name] = token
+    return SpecialTokens(named, tuple(dict.fromkeys(extra)), tuple(_added_tokens(folder, config)))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON object of the model's folder; ModelError says which file is not one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: must hold a JSON object, holds a {type(value).__name__}")
+    return value
+
+
+def _content(token: Any) -> str | None:
+    """Tokens stand as plain strings or as objects with their options."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _extra_tokens(source: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
+    """Unnamed ones (a list) and those with a name of the model's own (an object)."""
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = source.get(key)
+        if isinstance(tokens, Mapping):
+            pairs = [(name, _content(token)) for name, token in tokens.items()]
+        else:
+            pairs = [(None, _content(token)) for token in tokens or ()]
+        yield from ((name, content) for name, content in pairs if content is not None)
+
+
+def _added_tokens(folder: Path, config: Mapping[str, Any]) -> Iterator[AddedToken]:
+    entries = config.get("added_tokens_decoder") or {}
+    try:
+        for key, entry in sorted(entries.items(), key=lambda item: int(item[0])):
+            options = {
+                name: bool(entry[name])
+                for name in ("lstrip", "rstrip", "normalized", "single_word")
+                if name in entry
+            }
+            yield AddedToken(int(key), entry["content"], bool(entry.get("special")), options)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        path = folder / "tokenizer_config.json"
+        raise ModelError(f"{path}: added_tokens_decoder is malformed ({error!r})") from error

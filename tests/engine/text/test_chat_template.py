@@ -1,0 +1,371 @@
+"""Our rendering against transformers' own, on templates in the manner of well-known models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from engine.errors import ModelError, RequestError
+from engine.text.chat_template import ChatOptions, ChatTemplate
+from engine.text.special_tokens import SpecialTokens
+from tests.engine.text.small_tokenizers import byte_level
+
+NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL = SpecialTokens(NAMED, (), ())
+
+# Headers around each message, content trimmed, a date and the tools in the first turn.
+HEADERS = """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = "26 Jul 2024" %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+<|start|>system<|end|>
+
+Today is {{ date_string }}.
+{%- if tools is not none %}
+    {{- "\\nYou may call:\\n" }}
+    {%- for tool in tools %}
+        {{- tool | tojson(indent=4) }}
+        {{- "\\n" }}
+    {%- endfor %}
+{%- endif %}
+{{- system_message }}<|eot|>
+{%- for message in messages %}
+    {%- if 'tool_calls' in message %}
+        {%- if message.tool_calls|length != 1 %}
+            {{- raise_exception("One tool-call at a time!") }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start|>assistant<|end|>\\n\\n' -}}
+        {{- '{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson }}
+        {{- "}<|eot|>" }}
+    {%- else %}
+        {{- '<|start|>' + message['role'] + '<|end|>\\n\\n' }}
+        {{- message['content'] | trim + '<|eot|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant<|end|>\\n\\n' }}
+{%- endif %}
+"""
+
+# One line per message, tools in the system message, results of tools gathered in one turn.
+IM_BLOCKS = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0]['role'] != 'system' %}
+    {{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "tool" %}
+        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.reasoning_content %}
+            {{- '\\n<think>' + message.reasoning_content + '</think>' }}
+        {%- endif %}
+        {%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\\n<tool_call>{"name": "' }}{{- tool_call.name }}
+            {{- '", "arguments": ' }}{{- tool_call.arguments | tojson }}{{- '}</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think></think>' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+# Strictly alternating turns, no system role, the assistant called "model", parts of content.
+TURNS = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {{ raise_exception('System role not supported') }}
+{%- endif -%}
+{% for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\\n' }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- else -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
+"""
+
+# Block tags on lines of their own, loop controls, the assistant's tokens marked for training.
+LINES = """\
+{% set state = namespace(count=0) %}
+{% for message in messages %}
+    {% if message.role == 'skip' %}
+        {% continue %}
+    {% endif %}
+    {% set state.count = state.count + 1 %}
+[{{ state.count }}] {{ message.role }}:
+    {% generation %}
+{% set inner = message.content %}
+{{ inner }}{% endgeneration %} {{ inner is defined }} {{ dict(a=1) | tojson }}
+{% endfor %}
+{% for document in documents or [] %}
+<doc title={{ document.title | tojson }}>{{ document.text }}</doc>
+{% endfor %}
+"""
+
+TEMPLATES = {"headers": HEADERS, "im_blocks": IM_BLOCKS, "turns": TURNS, "lines": LINES}
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one": [{"role": "user", "content": "  What is <b> & 'c' in Köln? "}],
+    "several": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": " Hello. \n"},
+        {"role": "user", "content": "And now?\n\n日本"},
+    ],
+    "system": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+    ],
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Tells the weather <now> – 'everywhere'",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+TOOL_CHAT = [
+    {"role": "user", "content": "Is it raining?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": {"city": "Köln"}},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "yes"},
+]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level(), **NAMED)
+
+
+def ours(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, SPECIAL, "here")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_renders_as_transformers(
+    oracle: PreTrainedTokenizerFast, template: str, chat: str, prompt: bool, tools: Any
+) -> None:
+    source = TEMPLATES[template]
+    options = ChatOptions(tools=tools, add_generation_prompt=prompt)
+    if template == "turns" and chat == "system":
+        with pytest.raises(RequestError, match="messages: .*System role not supported"):
+            ours(source).render(CHATS[chat], options)
+        return
+    expected = oracle.apply_chat_template(
+        CHATS[chat],
+        tools=tools,
+        chat_template=source,
+        add_generation_prompt=prompt,
+        tokenize=False,
+    )
+    assert ours(source).render(CHATS[chat], options) == expected
+
+
+@pytest.mark.parametrize("template", ["headers", "im_blocks"])
+def test_tool_calls_as_transformers(oracle: PreTrainedTokenizerFast, template: str) -> None:
+    source = TEMPLATES[template]
+    expected = oracle.apply_chat_template(
+        TOOL_CHAT, tools=TOOLS, chat_template=source, add_generation_prompt=True, tokenize=False
+    )
+    # Clients send arguments as they got them: JSON in a string.
+    chat = json.loads(json.dumps(TOOL_CHAT))
+    chat[1]["tool_calls"][0]["function"]["arguments"] = '{"city": "Köln"}'
+    assert ours(source).render(chat, ChatOptions(tools=TOOLS)) == expected
+
+
+@pytest.mark.parametrize("template", ["headers", "im_blocks", "turns"])
+@pytest.mark.parametrize("text", ["I think", " I think  ", "that\n"])
+def test_continues_the_last_message_as_transformers(
+    oracle: PreTrainedTokenizerFast, template: str, text: str
+) -> None:
+    chat = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": text}]
+    expected = oracle.apply_chat_template(
+        chat, chat_template=TEMPLATES[template], continue_final_message=True, tokenize=False
+    )
+    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+    assert ours(TEMPLATES[template]).render(chat, options) == expected
+
+
+def test_variables_documents_and_reasoning_as_transformers(
+    oracle: PreTrainedTokenizerFast,
+) -> None:
+    documents = [{"title": 'A "title"', "text": "Text."}]
+    chat = [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A", "reasoning": "because"},
+        {"role": "skip", "content": "-"},
+    ]
+    for source, kwargs in (
+        (IM_BLOCKS, {"enable_thinking": False}),
+        (HEADERS, {"date_string": "1 Jan 2030"}),
+        (LINES, {}),
+    ):
+        expected = oracle.apply_chat_template(
+            chat,
+            chat_template=source,
+            documents=documents,
+            add_generation_prompt=True,
+            tokenize=False,
+            **kwargs,
+        )
+        options = ChatOptions(documents=documents, template_kwargs=kwargs)
+        assert ours(source).render(chat, options) == expected
+
+
+def test_parts_of_text_reach_templates_that_read_them_and_are_joined_for_others(
+    oracle: PreTrainedTokenizerFast,
+) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    chat = [{"role": "user", "content": parts}]
+    expected = oracle.apply_chat_template(
+        chat, chat_template=TURNS, add_generation_prompt=True, tokenize=False
+    )
+    assert "onetwo" in expected
+    assert ours(TURNS).render(chat) == expected
+    joined = [{"role": "user", "content": "one\ntwo"}]
+    assert ours(IM_BLOCKS).render(chat) == ours(IM_BLOCKS).render(joined)
+
+
+def test_named_templates_choose_the_one_for_tools() -> None:
+    sources = {"default": "plain", "tool_use": "with tools"}
+    template = ChatTemplate(sources, SPECIAL, "here")
+    assert template.render(CHATS["one"]) == "plain"
+    assert template.render(CHATS["one"], ChatOptions(tools=TOOLS)) == "with tools"
+    only = ChatTemplate({"rag": "x"}, SPECIAL, "here")
+    with pytest.raises(RequestError, match="no default chat template, only rag"):
+        only.render(CHATS["one"])
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ raise_exception('no such role') }}", "no such role"),
+        ("{{ messages[0].content.nothing.more }}", "no attribute 'nothing'"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ messages[5].content }}", "undefined|no element"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe|not safely"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
+    ],
+)
+def test_what_a_template_refuses_is_told_in_its_words(source: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason) as caught:
+        ours(source).render(CHATS["one"])
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("chat", "options", "field"),
+    [
+        ([], ChatOptions(), "messages"),
+        (CHATS["one"], ChatOptions(continue_final_message=True), "continue_final_message"),
+        (
+            [{"role": "assistant", "content": None}],
+            ChatOptions(add_generation_prompt=False, continue_final_message=True),
+            "continue_final_message",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
+            ChatOptions(),
+            "messages",
+        ),
+    ],
+)
+def test_bad_requests_name_their_field(chat: list[Any], options: ChatOptions, field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        ours(IM_BLOCKS).render(chat, options)
+    assert caught.value.field == field
+
+
+def test_rendering_leaves_the_messages_as_they_were() -> None:
+    chat = json.loads(json.dumps(TOOL_CHAT))
+    chat[1]["tool_calls"][0]["function"]["arguments"] = "{}"
+    before = json.dumps(chat)
+    ours(IM_BLOCKS).render(chat)
+    assert json.dumps(chat) == before
+
+
+def test_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
+    config = {"chat_template": "from config"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert rendered(tmp_path) == "from config"
+    named = [{"name": "default", "template": "named"}, {"name": "rag", "template": "x"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert rendered(tmp_path) == "named"
+    (tmp_path / "chat_template.jinja").write_text("from file")
+    assert rendered(tmp_path) == "from file"
+    (tmp_path / "chat_templates").mkdir()
+    (tmp_path / "chat_templates" / "tool_use.jinja").write_text("tools")
+    template = ChatTemplate.from_folder(tmp_path, SPECIAL)
+    assert template.render(CHATS["one"], ChatOptions(tools=TOOLS)) == "tools"
+
+
+def rendered(folder: Path) -> str:
+    return ChatTemplate.from_folder(folder, SPECIAL).render(CHATS["one"])
+
+
+def test_no_template_is_none_and_a_broken_one_names_its_file(tmp_path: Path) -> None:
+    assert ChatTemplate.from_folder(tmp_path, SPECIAL) is None
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [{"name": "x"}]}')
+    with pytest.raises(ModelError, match="tokenizer_config.json: chat_template must be"):
+        ChatTemplate.from_folder(tmp_path, SPECIAL)
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ModelError, match="chat_template.jinja: chat template 'default' is broken"):
+        ChatTemplate.from_folder(tmp_path, SPECIAL)

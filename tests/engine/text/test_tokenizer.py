@@ -1,0 +1,117 @@
+"""The tokenizer of a folder: as transformers reads it, and what is said of broken ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from engine.errors import ModelError, RequestError
+from engine.text.tokenizer import Tokenizer
+from tests.engine.text.small_tokenizers import KINDS, TEXT, byte_level, llama_2, save
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_ids_and_text_as_transformers(tmp_path: Path, kind: str, add_special_tokens: bool) -> None:
+    folder = save(KINDS[kind](), tmp_path)
+    tokenizer = Tokenizer.from_folder(folder)
+    oracle = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    for text in TEXT:
+        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        assert ids == oracle(text, add_special_tokens=add_special_tokens)["input_ids"]
+        assert tokenizer.decode(ids) == oracle.decode(ids)
+        shown = tokenizer.decode(ids, skip_special_tokens=True)
+        assert shown == oracle.decode(ids, skip_special_tokens=True)
+
+
+def test_what_goes_around_a_text_is_what_the_file_says(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(save(llama_2(), tmp_path))
+    bos = tokenizer.token_id("<s>")
+    assert tokenizer.encode("fox")[0] == bos
+    assert bos not in tokenizer.encode("fox", add_special_tokens=False)
+
+
+def test_config_names_and_adds_special_tokens(tmp_path: Path) -> None:
+    backend = byte_level()
+    size = backend.get_vocab_size()
+    config = {
+        "bos_token": {"content": "<s>", "special": True},
+        "eos_token": "</s>",
+        "additional_special_tokens": ["two words"],
+        "extra_special_tokens": {"tool_token": "<|tool|>"},
+        "added_tokens_decoder": {str(size): {"content": "<|tool|>", "special": True}},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_folder(save(backend, tmp_path))
+    assert tokenizer.bos_token_id == backend.token_to_id("<s>")
+    assert tokenizer.eos_token_id == backend.token_to_id("</s>")
+    assert tokenizer.special_tokens.named["tool_token"] == "<|tool|>"
+    assert tokenizer.vocab_size == size + 1
+    assert {size, backend.token_to_id("two words")} <= tokenizer.special_ids
+    ids = tokenizer.encode("a two words<|tool|>b")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a b"
+
+
+def test_special_tokens_map_fills_in(tmp_path: Path) -> None:
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}}')
+    tokenizer = Tokenizer.from_folder(save(byte_level(), tmp_path))
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (None, tokenizer.token_id("</s>"))
+
+
+def test_truncation_and_padding_of_training_do_not_cut_prompts(tmp_path: Path) -> None:
+    backend = byte_level()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=4)
+    tokenizer = Tokenizer.from_folder(save(backend, tmp_path))
+    assert len(tokenizer.encode("x")) == 1
+    assert tokenizer.decode(tokenizer.encode(TEXT[0])) == TEXT[0]
+
+
+def test_missing_tokenizer_says_which_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="tokenizer.json: not there"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(ModelError, match="tokenizer.model alone is not enough"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b"\xff\xfe", b'{"model": {"type": "BPE"}}', b"[" * 100_000],
+)
+def test_broken_tokenizer_says_which_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: (is not JSON|must hold|cannot be)"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("{", r"tokenizer_config\.json: is not JSON"),
+        ('{"added_tokens_decoder": {"x": {}}}', r"tokenizer_config\.json: added_tokens_decoder"),
+        ('{"added_tokens_decoder": {"9": {"content": "<new>"}}}', "does not follow"),
+    ],
+)
+def test_broken_config_says_which_file(tmp_path: Path, config: str, reason: str) -> None:
+    save(byte_level(), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(ModelError, match=reason):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_text_that_is_not_unicode_is_refused(byte_level: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="prompt: must be Unicode"):
+        byte_level.encode("a\ud800")
+
+
+def test_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, engine.text.tokenizer, engine.text.chat_template, engine.text.detokenizer\n"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
