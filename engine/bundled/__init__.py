@@ -1,0 +1,1 @@
+"""A small Llama trained on CPython's own text, so that serving needs nothing to download."""
