@@ -1,0 +1,40 @@
+"""A model's description from its config, without reading a weight."""
+
+from __future__ import annotations
+
+from engine.errors import ModelError
+from engine.model_source import ModelSource
+from engine.models.decoder_config import DecoderConfig
+from engine.models.decoder_tensors import decoder_tensors
+from engine.models.families import FAMILIES
+from engine.models.interface import ModelDescription
+from engine.models.parse_config import architecture_of, parse_decoder
+from kv_cache.layout import LayoutError
+
+
+def describe(source: ModelSource) -> ModelDescription:
+    """Imports torch and transformers only for models that the native decoder does not cover."""
+    if architecture_of(source.config) in FAMILIES:
+        return describe_decoder(parse_decoder(source.config))
+    from engine.models.transformers_describe import describe_transformers
+
+    return describe_transformers(source)
+
+
+def describe_decoder(config: DecoderConfig) -> ModelDescription:
+    try:
+        groups = config.groups
+    except LayoutError as error:
+        raise ModelError(f"{config.architecture}: {error}") from error
+    return ModelDescription(
+        architecture=config.architecture,
+        native=True,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=len(config.layers),
+        num_heads=config.num_heads,
+        max_model_len=config.max_context,
+        dtype=config.dtype,
+        num_parameters=decoder_tensors(config, "").num_parameters,
+        groups=groups,
+    )

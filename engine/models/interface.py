@@ -1,0 +1,60 @@
+"""What a model offers the runner, and what is known of it before any weight is read.
+
+Importable without torch: `kvrelay plan` and the HTTP front read descriptions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from kv_cache.layout import KvGroup
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.kernels.interface import StepBatch
+    from kv_cache.slab import KvSlab
+
+LoadFormat = Literal["auto", "dummy"]  # dummy: random weights, a function of config and seed
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+class CausalModel(Protocol):
+    """Weights on one device and the arithmetic of a step; keeps nothing between steps."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def forward(
+        self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden].
+
+        With `wanted` (int64 indices of tokens) only those rows, in that order: the rest of the
+        last layer is then not computed for the others. Writes the step's keys and values into
+        `slabs`; slabs[g] and batch.groups[g] belong to `ModelDescription.groups[g]`. Call under
+        `torch.inference_mode()`, from one thread.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> [rows, vocab_size] in the model's dtype, final soft cap included."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model's shape, from its config alone: what memory planning and naming need."""
+
+    architecture: str
+    native: bool  # our decoder; otherwise transformers' own, with paged attention plugged in
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int  # of queries
+    max_model_len: int  # positions that the config promises to handle
+    dtype: DtypeName  # the checkpoint's
+    num_parameters: int  # tied weights once; weight bytes = this x itemsize
+    groups: tuple[KvGroup, ...]  # the full-attention group first

@@ -1,0 +1,59 @@
+"""Weights onto a device: from a source and its description to a model that can run."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels.interface import Kernels
+from engine.model_source import ModelSource
+from engine.models.decoder_config import DecoderConfig
+from engine.models.decoder_loader import DecoderLoader, Reader
+from engine.models.decoder_tensors import (
+    DecoderTensors,
+    checkpoint_prefix,
+    decoder_tensors,
+    refuse_unexpected,
+)
+from engine.models.interface import CausalModel, LoadFormat, ModelDescription
+from engine.models.parse_config import parse_decoder
+from engine.weights import CheckpointTensors, RandomTensors, TensorSource
+
+
+def load_model(
+    source: ModelSource,
+    description: ModelDescription,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+) -> CausalModel:
+    """`description.max_model_len` is the number of positions the model is made for.
+
+    A server that allows less than the model promises passes a description that says so: tables
+    are then smaller, and longrope models use their short factors where these suffice.
+    """
+    if not description.native:
+        from engine.models.transformers_model import load_transformers_model
+
+        return load_transformers_model(
+            source, description, kernels, dtype, device, load_format, seed
+        )
+    config = parse_decoder(source.config)
+    tensors, weights = _open(source, config, load_format, seed)
+    reader = Reader(weights, dtype, device)
+    with torch.inference_mode():
+        return DecoderLoader(config, tensors, reader, kernels, description.max_model_len).load()
+
+
+def _open(
+    source: ModelSource, config: DecoderConfig, load_format: LoadFormat, seed: int
+) -> tuple[DecoderTensors, TensorSource]:
+    if load_format == "dummy":
+        norm = 0.0 if config.norm_adds_one else 1.0
+        random = RandomTensors(seed, config.initializer_range, norm)
+        return decoder_tensors(config, config.style.prefixes[0]), random
+    checkpoint = CheckpointTensors(source.folder)
+    tensors = decoder_tensors(config, checkpoint_prefix(config, checkpoint.stored))
+    refuse_unexpected(config, tensors, checkpoint.stored)
+    return tensors, checkpoint

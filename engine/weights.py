@@ -1,0 +1,100 @@
+"""Brings weights from a checkpoint, or out of a seed, into tensors of the wanted type."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine.checkpoint import StoredTensor, open_checkpoint
+from engine.errors import ModelError
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+class TensorSource(Protocol):
+    """Fills tensors by name."""
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        """Fills a contiguous CPU tensor of exactly the stored shape, converting its type."""
+        ...
+
+
+class CheckpointTensors:
+    """Tensors of a folder's safetensors files.
+
+    Bytes are read straight into their destination: a memory-mapped file would count in the
+    process's resident size, and a file that shrinks meanwhile would kill it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stored: Mapping[str, StoredTensor] = open_checkpoint(folder)
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        stored = self.stored.get(name)
+        if stored is None:
+            raise ModelError(f"{self.folder}: {name}: missing in the checkpoint")
+        if stored.shape != tuple(out.shape):
+            raise ModelError(
+                f"{stored.file}: {name}: has shape {list(stored.shape)},"
+                f" the config asks for {list(out.shape)}"
+            )
+        dtype = _DTYPES.get(stored.dtype)
+        if dtype is None:
+            raise ModelError(
+                f"{stored.file}: {name}: element type {stored.dtype} is not supported; supported"
+                f" are {', '.join(_DTYPES)}"
+            )
+        if dtype is out.dtype:
+            _read_bytes(stored, out)
+        else:
+            raw = torch.empty(stored.shape, dtype=dtype)
+            _read_bytes(stored, raw)
+            out.copy_(raw)
+
+
+def _read_bytes(stored: StoredTensor, out: torch.Tensor) -> None:
+    if stored.size == 0:
+        return
+    target = out.view(-1).view(torch.uint8).numpy().data
+    try:
+        with stored.file.open("rb", buffering=0) as file:
+            file.seek(stored.offset)
+            while target:
+                count = file.readinto(target)
+                if not count:
+                    raise ModelError(f"{stored.file}: {stored.name}: the file ends inside it")
+                target = target[count:]
+    except OSError as error:
+        raise ModelError(f"{stored.file}: {stored.name}: cannot be read: {error}") from error
+
+
+class RandomTensors:
+    """Weights as at the start of training: each a function of seed, name and shape alone."""
+
+    def __init__(self, seed: int, std: float, norm_value: float = 1.0) -> None:
+        self.seed = seed
+        self.std = std
+        self.norm_value = norm_value
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        if "norm" in name and name.endswith("weight"):
+            out.fill_(self.norm_value)
+        elif name.endswith("bias"):
+            out.zero_()
+        else:
+            out.normal_(0.0, self.std, generator=generator_for(self.seed, name))
+
+
+def generator_for(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=7).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))

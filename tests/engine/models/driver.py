@@ -1,0 +1,131 @@
+"""Runs a model by hand-made step batches over paged slabs: what the engine's runner does, bare."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.kernels.interface import GroupBatch, StepBatch
+from engine.models.interface import CausalModel, ModelDescription
+from kv_cache.layout import KV_FORMATS, BlockLayout
+from kv_cache.slab import KvSlab
+
+BLOCK_SIZE = 8
+FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+POISON = 1e30  # what a freed block is filled with: any read of it shows
+
+
+@dataclass
+class DrivenSequence:
+    """Tokens so far, how many of them are cached, and one block table per group."""
+
+    tokens: list[int]
+    num_cached: int = 0
+    tables: list[list[int]] = field(default_factory=list)
+
+
+class Driver:
+    """Blocks are handed out in a shuffled order, and poisoned once they are behind a window."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        description: ModelDescription,
+        dtype: torch.dtype = torch.float32,
+        num_blocks: int = 64,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.groups = description.groups
+        layouts = [BlockLayout(g, BLOCK_SIZE, KV_FORMATS[FORMATS[dtype]]) for g in self.groups]
+        device = torch.device("cpu")
+        self.slabs = [KvSlab.allocate(layout, num_blocks, device) for layout in layouts]
+        for slab in self.slabs:
+            slab.data.fill_(POISON)
+        generator = torch.Generator().manual_seed(seed)
+        self.free = [torch.randperm(num_blocks, generator=generator).tolist() for _ in self.groups]
+
+    def start(self, prompt: Sequence[int]) -> DrivenSequence:
+        return DrivenSequence(list(prompt), tables=[[] for _ in self.groups])
+
+    @torch.inference_mode()
+    def step(
+        self, work: Sequence[tuple[DrivenSequence, int]], wanted_only: bool = False
+    ) -> list[torch.Tensor]:
+        """Computes the next `count` tokens of each sequence; logits [count, vocab] of each.
+
+        With `wanted_only` the model is asked for each sequence's last row alone.
+        """
+        work = sorted(work, key=lambda item: item[1] != 1)
+        for sequence, count in work:
+            self._reserve(sequence, sequence.num_cached + count)
+        batch = self._batch(work)
+        counts = [count for _, count in work]
+        if wanted_only:
+            wanted = batch.query_starts[1:].long() - 1
+            hidden = self.model.forward(batch, self.slabs, wanted)
+            counts = [1] * len(work)
+        else:
+            hidden = self.model.forward(batch, self.slabs)
+        for sequence, count in work:
+            sequence.num_cached += count
+            self._free_behind_windows(sequence)
+        return list(self.model.logits(hidden).float().split(counts))
+
+    def greedy(self, prompt: Sequence[int], num_tokens: int, chunk: int) -> DrivenSequence:
+        """Prefill in chunks, then decode one by one."""
+        sequence = self.start(prompt)
+        while len(sequence.tokens) < len(prompt) + num_tokens:
+            count = min(chunk, len(sequence.tokens) - sequence.num_cached)
+            (logits,) = self.step([(sequence, count)])
+            if sequence.num_cached == len(sequence.tokens):
+                sequence.tokens.append(int(logits[-1].argmax()))
+        return sequence
+
+    def _reserve(self, sequence: DrivenSequence, num_tokens: int) -> None:
+        for table, free in zip(sequence.tables, self.free, strict=True):
+            while len(table) * BLOCK_SIZE < num_tokens:
+                table.append(free.pop())
+
+    def _free_behind_windows(self, sequence: DrivenSequence) -> None:
+        for group, table, free, slab in zip(
+            self.groups, sequence.tables, self.free, self.slabs, strict=True
+        ):
+            if group.window is None:
+                continue
+            first_seen = max(0, sequence.num_cached - group.window + 1)
+            for index in range(first_seen // BLOCK_SIZE):
+                if table[index] >= 0:
+                    start = table[index] * slab.block_stride
+                    slab.data[start : start + slab.block_stride].fill_(POISON)
+                    free.insert(0, table[index])
+                    table[index] = -1
+
+    def _batch(self, work: Sequence[tuple[DrivenSequence, int]]) -> StepBatch:
+        spans = [range(s.num_cached, s.num_cached + count) for s, count in work]
+        starts = [0]
+        for span in spans:
+            starts.append(starts[-1] + len(span))
+        return StepBatch(
+            token_ids=torch.tensor([s.tokens[i] for (s, _), r in zip(work, spans) for i in r]),
+            positions=torch.tensor([i for span in spans for i in span]),
+            query_starts=torch.tensor(starts, dtype=torch.int32),
+            kv_lens=torch.tensor([span.stop for span in spans], dtype=torch.int32),
+            groups=tuple(self._group(g, work, spans) for g in range(len(self.groups))),
+            num_decode=sum(count == 1 for _, count in work),
+            max_query_len=max(len(span) for span in spans),
+            max_kv_len=max(span.stop for span in spans),
+        )
+
+    def _group(
+        self, group: int, work: Sequence[tuple[DrivenSequence, int]], spans: Sequence[range]
+    ) -> GroupBatch:
+        tables = [sequence.tables[group] for sequence, _ in work]
+        width = max(len(table) for table in tables)
+        rows = [[max(b, 0) for b in table] + [0] * (width - len(table)) for table in tables]
+        slots = [
+            table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE
+            for table, span in zip(tables, spans, strict=True)
+            for i in span
+        ]
+        return GroupBatch(torch.tensor(rows, dtype=torch.int32), torch.tensor(slots))
