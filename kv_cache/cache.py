@@ -2,47 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from kv_cache.layout import KvGroup
+from kv_cache.config import CacheConfig, blocks_needed, blocks_of, first_visible
+from kv_cache.events import EventLog, Snapshot
+from kv_cache.eviction import make_policy
 from kv_cache.names import BlockName
+from kv_cache.pool import BlockPool
 from kv_cache.sequence import CopyOnWrite, SequenceBlocks, TableChange
-
-
-@dataclass(frozen=True, slots=True)
-class CacheConfig:
-    """`watermark` is the share of each pool that admissions leave to sequences that grow."""
-
-    groups: tuple[KvGroup, ...]
-    num_blocks: tuple[int, ...]  # of each group's slab, the null block 0 included
-    block_size: int
-    max_chunk_tokens: int  # the most tokens of one sequence in one step
-    eviction: str = "lru"  # lru, priority, frequency
-    watermark: float = 0.01
-    incarnation: int = 0  # of the process; goes with every event
-    max_events: int = 65536  # kept for replay
-
-
-@dataclass(frozen=True, slots=True)
-class Match:  # lives in kv_cache.tree
-    """What the cache has of a prompt; valid until something is evicted (`open` asserts it).
-
-    `num_tokens` of them need not be computed, at most one less than there are. `num_cached`
-    are in the cache; one more than `num_tokens` when the whole prompt is: its last token is
-    computed again but not written.
-    """
-
-    names: Sequence[BlockName]
-    num_prompt_tokens: int
-    num_blocks: int
-    num_tokens: int
-    num_cached: int
-    firsts: tuple[int, ...]  # of each group, the first block that the hit needs
-    stamp: int
+from kv_cache.transfers import TransferHolds
+from kv_cache.tree import Match, Node, PrefixTree
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Blocks; free + held + cached + quarantined == total (the null block is in none)."""
+    """Blocks: free + held + cached + quarantined == total (the null block is none of them)."""
 
     total: int
     free: int
@@ -55,51 +29,86 @@ class GroupStats:
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     groups: tuple[GroupStats, ...]
-    query_tokens: int  # of all sequences opened (not resumed) since the start
-    hit_tokens: int  # of them, those that were not computed
-
-
-def blocks_needed(group: KvGroup, block_size: int, num_tokens: int, max_chunk_tokens: int) -> int:
-    """The most blocks that one sequence of `num_tokens` holds at once, and one more.
-
-    A pool that serves it needs this number and the null block.
-    """
-    raise NotImplementedError
+    query_tokens: int  # of all sequences opened since the start, resumed ones apart
+    hit_tokens: int  # of them, those that need not be computed
 
 
 class KvCache:
-    """Owns the pools (one a group), the prefix tree and the events; for one thread.
+    """Owns the pools (one a group), the prefix tree, the transfers' holds and the events.
 
-    Public attributes: `block_size`, `groups`, `transfers` (kv_cache.transfers.TransferHolds:
-    hold, drop, quarantine, end_quarantine), `events` (kv_cache.events.EventLog).
-    It moves no bytes: that is the runner's work, told by what these methods return.
+    It moves no bytes: that is the runner's work, told by what these methods return. Tables
+    change in place and every change is returned too. For one thread.
     """
 
-    def __init__(self, config: CacheConfig) -> None: ...
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.block_size = config.block_size
+        self.events = EventLog(len(config.groups), config.incarnation, config.max_events)
+        self._pools: tuple[BlockPool[Node], ...] = tuple(
+            BlockPool(n, make_policy(config.eviction, n)) for n in config.num_blocks
+        )
+        self._tree = PrefixTree(config.groups, config.block_size, self._pools, self.events)
+        self.transfers = TransferHolds(self._pools)
+        self._windows = [group.window for group in config.groups]
+        self._margins = [int(config.watermark * pool.total) for pool in self._pools]
+        self._query_tokens = 0
+        self._hit_tokens = 0
 
     def match(self, names: Sequence[BlockName], num_tokens: int) -> Match:
-        """The longest hit for a prompt of `num_tokens` (>= 1); changes nothing.
+        """The longest hit for a prompt of `num_tokens`, at least 1; changes nothing.
 
-        No names, no hit.
+        `names` are those of its full blocks from the first on; without names there is no hit.
         """
-        raise NotImplementedError
+        return self._tree.match(names, num_tokens)
 
     def fits(self, match: Match, num_tokens: int) -> bool:
-        """Whether `open(match)` and an `extend` to `num_tokens` and one block would succeed.
+        """Whether `open(match)` and then `extend` to `num_tokens` and one block can succeed.
 
-        Full-attention groups are counted whole, window groups with one chunk. The watermark
-        stays free, unless nothing at all is held.
+        Full-attention groups are counted whole, window groups with the most they hold at
+        once. The watermark stays free, unless no block is held by anyone.
         """
-        raise NotImplementedError
+        needs = self._needs(num_tokens, match.num_blocks)
+        idle = all(pool.num_held == 0 for pool in self._pools)
+        spare = [
+            pool.num_available - need - (0 if idle else margin)
+            for pool, need, margin in zip(self._pools, needs, self._margins, strict=True)
+        ]
+        # The hit's own blocks may be among those that are available now; they are counted
+        # only where that decides.
+        if min(spare) < 0:
+            return False
+        if min(spare) >= match.num_blocks:
+            return True
+        pinned = self._tree.num_idle(match)
+        return all(left >= taken for left, taken in zip(spare, pinned, strict=True))
 
     def ever_fits(self, num_tokens: int) -> bool:
-        """Whether `fits` is true for it on an idle cache."""
-        raise NotImplementedError
+        """Whether a sequence of `num_tokens` fits an idle cache."""
+        needs = self._needs(num_tokens, 0)
+        return all(need <= pool.total for need, pool in zip(needs, self._pools, strict=True))
+
+    def _needs(self, num_tokens: int, num_hit_blocks: int) -> list[int]:
+        """Blocks beyond the hit, for each group."""
+        config = self.config
+        beyond = blocks_of(num_tokens, self.block_size) + 1 - num_hit_blocks
+        return [
+            min(beyond, blocks_needed(g, self.block_size, num_tokens, config.max_chunk_tokens))
+            for g in config.groups
+        ]
 
     def open(self, match: Match, *, priority: int = 0, resumed: bool = False) -> SequenceBlocks:
-        """Pins the hit. `priority` (lower is sooner) is kept for the eviction policy;
-        a resumed sequence is not counted in the hit statistics again."""
-        raise NotImplementedError
+        """A sequence that holds the hit; the match must be the cache's latest word on it.
+
+        `priority` (lower is sooner) is for the eviction policy. What a resumed sequence finds
+        is not counted as a hit again.
+        """
+        if not resumed:
+            self._query_tokens += match.num_prompt_tokens
+            self._hit_tokens += match.num_tokens
+        tables = self._tree.pin(match, priority)
+        return SequenceBlocks(
+            tables, list(match.firsts), match.num_blocks, priority, capacity=match.num_cached
+        )
 
     def extend(
         self,
@@ -109,55 +118,195 @@ class KvCache:
         reserve_tokens: int = 0,
         computed: int = 0,
     ) -> Sequence[TableChange] | None:
-        """Makes room for positions < num_tokens in every group, or returns None.
+        """Makes room for the positions below `num_tokens` in every group, or returns None.
 
-        Full-attention groups get room for `reserve_tokens` if that is more (the prompt, at
-        admission). `computed` is for a sequence whose cache comes from elsewhere (hand-off,
-        swap): no query before that position will be asked, so window groups get no block
-        that lies wholly behind its window; those they have are freed.
-        Evicts as needed. None: impossible now, the tables have not grown.
+        Full-attention groups get room for `reserve_tokens` if that is more: the prompt, at
+        admission. `computed` is for a sequence whose cache comes from elsewhere (hand-off,
+        swap): no query before that position will come, so window groups get no blocks, and
+        keep none, that lie wholly behind its window.
+        Cached blocks are evicted as needed. None: there are too few; no table has grown.
         """
-        raise NotImplementedError
+        if num_tokens <= blocks.capacity and reserve_tokens <= blocks.capacity:
+            return ()
+        changes: list[TableChange] = []
+        if computed:
+            self._free_behind(blocks, computed, changes)
+        spans = []
+        for g, pool in enumerate(self._pools):
+            tokens = num_tokens if self._windows[g] else max(num_tokens, reserve_tokens)
+            start = max(len(blocks.tables[g]), blocks.first_live[g])
+            span = range(start, blocks_of(tokens, self.block_size))
+            if len(span) > pool.num_available:
+                return None
+            spans.append(span)
+        for g, span in enumerate(spans):
+            table = blocks.tables[g]
+            table.extend([0] * (span.start - len(table)))
+            for entry in span:
+                block = self._take(g)
+                table.append(block)
+                changes.append(TableChange(g, entry, block))
+        blocks.capacity = min(map(len, blocks.tables)) * self.block_size
+        return changes
 
     def advance(
         self, blocks: SequenceBlocks, names: Sequence[BlockName], num_computed: int
     ) -> Sequence[TableChange]:
-        """Tells that the cache of the first `num_computed` tokens is written and confirmed.
+        """The keys and values of the first `num_computed` tokens are written and confirmed.
 
-        Gives the newly full blocks their names (`names` are those of the whole sequence,
-        from the first block on; may be empty) and frees what no later query can see. Where
-        another block has the name already, the table switches to it.
+        Names the newly full blocks (`names` are those of the whole sequence, from its first
+        block on; those that are missing are not named) and frees what no later query sees.
+        Where the tree has another block of that name, the table switches to it.
         """
-        raise NotImplementedError
+        if num_computed < blocks.next_advance:
+            return ()
+        changes: list[TableChange] = []
+        num_full = num_computed // self.block_size
+        for entry in range(blocks.num_named, min(num_full, len(names))):
+            parent = names[entry - 1] if entry else None
+            own = [table[entry] for table in blocks.tables]
+            kept = self._tree.insert(names[entry], parent, own, blocks.priority)
+            for g, block in enumerate(kept):
+                if block != own[g]:
+                    blocks.tables[g][entry] = block
+                    changes.append(TableChange(g, entry, block))
+            blocks.num_named = entry + 1
+        next_free = self._free_behind(blocks, num_computed, changes)
+        blocks.next_advance = min(next_free, (num_full + 1) * self.block_size)
+        return changes
+
+    def _free_behind(
+        self, blocks: SequenceBlocks, position: int, changes: list[TableChange]
+    ) -> int:
+        """Frees what queries from `position` on cannot see; where there will be more to free."""
+        next_position = position + self.block_size
+        for g, window in enumerate(self._windows):
+            if window is None:
+                continue
+            table, live = blocks.tables[g], blocks.first_live[g]
+            first = first_visible(position, window, self.block_size)
+            for entry in range(live, min(first, len(table))):
+                self._pools[g].release(table[entry])
+                table[entry] = 0
+                changes.append(TableChange(g, entry, 0))
+            blocks.first_live[g] = max(live, first)
+            behind = (blocks.first_live[g] + 1) * self.block_size
+            next_position = min(next_position, behind + window - 1)
+        return next_position
+
+    def _take(self, group: int) -> int:
+        pool = self._pools[group]
+        if not pool.num_free:
+            self._tree.evict(group)
+        return pool.take()
 
     def fork(self, blocks: SequenceBlocks, num_tokens: int) -> SequenceBlocks:
         """A second sequence that shares the blocks of the first `num_tokens` tokens.
 
-        Room beyond them stays the first one's alone; both call `make_writable` before their
-        next write.
+        Room beyond them stays with the first sequence. If the last of the shared blocks is
+        partial, both call `make_writable` before they write to it.
         """
-        raise NotImplementedError
+        count = blocks_of(num_tokens, self.block_size)
+        tables = tuple(table[:count] for table in blocks.tables)
+        for pool, table in zip(self._pools, tables, strict=True):
+            for block in table:
+                if block:
+                    pool.touch(block, blocks.priority)
+        partial = num_tokens % self.block_size != 0
+        blocks.may_share = blocks.may_share or partial
+        return SequenceBlocks(
+            tables,
+            list(blocks.first_live),
+            min(blocks.num_named, num_tokens // self.block_size),
+            blocks.priority,
+            capacity=min(blocks.capacity, count * self.block_size),
+            may_share=partial,
+        )
 
     def make_writable(self, blocks: SequenceBlocks, position: int) -> Sequence[CopyOnWrite] | None:
-        """Gives the sequence a copy of the block of `position` where others hold it too.
+        """Replaces the block of `position` by a copy where another sequence has it too.
 
-        Call it after `extend` and before a step that writes from `position` on. None: no
-        block to be had, nothing changed. A source may be freed any time after: the copies
-        must run before whatever else the step writes.
+        For a step that writes from `position` on, after `extend`. None: there are too few
+        blocks; nothing has changed. A source may have no owner left: its copy must be made
+        before anything else of the step is written.
         """
-        raise NotImplementedError
+        if not blocks.may_share:
+            return ()
+        entry = position // self.block_size
+        shared = [
+            g
+            for g, table in enumerate(blocks.tables)
+            if not self._pools[g].is_writable(table[entry])
+        ]
+        if any(not self._pools[g].num_available for g in shared):
+            return None
+        copies = []
+        for g in shared:
+            source, target = blocks.tables[g][entry], self._take(g)
+            blocks.tables[g][entry] = target
+            self._pools[g].release(source)
+            copies.append(CopyOnWrite(g, entry, source, target))
+        blocks.may_share = False
+        return copies
 
     def release(self, blocks: SequenceBlocks) -> None:
-        """Gives everything back; named blocks stay cached. `blocks` is empty afterwards."""
-        raise NotImplementedError
+        """Gives everything back; named blocks stay cached. `blocks` holds nothing afterwards."""
+        for pool, table in zip(self._pools, blocks.tables, strict=True):
+            for block in reversed(table):
+                if block:
+                    pool.release(block)
+            table.clear()
+        blocks.first_live = [0] * len(blocks.tables)
+        blocks.num_named = blocks.capacity = blocks.next_advance = 0
+        blocks.may_share = False
 
     def reset(self) -> None:
         """Forgets every cached block that nobody holds."""
-        raise NotImplementedError
+        self._tree.clear()
+
+    def snapshot(self) -> Snapshot:
+        """All that is stored now; closes the step's batch of events."""
+        return self.events.snapshot(self._tree.stored())
 
     def stats(self) -> CacheStats:
-        raise NotImplementedError
+        groups = tuple(
+            GroupStats(
+                pool.total,
+                pool.num_free,
+                pool.num_held,
+                pool.num_cached,
+                pool.num_quarantined,
+                evicted,
+            )
+            for pool, evicted in zip(self._pools, self._tree.num_evicted, strict=True)
+        )
+        return CacheStats(groups, self._query_tokens, self._hit_tokens)
 
     def check_integrity(self, live: Iterable[SequenceBlocks]) -> None:
-        """Asserts that every reference is explained by `live` or by a transfer, exactly."""
-        raise NotImplementedError
+        """Asserts that `live` and the transfers explain every reference, exactly."""
+        self._tree.check_integrity()
+        requests = [[0] * pool.num_blocks for pool in self._pools]
+        for blocks in live:
+            self._check_sequence(blocks)
+            for counts, table in zip(requests, blocks.tables, strict=True):
+                for block in filter(None, table):
+                    counts[block] += 1
+        for pool, counts, (active, stuck) in zip(
+            self._pools, requests, self.transfers.count_owners(), strict=True
+        ):
+            pool.check_integrity()
+            for block, count in enumerate(counts):
+                known = (count, active.get(block, 0), stuck.get(block, 0))
+                assert pool.owners(block) == known, f"block {block}: {pool.owners(block)} {known}"
+
+    def _check_sequence(self, blocks: SequenceBlocks) -> None:
+        for g, table in enumerate(blocks.tables):
+            live = blocks.first_live[g]
+            assert not any(table[:live]), f"group {g} holds what nobody sees"
+            assert all(table[live:]), f"group {g} has a hole"
+            assert len(table) * self.block_size >= blocks.capacity
+            labels = self._pools[g].labels
+            nodes = [labels[block] for block in table[live : blocks.num_named]]
+            assert all(nodes), f"group {g} has a named block without its name"
+            for above, node in pairwise(filter(None, nodes)):
+                assert node.parent == above.name, f"group {g} has blocks of two prefixes"

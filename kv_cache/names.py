@@ -45,3 +45,26 @@ def name_blocks(parent: BlockName, token_ids: Sequence[int], block_size: int) ->
         )
         names.append(parent)
     return names
+
+
+class SequenceNames:
+    """The names of one growing sequence; each is computed once, when its block is full."""
+
+    def __init__(self, root: BlockName, block_size: int) -> None:
+        self.names: list[BlockName] = []
+        self._parent = root
+        self._block_size = block_size
+
+    def grow(self, token_ids: Sequence[int]) -> list[BlockName]:
+        """Names what is full now; `token_ids` are those of the whole sequence so far."""
+        start = len(self.names) * self._block_size
+        if len(token_ids) - start >= self._block_size:
+            self.names += name_blocks(self._parent, token_ids[start:], self._block_size)
+            self._parent = self.names[-1]
+        return self.names
+
+    def fork(self) -> "SequenceNames":
+        """For a second sequence that begins with the same tokens."""
+        twin = SequenceNames(self._parent, self._block_size)
+        twin.names = self.names.copy()
+        return twin
