@@ -21,6 +21,10 @@ class UnavailableError(EngineError):
     """Nothing can be generated at the moment: the engine is loading, stopping or dead."""
 
 
+class StepError(EngineError):
+    """A step of the engine failed, and the request with it."""
+
+
 class ConfigError(EngineError):
     """A knob of the engine has no such name or no such value; `field` names it."""
 

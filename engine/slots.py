@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.interface import NO_SLOT, GroupBatch, StepBatch
-from engine.step import EnteringSequence, Slice, StepPlan
+from engine.step import EnteringSequence, Slice, TableUpdate
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
@@ -35,14 +35,14 @@ class SlotTable:
         self.tokens[slot, :count] = sequence.token_ids
         self.num_tokens[slot] = count
         self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
-        for rows, table in zip(self._tables, sequence.tables, strict=True):
+        for rows, table in zip(self._tables, sequence.tables, strict=False):
             rows[slot, : len(table)] = table
 
-    def update_tables(self, plan: StepPlan) -> None:
-        for slot, group, entry, block in plan.updates:
+    def update_tables(self, updates: Sequence[TableUpdate]) -> None:
+        for slot, group, entry, block in updates:
             self._tables[group][slot, entry] = block
 
-    def append(self, slots: LongArray, token_ids: IntArray) -> None:
+    def append(self, slots: IntArray, token_ids: IntArray) -> None:
         """One drawn token for each slot; slots are distinct."""
         ends = self.num_tokens[slots]
         self.tokens[slots, ends] = token_ids
@@ -50,7 +50,7 @@ class SlotTable:
 
     def batch(self, slices: Sequence[Slice], num_decode: int, device: torch.device) -> StepBatch:
         head = np.array([s[:4] for s in slices], np.int64)
-        slots, starts, counts, write_starts = head.T
+        slots, starts, counts, write_starts = head.T.copy()
         query_starts = np.zeros(len(slices) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
         if num_decode == len(slices):

@@ -5,6 +5,7 @@ tables, its sampling parameters. A plan says what changes in that table and whic
 compute, so that a decode step of many sequences carries a few numbers for each.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,9 +102,11 @@ class StepResult:
     """The tokens drawn, in the order of the plan's slices and of their samples.
 
     `prompt_logprobs` has, for every slot that asked, the entries of the tokens
-    start + 1 .. start + num_tokens of its slice (those that are prompt tokens).
+    start + 1 .. start + num_tokens of its slice (those that are prompt tokens). The samples
+    of `failed_slots` mean nothing: their logits were not finite.
     """
 
     step: int
-    samples: tuple[Sample, ...]
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
+    samples: Sequence[Sample]
+    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]]
+    failed_slots: frozenset[int] = frozenset()

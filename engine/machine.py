@@ -1,0 +1,38 @@
+"""What this machine has to offer: memory and threads, as a container sees them."""
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: what the kernel calls available, or what is left
+    of the control group's limit, whichever is less."""
+    available = _meminfo()["MemAvailable"]
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, int(text) - int(used.read_text()))
+    return max(available, 0)
+
+
+def num_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM")
+
+
+def _meminfo() -> dict[str, int]:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return {k: int(v.split()[0]) * 1024 for k, v in (line.split(":", 1) for line in lines)}

@@ -1,0 +1,76 @@
+"""A step under construction: which sequences it computes and what that changes."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from engine.scheduler.sequence import Sequence
+from engine.step import (
+    BlockCopy,
+    EnteringSequence,
+    HostCopy,
+    Slice,
+    StepPlan,
+    TableUpdate,
+)
+
+
+@dataclass(slots=True)
+class Part:
+    """One sequence's share of a step."""
+
+    sequence: Sequence
+    slice: Slice
+    draws: tuple[Sequence, ...]  # who draws from its last logits
+    updates: Seq[TableUpdate] = ()
+    copies: Seq[BlockCopy] = ()
+    entering: list[EnteringSequence] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """A plan, and the sequences behind its numbers for when the result comes back."""
+
+    plan: StepPlan
+    parts: tuple[Part, ...]
+    swapped: tuple[Sequence, ...]  # preempted in this step, their blocks on the way to the host
+
+
+class Draft:
+    """Parts in the order in which they were scheduled; a preempted sequence's part can go."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.preempted = False
+        self.swap_out: list[HostCopy] = []
+        self.swap_in: list[HostCopy] = []
+        self.swapped: list[Sequence] = []
+        self._parts: dict[Sequence, Part] = {}
+
+    def add(self, part: Part) -> None:
+        self._parts[part.sequence] = part
+        self.budget -= part.slice.num_tokens
+
+    def drop(self, sequence: Sequence) -> Part | None:
+        part = self._parts.pop(sequence, None)
+        if part is not None:
+            self.budget += part.slice.num_tokens
+        return part
+
+    def finish(self, step: int) -> ScheduledStep | None:
+        """None when there is nothing to do."""
+        if not self._parts and not self.swap_out:
+            return None
+        decode = [p for p in self._parts.values() if p.slice.num_tokens == 1]
+        parts = decode + [p for p in self._parts.values() if p.slice.num_tokens > 1]
+        plan = StepPlan(
+            step=step,
+            slices=tuple([p.slice for p in parts]),
+            num_decode=len(decode),
+            num_tokens=sum([p.slice.num_tokens for p in parts]),
+            entering=tuple([e for p in parts for e in p.entering]),
+            updates=tuple([u for p in parts for u in p.updates]),
+            copies=tuple([c for p in parts for c in p.copies]),
+            swap_out=tuple(self.swap_out),
+            swap_in=tuple(self.swap_in),
+        )
+        return ScheduledStep(plan, tuple(parts), tuple(self.swapped))

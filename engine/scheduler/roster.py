@@ -1,0 +1,150 @@
+"""Who is in the engine, in which state, and which slot each one has."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import count
+
+from engine.errors import QueueFullError, RequestError
+from engine.request import GenerationRequest, RequestId
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.queue import WaitingQueue
+from engine.scheduler.sequence import QUEUED, RunningRequest, Sequence, SequenceState
+from engine.scheduler.swap import SwapSpace
+from kv_cache.cache import KvCache
+from kv_cache.names import SequenceNames, root_name
+from kv_cache.sequence import SequenceBlocks
+
+
+class Roster:
+    """The transitions of `SequenceState`; it decides nothing.
+
+    A sequence's blocks and slots change hands here only, so what a state holds (see there)
+    is true after every call.
+    """
+
+    def __init__(self, limits: SchedulerLimits, cache: KvCache, swap: SwapSpace) -> None:
+        self._limits = limits
+        self._cache = cache
+        self._swap = swap
+        self._requests: dict[RequestId, RunningRequest] = {}
+        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._arrivals = count()
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # by key
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __getitem__(self, request_id: RequestId) -> RunningRequest:
+        return self._requests[request_id]
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._requests
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def sequences(self) -> Iterator[Sequence]:
+        for request in self._requests.values():
+            yield from request.choices
+
+    def add(self, source: GenerationRequest, seed: int) -> None:
+        if source.request_id in self._requests:
+            raise RequestError("request_id", f"{source.request_id!r} is running already")
+        if len(self.waiting) >= self._limits.max_num_queued_reqs:
+            raise QueueFullError(f"{len(self.waiting)} requests are waiting already")
+        room = self._limits.max_model_len - len(source.prompt_token_ids)
+        request = RunningRequest(source, seed, source.params.max_tokens or room)
+        root = root_name(self._limits.fingerprint, source.cache_salt)
+        arrival = next(self._arrivals)
+        for choice in range(source.params.n):
+            state = SequenceState.FORKING if choice else SequenceState.WAITING
+            key = (source.priority, arrival, choice)
+            names = SequenceNames(root, self._cache.block_size)
+            request.choices.append(Sequence(request, choice, state, key, names))
+        self._requests[source.request_id] = request
+        self.waiting.push(request.choices[0])
+
+    def start(self, sequence: Sequence, blocks: SequenceBlocks) -> None:
+        """The first in line leaves the queue; choices to be forked from it get slots too."""
+        popped = self.waiting.pop()
+        assert popped is sequence
+        sequence.blocks = blocks
+        for one in (sequence, *sequence.request.forking):
+            one.slot = self._free_slots.pop()
+        self._run(sequence)
+
+    def fork(self, leader: Sequence, sibling: Sequence) -> None:
+        """Both have computed the leader's tokens; what follows is each one's own."""
+        assert leader.blocks is not None
+        sibling.blocks = self._cache.fork(leader.blocks, leader.num_computed)
+        sibling.num_computed = leader.num_computed
+        sibling.names = leader.names.fork()
+        self._run(sibling)
+
+    def requeue(self, sequence: Sequence, state: SequenceState) -> None:
+        """Preempted: back into the queue, without blocks and slot."""
+        assert state in QUEUED
+        for one in (sequence, *sequence.request.forking):
+            self._give_slot_back(one)
+        self._stop_running(sequence)
+        sequence.state = state
+        if state is SequenceState.WAITING:
+            sequence.num_computed = sequence.num_written = 0
+        self.waiting.push(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Nothing is left of the sequence but its tokens; the last one ends its request.
+
+        Siblings that wait to be forked take the place of a leader that ends before them.
+        """
+        heirs = sequence.request.forking
+        if heirs and sequence.state is not SequenceState.FORKING:
+            heir = heirs[0]
+            sequence.choice, heir.choice = heir.choice, sequence.choice
+            sequence.enters = True
+            sequence = heir
+        previous, sequence.state = sequence.state, SequenceState.FINISHED
+        if previous is SequenceState.RUNNING:
+            self._stop_running(sequence)
+        elif previous is not SequenceState.FORKING:
+            self.waiting.forget()
+        self._swap.forget(sequence)
+        self._give_slot_back(sequence)
+        if not sequence.request.live:
+            del self._requests[sequence.request.source.request_id]
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.RUNNING
+        sequence.enters = True
+        insort(self.running, sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        position = bisect_left(self.running, sequence)
+        assert self.running[position] is sequence
+        del self.running[position]
+        assert sequence.blocks is not None
+        self._cache.release(sequence.blocks)
+        sequence.blocks = None
+        sequence.changes.clear()
+
+    def _give_slot_back(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:
+            self._free_slots.append(sequence.slot)
+            sequence.slot = None
+
+    def _host_blocks(self) -> list[list[dict[int, int]]]:
+        groups = range(len(self._swap.num_blocks))
+        holders = [s.host_blocks for s in self.sequences() if s.host_blocks]
+        return [[places[group] for places in holders] for group in groups]
+
+    def check_integrity(self) -> None:
+        """Asserts that slots, queue and cache add up to what the states say."""
+        held = [s.slot for s in self.sequences() if s.slot is not None]
+        assert sorted(held + self._free_slots) == list(range(self._limits.max_num_seqs))
+        assert self.running == sorted(s for s in self.sequences() if s.blocks is not None)
+        swapped = [sum(map(len, per_group)) for per_group in self._host_blocks()]
+        assert swapped == list(self._swap.num_used)
+        assert len(self.waiting) == sum(s.state in QUEUED for s in self.sequences())
+        self._cache.check_integrity(s.blocks for s in self.running if s.blocks is not None)

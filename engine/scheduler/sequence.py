@@ -1,0 +1,130 @@
+"""One choice of one request on its way through the engine."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.request import GenerationRequest
+from engine.sampling import SamplingParams
+from engine.step import TableUpdate, TokenLogprobs
+from kv_cache.names import SequenceNames
+from kv_cache.sequence import SequenceBlocks
+
+
+class SequenceState(Enum):
+    """
+    add() --> WAITING --- admitted: blocks and a slot ---------------> RUNNING
+      |          ^                                                     | | | ^
+      |          +---------------- preempted: computed again ----------+ | | |
+      |       SWAPPED <----------- preempted: blocks to the host --------+ | |
+      |          +---------------- admitted: blocks come back -------------|-+
+      +-----> FORKING ------------ the leader's prompt ends: shares it ----|-+
+              (n > 1)                                                      v
+    any of them ---- a stop, a length, an abort, a failure ----------> FINISHED
+
+    WAITING holds nothing, FORKING a slot once its leader runs, RUNNING a slot and blocks,
+    SWAPPED host blocks, FINISHED nothing.
+    """
+
+    WAITING = auto()
+    FORKING = auto()
+    RUNNING = auto()
+    SWAPPED = auto()
+    FINISHED = auto()
+
+
+QUEUED = (SequenceState.WAITING, SequenceState.SWAPPED)
+
+
+class Sequence:
+    """Tokens, blocks and slot of one choice; the scheduler alone changes it.
+
+    Tokens [0, num_computed) are in the cache. The rest, at least the last one, is still to be
+    computed; when a slice reaches the end, the next token is drawn.
+    """
+
+    __slots__ = (
+        "blocks",
+        "changes",
+        "choice",
+        "enters",
+        "host_blocks",
+        "key",
+        "names",
+        "num_computed",
+        "num_written",
+        "request",
+        "slot",
+        "state",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: "RunningRequest",
+        choice: int,
+        state: SequenceState,
+        key: tuple[int, int, int],
+        names: SequenceNames,
+    ) -> None:
+        self.request = request
+        self.choice = choice
+        self.state = state
+        self.key = key  # (priority, arrival, choice): the smallest is served first
+        self.tokens: list[int] = list(request.source.prompt_token_ids)
+        self.num_computed = 0
+        self.num_written = 0  # one more than computed when the last token is computed again
+        self.slot: int | None = None
+        self.enters = False  # the runner must be told everything about the slot
+        self.changes: list[TableUpdate] = []  # what it must be told otherwise
+        self.blocks: SequenceBlocks | None = None
+        self.host_blocks: list[dict[int, int]] = []  # for each group, table entry -> block
+        self.names = names
+
+    def __lt__(self, other: "Sequence") -> bool:
+        return self.key < other.key
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.source.params
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """A request and its choices from `add` until its last choice has ended."""
+
+    source: GenerationRequest
+    seed: int
+    max_tokens: int
+    choices: list[Sequence] = field(default_factory=list)
+    num_cached: int | None = None  # prompt tokens found in the cache at first admission
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+    reported: bool = False  # the prompt's report went out
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.source.prompt_token_ids)
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [c for c in self.choices if c.state is not SequenceState.FINISHED]
+
+    @property
+    def forking(self) -> list[Sequence]:
+        if len(self.choices) == 1:
+            return []
+        return [c for c in self.choices if c.state is SequenceState.FORKING]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Some are asked for and still to be computed."""
+        wanted = self.source.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.num_prompt
+
+    @property
+    def num_readable(self) -> int | None:
+        """Tokens that a prefix hit may cover, None for all: prompt logprobs read no cache."""
+        return len(self.prompt_logprobs) - 1 if self.wants_prompt_logprobs else None

@@ -1,0 +1,220 @@
+"""What the scheduler promises, case by case."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import QueueFullError, RequestError
+from engine.request import FinishReason, GenerationRequest, PromptReport, RequestId
+from engine.sampling import SamplingParams
+from tests.engine.scheduler.fake_runner import VOCAB, answer
+from tests.engine.scheduler.test_scheduler import BLOCK, FULL, WINDOW, Bench
+
+
+def report(bench: Bench, name: str) -> PromptReport:
+    found = bench.prompts[name]
+    assert isinstance(found, PromptReport)
+    return found
+
+
+def test_a_whole_prompt_hit_computes_one_token() -> None:
+    bench = Bench()
+    prompt = list(range(4 * BLOCK))
+    bench.add("first", prompt, max_tokens=1)
+    bench.run()
+    bench.add("second", prompt, max_tokens=1)
+    step = bench.scheduler.schedule()
+    assert step is not None
+    (part,) = step.plan.slices
+    assert (part.start, part.num_tokens) == (len(prompt) - 1, 1)
+    assert part.write_start == len(prompt), "the shared block is not written again"
+    bench.scheduler.complete(step, bench.runner.execute(step.plan))
+    assert bench.cache.stats().hit_tokens == len(prompt) - 1
+
+
+def test_a_prompt_is_read_in_chunks_beside_running_sequences() -> None:
+    bench = Bench(num_blocks=40, budget=10)
+    bench.add("runs", [1, 2, 3], max_tokens=8)
+    bench.step()
+    bench.add("long", [4] * 25, max_tokens=1)
+    sizes = []
+    while bench.scheduler.has_work:
+        step = bench.scheduler.schedule()
+        assert step is not None
+        sizes.append([s.num_tokens for s in step.plan.slices])
+        bench.scheduler.complete(step, bench.runner.execute(step.plan))
+    assert sizes[:3] == [[1, 9], [1, 9], [1, 7]]
+
+
+def test_order_is_by_arrival_and_a_preempted_sequence_goes_first() -> None:
+    bench = Bench(num_blocks=9, max_num_seqs=3)
+    bench.add("a", [1] * 20, max_tokens=30)
+    bench.add("b", [2] * 20, max_tokens=30)
+    bench.add("c", [3] * 30, max_tokens=2)
+    ends: list[str] = []
+    while bench.scheduler.has_work:
+        output = bench.step()
+        assert output is not None
+        ends += [r for r, u in output.updates.items() if u.deltas[-1].finish_reason]
+    assert bench.scheduler.stats().num_preemptions > 0
+    assert ends == ["a", "b", "c"]
+
+
+def test_a_lower_priority_number_is_served_sooner() -> None:
+    bench = Bench(max_num_seqs=1, by_priority=True)
+    bench.add("later", [1, 2], priority=5, max_tokens=2)
+    bench.add("sooner", [1, 2], priority=-1, max_tokens=2)
+    bench.step()
+    assert ("sooner", 0) in bench.tokens
+    assert ("later", 0) not in bench.tokens
+    bench.run()
+    assert len(bench.tokens["later", 0]) == 2
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 40])
+def test_preempted_sequences_lose_nothing(swap_blocks: int) -> None:
+    bench = Bench(num_blocks=9, swap_blocks=swap_blocks, prefix_caching=False)
+    prompts = {name: [i] * 20 for i, name in enumerate("abc")}
+    for name, prompt in prompts.items():
+        bench.add(name, prompt, max_tokens=30)
+    swapped_in = 0
+    while bench.scheduler.has_work:
+        step = bench.scheduler.schedule()
+        assert step is not None
+        swapped_in += len(step.plan.swap_in)
+        output = bench.scheduler.complete(step, bench.runner.execute(step.plan))
+        for request_id, update in output.updates.items():
+            bench.tokens.setdefault((request_id, 0), []).extend(update.deltas[0].token_ids)
+    assert bench.scheduler.stats().num_preemptions > 0
+    assert (swapped_in > 0) == (swap_blocks > 0)
+    assert bench.scheduler.stats().num_swapped_blocks == 0
+    for name, prompt in prompts.items():
+        assert bench.tokens[name, 0] == answer(prompt, 1, 0, 30)
+
+
+def test_choices_share_the_prompt_and_copy_what_they_write() -> None:
+    bench = Bench(num_blocks=40)
+    prompt = [1, 2, 3] * 4  # one and a half blocks
+    bench.add("r", prompt, n=3, max_tokens=2)
+    bench.step()
+    assert bench.cache.stats().groups[0].held == 2, "three choices hold the prompt's two blocks"
+    step = bench.scheduler.schedule()
+    assert step is not None
+    assert len(step.plan.copies) == 2, "the last one to write has the block for itself"
+    bench.scheduler.complete(step, bench.runner.execute(step.plan))
+    for choice in range(3):
+        assert bench.tokens["r", choice] == answer(prompt, 1, choice, 1)
+
+
+def test_blocks_behind_the_window_are_freed() -> None:
+    bench = Bench(groups=(WINDOW,), num_blocks=40, max_model_len=200)
+    bench.add("r", [1], max_tokens=150, ignore_eos=True)
+    most = 0
+    while bench.scheduler.has_work:
+        bench.step()
+        most = max(most, bench.cache.stats().groups[0].held)
+    assert most <= 4
+    assert bench.tokens["r", 0] == answer([1], 1, 0, 150)
+
+
+def test_a_failing_step_ends_its_own_requests_only() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.add("runs", [1, 2, 3], max_tokens=5)
+    bench.add("waits", [1, 2, 3], max_tokens=5)
+    bench.step()
+    bench.runner.fail_next = True
+    bench.step()
+    assert set(bench.failures) == {"runs"}
+    bench.run()
+    assert bench.tokens["waits", 0] == answer([1, 2, 3], 1, 0, 5)
+
+
+def test_stop_tokens_end_a_choice_after_min_tokens() -> None:
+    prompt = [1, 2, 3]
+    said = answer(prompt, 1, 0, 10)
+    bench = Bench()
+    bench.add("stop", prompt, stop_token_ids=(said[2],), max_tokens=10)
+    bench.add("min", prompt, stop_token_ids=(said[2],), min_tokens=4, max_tokens=10)
+    bench.run()
+    first = said.index(said[2])
+    assert bench.tokens["stop", 0] == said[: first + 1]
+    assert bench.reasons["stop", 0] is FinishReason.STOP
+    assert len(bench.tokens["min", 0]) >= 4
+
+
+@pytest.mark.parametrize(
+    ("field", "prompt", "params"),
+    [
+        ("prompt", [], {}),
+        ("prompt", [VOCAB], {}),
+        ("prompt", [-1], {}),
+        ("prompt", [1] * 80, {}),
+        ("max_tokens", [1] * 70, {"max_tokens": 11}),
+        ("n", [1], {"n": 5}),
+        ("logit_bias", [1], {"logit_bias": {VOCAB: 1.0}}),
+        ("stop_token_ids", [1], {"stop_token_ids": (VOCAB,)}),
+    ],
+)
+def test_what_can_never_run_is_refused(field: str, prompt: list[int], params: object) -> None:
+    bench = Bench()
+    with pytest.raises(RequestError) as caught:
+        bench.add("r", prompt, **params)  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert not bench.scheduler.has_work
+
+
+def test_a_prompt_larger_than_the_cache_is_refused() -> None:
+    bench = Bench(num_blocks=5)
+    with pytest.raises(RequestError, match="never fit"):
+        bench.add("r", [1] * 60, max_tokens=1)
+
+
+def test_priority_needs_its_policy() -> None:
+    with pytest.raises(RequestError, match="priority"):
+        Bench().add("r", [1], priority=1)
+
+
+def test_an_id_can_be_used_again_once_its_request_has_ended() -> None:
+    bench = Bench()
+    bench.add("r", [1], max_tokens=1)
+    with pytest.raises(RequestError, match="request_id"):
+        bench.add("r", [1], max_tokens=1)
+    bench.run()
+    bench.prompts.clear()
+    bench.add("r", [1], max_tokens=1)
+    bench.run()
+    assert len(bench.tokens["r", 0]) == 2
+
+
+def test_the_queue_is_bounded() -> None:
+    bench = Bench(max_queued=2)
+    bench.add("a", [1])
+    bench.add("b", [1])
+    with pytest.raises(QueueFullError):
+        bench.add("c", [1])
+    bench.scheduler.abort(RequestId("a"))
+    bench.add("c", [1])
+
+
+def test_prompt_logprobs_read_no_cache() -> None:
+    bench = Bench()
+    prompt = list(range(3 * BLOCK))
+    bench.add("warm", prompt, max_tokens=1)
+    bench.run()
+    bench.add("r", prompt, max_tokens=1, prompt_logprobs=0)
+    bench.run()
+    told = report(bench, "r")
+    assert told.num_cached_tokens == 0
+    assert told.logprobs is not None
+    assert len(told.logprobs) == len(prompt)
+
+
+def test_tenants_share_nothing() -> None:
+    bench = Bench(groups=(FULL,))
+    prompt = list(range(3 * BLOCK))
+    bench.add("mine", prompt, max_tokens=1)
+    bench.run()
+    request = GenerationRequest(RequestId("yours"), prompt, SamplingParams(max_tokens=1))
+    bench.scheduler.add(replace(request, cache_salt="you"), seed=0)
+    bench.run()
+    assert report(bench, "yours").num_cached_tokens == 0

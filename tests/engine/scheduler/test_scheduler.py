@@ -1,0 +1,223 @@
+"""Random traffic over small caches: every answer is the undisturbed one, and nothing is lost."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import EngineError, StepError
+from engine.request import FinishReason, GenerationRequest, RequestId
+from engine.sampling import SamplingParams
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.outbox import StepOutput
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.swap import SwapSpace
+from kv_cache.cache import KvCache
+from kv_cache.config import CacheConfig
+from kv_cache.layout import KvGroup
+from tests.engine.scheduler.fake_runner import VOCAB, FakeRunner, answer
+
+BLOCK = 8
+FULL = KvGroup((0, 1), 1, (8, 8))
+WINDOW = KvGroup((2,), 1, (8, 8), window=11)
+EOS = 999  # never drawn
+
+
+@dataclass
+class Bench:
+    """A scheduler with a fake runner, and what every request has been told so far."""
+
+    groups: tuple[KvGroup, ...] = (FULL,)
+    num_blocks: int = 13
+    budget: int = 24
+    max_num_seqs: int = 4
+    max_model_len: int = 80
+    swap_blocks: int = 0
+    by_priority: bool = False
+    prefix_caching: bool = True
+    max_queued: int = 100
+    tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], FinishReason] = field(default_factory=dict)
+    failures: dict[str, EngineError] = field(default_factory=dict)
+    prompts: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cache = KvCache(
+            CacheConfig(
+                groups=self.groups,
+                num_blocks=(self.num_blocks,) * len(self.groups),
+                block_size=BLOCK,
+                max_chunk_tokens=self.budget,
+            )
+        )
+        limits = SchedulerLimits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.budget,
+            max_model_len=self.max_model_len,
+            max_num_queued_reqs=self.max_queued,
+            by_priority=self.by_priority,
+            prefix_caching=self.prefix_caching,
+            vocab_size=VOCAB,
+            eos_token_ids=frozenset((EOS,)),
+            fingerprint="test",
+        )
+        swap = SwapSpace([self.swap_blocks] * len(self.groups))
+        self.scheduler = Scheduler(limits, self.cache, swap)
+        self.runner = FakeRunner(self.groups, BLOCK)
+
+    def add(self, name: str, prompt: list[int], priority: int = 0, **params: object) -> None:
+        request = GenerationRequest(
+            RequestId(name),
+            prompt,
+            SamplingParams(**{"seed": 1, **params}),  # type: ignore[arg-type]
+            priority=priority,
+        )
+        self.scheduler.add(request, seed=0)
+
+    def step(self) -> StepOutput | None:
+        step = self.scheduler.schedule()
+        if step is None:
+            return None
+        try:
+            output = self.scheduler.complete(step, self.runner.execute(step.plan))
+        except RuntimeError as error:
+            output = self.scheduler.fail(step, StepError(str(error)))
+        for request_id, update in output.updates.items():
+            if update.prompt is not None:
+                assert request_id not in self.prompts
+                self.prompts[request_id] = update.prompt
+            for delta in update.deltas:
+                self.tokens.setdefault((request_id, delta.choice), []).extend(delta.token_ids)
+                if delta.finish_reason is not None:
+                    self.reasons[request_id, delta.choice] = delta.finish_reason
+        self.failures |= dict(output.failures.items())
+        self.scheduler.check_integrity()
+        return output
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            assert self.step() is not None, "work is queued and nothing is scheduled"
+        raise AssertionError("no end")
+
+
+@dataclass(frozen=True)
+class Job:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    n: int
+    priority: int
+    arrives: int
+    aborted: int | None
+    stopped: tuple[int, int] | None  # step, choice
+    prompt_logprobs: bool
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    shared = draw(st.sampled_from(((), (1, 2, 3) * 6, (1, 2, 3) * 6 + (4,) * 6, (9,) * 40)))
+    own = draw(st.lists(st.integers(0, 3), max_size=20))
+    prompt = (*shared, *own) or (5,)
+    n = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    return Job(
+        prompt=prompt,
+        max_tokens=draw(st.integers(1, min(30, 80 - len(prompt)))),
+        n=n,
+        priority=draw(st.integers(0, 2)),
+        arrives=draw(st.integers(0, 12)),
+        aborted=draw(st.none() | st.integers(0, 40)),
+        stopped=draw(st.none() | st.tuples(st.integers(0, 25), st.integers(0, n - 1))),
+        prompt_logprobs=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    jobs=st.lists(jobs(), min_size=1, max_size=7),
+    groups=st.sampled_from(((FULL,), (WINDOW,), (FULL, WINDOW))),
+    swap_blocks=st.sampled_from((0, 4, 30)),
+    by_priority=st.booleans(),
+    prefix_caching=st.booleans(),
+    budget=st.sampled_from((4, 7, 24)),
+    num_blocks=st.sampled_from((13, 17, 40)),
+    failing_step=st.none() | st.integers(0, 20),
+)
+def test_every_answer_is_the_undisturbed_one(
+    jobs: list[Job],
+    groups: tuple[KvGroup, ...],
+    swap_blocks: int,
+    by_priority: bool,
+    prefix_caching: bool,
+    budget: int,
+    num_blocks: int,
+    failing_step: int | None,
+) -> None:
+    bench = Bench(
+        groups=groups,
+        num_blocks=num_blocks,
+        budget=budget,
+        swap_blocks=swap_blocks,
+        by_priority=by_priority,
+        prefix_caching=prefix_caching,
+    )
+    pending = sorted(enumerate(jobs), key=lambda job: job[1].arrives)
+    aborted: set[str] = set()
+    stopped: set[tuple[str, int]] = set()
+    for step in range(3000):
+        while pending and pending[0][1].arrives <= step:
+            number, job = pending.pop(0)
+            bench.add(
+                str(number),
+                list(job.prompt),
+                priority=job.priority if by_priority else 0,
+                n=job.n,
+                max_tokens=job.max_tokens,
+                ignore_eos=True,
+                prompt_logprobs=2 if job.prompt_logprobs else None,
+            )
+        for number, job in enumerate(jobs):
+            if job.aborted == step - job.arrives:
+                bench.scheduler.abort(RequestId(str(number)))
+                aborted.add(str(number))
+            if job.stopped is not None and job.stopped[0] == step - job.arrives:
+                bench.scheduler.stop_choice(RequestId(str(number)), job.stopped[1])
+                stopped.add((str(number), job.stopped[1]))
+        bench.scheduler.check_integrity()
+        bench.runner.fail_next = step == failing_step
+        if bench.scheduler.has_work:
+            assert bench.step() is not None, "work is queued and nothing is scheduled"
+        elif not pending:
+            break
+    else:
+        raise AssertionError("no end")
+    assert bench.runner.max_tokens_seen <= budget
+    stats = bench.cache.stats()
+    assert all(group.held == 0 for group in stats.groups)
+    for number, job in enumerate(jobs):
+        name = str(number)
+        for choice in range(job.n):
+            said = bench.tokens.get((name, choice), [])
+            whole = answer(list(job.prompt), 1, choice, job.max_tokens)
+            cut = name in aborted or (name, choice) in stopped or name in bench.failures
+            assert said == whole[: len(said)]
+            if not cut:
+                assert len(said) == job.max_tokens
+                assert bench.reasons[name, choice] is FinishReason.LENGTH
+        if not (name in aborted or name in bench.failures) and bench.prompts.get(name):
+            check_report(job, bench.prompts[name])
+
+
+def check_report(job: Job, report: object) -> None:
+    from engine.request import PromptReport
+
+    assert isinstance(report, PromptReport)
+    if not job.prompt_logprobs:
+        assert report.logprobs is None
+        assert 0 <= report.num_cached_tokens < len(job.prompt)
+        return
+    assert report.num_cached_tokens == 0
+    assert report.logprobs is not None
+    assert report.logprobs[0] is None
+    ids = [entry.token_id for entry in report.logprobs[1:] if entry is not None]
+    assert ids == list(job.prompt[1:])
