@@ -66,12 +66,14 @@ class EngineConfig:
             value = getattr(self, knob.name)
             if choices and value not in choices:
                 raise ConfigError(knob.name, f"{value!r}, must be one of {', '.join(choices)}")
+        if not self.model:
+            raise ConfigError("model", "must not be empty")
         size = self.block_size
         if size is not None and (size < 8 or size & (size - 1)):
             raise ConfigError("block_size", f"{size}, must be a power of two, at least 8")
         for name in _POSITIVE:
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # nor NaN
                 raise ConfigError(name, f"{value}, must be positive")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError("gpu_memory_utilization", "must be above 0 and at most 1")

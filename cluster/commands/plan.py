@@ -1,0 +1,82 @@
+"""`kvrelay plan`: what of a model fits into a memory, before anything is loaded."""
+
+import argparse
+import json
+import re
+import sys
+
+from engine.capacity import Capacity, plan_capacity
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.machine import available_memory
+from engine.memory import format_bytes
+from engine.model_source import resolve_model
+from engine.models.describe import describe
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="bundled", help="folder, Hugging Face id")
+    parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
+    parser.add_argument("--download-dir", help="where downloads are kept")
+    parser.add_argument(
+        "--memory", help="for weights and cache, such as 16GiB; default: what is available here"
+    )
+    parser.add_argument("--context", type=int, help="tokens of a sequence; default: the most")
+    parser.add_argument("--dtype", default="auto", help="of the weights; default: the model's")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens in a cache block")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    source = resolve_model(
+        arguments.model, arguments.revision, arguments.download_dir, weights=False
+    )
+    model = describe(source)
+    # the engine's own checks of the knobs that both have
+    config = EngineConfig(dtype=arguments.dtype, block_size=arguments.block_size)
+    memory = available_memory() if arguments.memory is None else parse_bytes(arguments.memory)
+    context = arguments.context or model.max_model_len
+    if not 1 <= context <= model.max_model_len:
+        raise ConfigError("context", f"{context}, must be in 1..{model.max_model_len}")
+    capacity = plan_capacity(
+        model,
+        model.dtype if config.dtype == "auto" else config.dtype,
+        memory,
+        context,
+        arguments.block_size,
+        config.max_num_batched_tokens,
+    )
+    text = json.dumps(capacity.as_dict(), indent=2) if arguments.json else as_table(capacity)
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def parse_bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if match is None:
+        raise ConfigError("memory", f"{text!r}, must be a size such as 16GiB or 800MB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def as_table(capacity: Capacity) -> str:
+    native = "our decoder" if capacity.native else "through transformers"
+    lines = [
+        f"{capacity.architecture} ({native}), {capacity.num_parameters / 1e6:.1f} M parameters",
+        f"weights {format_bytes(capacity.weight_bytes)} of {format_bytes(capacity.memory_bytes)},"
+        f" {format_bytes(capacity.cache_bytes)} left for the cache",
+        f"sequences of {capacity.context_tokens} tokens, blocks of {capacity.block_size}",
+        "",
+        f"{'KV format':<12}{'bytes/token':>12}{'bytes/block':>13}{'blocks':>14}{'sequences':>11}",
+    ]
+    for row in capacity.formats:
+        blocks = "-" if row.num_blocks is None else "+".join(map(str, row.num_blocks))
+        sequences = "none" if row.num_sequences is None else str(row.num_sequences)
+        name = row.kv_format + ("" if row.served else " *")
+        lines.append(
+            f"{name:<12}{row.bytes_per_token:>12}{row.block_bytes:>13}{blocks:>14}{sequences:>11}"
+        )
+    lines += ["", "* planned only: the engine does not serve this format yet"]
+    lines += [f"{row.kv_format}: {row.problem}" for row in capacity.formats if row.problem]
+    return "\n".join(lines)

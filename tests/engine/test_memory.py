@@ -1,0 +1,88 @@
+"""The cache plan against what the blocks really take."""
+
+import pytest
+
+from engine.capacity import plan_capacity
+from engine.errors import ConfigError
+from engine.memory import plan_cache
+from engine.models.interface import ModelDescription
+from kv_cache.cache import KvCache
+from kv_cache.config import CacheConfig
+from kv_cache.layout import KV_FORMATS, KvGroup
+
+BF16 = KV_FORMATS["bf16"]
+FULL = KvGroup(tuple(range(4)), 2, (64, 64))
+LOCAL = KvGroup(tuple(range(4, 24)), 2, (64, 64), window=512)
+MIB = 1 << 20
+
+
+def test_a_plan_uses_its_budget_and_holds_what_it_says() -> None:
+    plan = plan_cache([FULL], BF16, 16, 100 * MIB, 4096, 2048)
+    layout = plan.layouts[0]
+    assert plan.num_bytes <= 100 * MIB < plan.num_bytes + layout.blob_bytes
+    # two planes of 64 elements of 2 bytes, in two heads of four layers
+    assert layout.blob_bytes == 16 * 2 * 64 * 2 * 2 * 4
+    assert plan.num_tokens == (100 * MIB // layout.blob_bytes - 1) * 16
+
+
+@pytest.mark.parametrize("groups", [(FULL,), (LOCAL,), (FULL, LOCAL)])
+@pytest.mark.parametrize("max_model_len", [256, 5000])
+def test_the_smallest_budget_serves_the_longest_sequence(
+    groups: tuple[KvGroup, ...], max_model_len: int
+) -> None:
+    """The error names the least budget; a cache of that size takes the sequence to its end."""
+    with pytest.raises(ConfigError) as caught:
+        plan_cache(groups, BF16, 16, MIB // 2, max_model_len, 256)
+    assert caught.value.field == "max_model_len"
+    least = int(str(caught.value).split("at least ")[1].split()[0])
+    with pytest.raises(ConfigError):
+        plan_cache(groups, BF16, 16, least - 1, max_model_len, 256)
+    plan = plan_cache(groups, BF16, 16, least, max_model_len, 256)
+    cache = KvCache(CacheConfig(groups, plan.num_blocks, 16, max_chunk_tokens=256))
+    assert cache.ever_fits(max_model_len - 1)
+    blocks = cache.open(cache.match([], max_model_len - 1))
+    for end in [*range(256, max_model_len, 256), max_model_len]:
+        assert cache.extend(blocks, end, reserve_tokens=max_model_len - 1) is not None
+        cache.advance(blocks, (), end)
+
+
+def test_the_error_names_a_length_that_fits() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_cache([FULL], BF16, 16, 8 * MIB, 100_000, 256)
+    fitting = int(str(caught.value).split("at most ")[1].split(",")[0])
+    plan_cache([FULL], BF16, 16, 8 * MIB, fitting, 256)
+    with pytest.raises(ConfigError):
+        plan_cache([FULL], BF16, 16, 8 * MIB, fitting + 16, 256)
+
+
+def test_both_groups_get_blocks_for_short_and_long_sequences() -> None:
+    plan = plan_cache([FULL, LOCAL], BF16, 16, 512 * MIB, 32768, 512)
+    full, local = plan.num_blocks
+    assert full > 32768 // 16
+    assert local > 512 // 16 * 8
+    assert plan.num_bytes <= 512 * MIB
+
+
+def test_capacity_counts_formats_that_are_only_planned() -> None:
+    model = ModelDescription(
+        architecture="LlamaForCausalLM",
+        native=True,
+        vocab_size=1000,
+        hidden_size=64,
+        num_layers=4,
+        num_heads=2,
+        max_model_len=4096,
+        dtype="bfloat16",
+        num_parameters=10_000_000,
+        groups=(KvGroup(tuple(range(32)), 8, (128, 128)),),
+    )
+    capacity = plan_capacity(model, "bfloat16", 4096 * MIB, 1024, 16, 512)
+    by_name = {row.kv_format: row for row in capacity.formats}
+    assert capacity.cache_bytes == 4096 * MIB - 20_000_000
+    assert by_name["bf16"].bytes_per_token == 32 * 8 * 2 * 128 * 2
+    assert by_name["fp8_e4m3"].bytes_per_token == 32 * 8 * 2 * (128 + 4), "a scale a head"
+    assert [name for name, row in by_name.items() if row.served] == ["fp32", "bf16", "fp16"]
+    fp8, bf16 = by_name["fp8_e4m3"].num_sequences, by_name["bf16"].num_sequences
+    assert fp8 is not None
+    assert bf16 is not None
+    assert fp8 > 1.8 * bf16
