@@ -5,7 +5,7 @@ may read and must mask is large and finite: rows behind the last token of a bloc
 which table entries out of reach point to.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -30,6 +30,20 @@ class AttentionCase:
     q: torch.Tensor  # [tokens, heads, head_dim]
     keys: tuple[torch.Tensor, ...]  # of each sequence, [kv_len, kv_heads, head_dim]
     values: tuple[torch.Tensor, ...]
+
+    def to(self, device: torch.device) -> "AttentionCase":
+        """The dense truth stays behind."""
+        group = GroupBatch(self.group.block_tables.to(device), self.group.slots.to(device))
+        batch = replace(
+            self.batch,
+            token_ids=self.batch.token_ids.to(device),
+            positions=self.batch.positions.to(device),
+            query_starts=self.batch.query_starts.to(device),
+            kv_lens=self.batch.kv_lens.to(device),
+            groups=(group,),
+        )
+        slab = KvSlab(self.slab.layout, self.slab.data.to(device))
+        return replace(self, slab=slab, batch=batch, group=group, q=self.q.to(device))
 
 
 def make_spec(

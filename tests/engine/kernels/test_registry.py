@@ -5,14 +5,20 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.kernels.registry import load_kernels
+from engine.kernels.registry import kernel_name, load_kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def test_reference_runs_anywhere() -> None:
-    assert load_kernels("reference", CPU).name == "reference"
-    assert load_kernels("reference", CUDA).name == "reference"
+@pytest.mark.parametrize("name", ["reference", "cpu", "auto"])
+def test_a_twin_is_what_it_is_called(name: str) -> None:
+    assert load_kernels(name, CPU).name == kernel_name(name, CPU)
+
+
+def test_auto_follows_the_device() -> None:
+    assert kernel_name("auto", CPU) == "cpu"
+    assert kernel_name("auto", CUDA) == "triton"
+    assert kernel_name("reference", CUDA) == "reference"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +38,7 @@ def test_what_cannot_be_is_named(name: str, device: torch.device, field: str, hi
 
 def test_choosing_one_imports_nothing_of_the_others() -> None:
     code = (
-        "import sys, torch; from engine.kernels.registry import load_kernels; "
+        "import sys, torch; from engine.kernels.registry import kernel_name, load_kernels; "
         "before = {'numba', 'triton'} & set(sys.modules); "
         "load_kernels('reference', torch.device('cpu')); "
         "print(sorted(m for m in sys.modules if m.startswith('engine.kernels.')), "

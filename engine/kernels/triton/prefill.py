@@ -1,0 +1,122 @@
+"""Causal attention of sequences with several new tokens over all of their cached ones.
+
+The query heads of a KV head lie side by side in the rows of a tile: row r is token r // GROUP
+of the tile, head r % GROUP. Few tokens then still fill the matrix unit.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
+from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.paged import strides_of
+from engine.kernels.triton.softmax import attended, attention_constants
+from engine.kernels.triton.tiles import prefill_tiles
+from kv_cache.slab import KvSlab
+
+
+@triton.jit(do_not_specialize=["first_seq", "table_stride"])
+def prefill_kernel(
+    q_ptr: tl.tensor,  # [tokens, NUM_HEADS, HEAD_DIM]
+    slab_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    query_starts_ptr: tl.tensor,
+    kv_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,  # [tokens, NUM_HEADS, VALUE_DIM]
+    first_seq: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    k_offset: tl.tensor,
+    v_offset: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+) -> None:
+    """Program (sequence and KV head, tile of queries); later queries see more and go first."""
+    MEMBERS: tl.constexpr = min(NUM_HEADS // KV_HEADS, ROWS)
+    CHUNKS: tl.constexpr = (NUM_HEADS // KV_HEADS + MEMBERS - 1) // MEMBERS
+    QUERIES: tl.constexpr = ROWS // MEMBERS
+    chunk = tl.program_id(0) % (KV_HEADS * CHUNKS)
+    seq = first_seq + tl.program_id(0) // (KV_HEADS * CHUNKS)
+    first_query = (tl.num_programs(1) - 1 - tl.program_id(1)) * QUERIES
+    query_start = tl.load(query_starts_ptr + seq)
+    num_queries = tl.load(query_starts_ptr + seq + 1) - query_start
+    if first_query >= num_queries:
+        return
+    kv_len = tl.load(kv_lens_ptr + seq)
+    kv_head = chunk // CHUNKS
+    rows = tl.arange(0, ROWS)
+    members = chunk % CHUNKS * MEMBERS + rows % MEMBERS
+    queries = first_query + rows // MEMBERS
+    wanted = (rows < QUERIES * MEMBERS) & (members < NUM_HEADS // KV_HEADS)
+    wanted = (wanted & (queries < num_queries))[:, None]
+    heads = (query_start + queries).to(tl.int64) * NUM_HEADS
+    heads = (heads + kv_head * (NUM_HEADS // KV_HEADS) + members)[:, None]
+    dims, vdims = tl.arange(0, HEAD_BLOCK)[None, :], tl.arange(0, VALUE_BLOCK)[None, :]
+    q = tl.load(q_ptr + heads * HEAD_DIM + dims, mask=wanted & (dims < HEAD_DIM), other=0.0)
+    head_ptr = slab_ptr + kv_head * head_stride
+    row_ptr = table_ptr + seq.to(tl.int64) * table_stride
+    lowest = kv_len - num_queries + first_query
+    end = tl.cdiv(tl.minimum(lowest + QUERIES, kv_len), TOKENS)
+    highest = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
+    positions = lowest + rows // MEMBERS
+    if WINDOW > 0:
+        begin = tl.maximum(lowest - WINDOW + 1, 0) // TOKENS
+    else:
+        begin = (lowest + 1) // TOKENS
+        highest, total, acc = attended(
+            q, positions, highest, total, acc, head_ptr, row_ptr, 0, begin, kv_len,
+            block_stride, k_offset, v_offset, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
+            BLOCK_SIZE, WINDOW, SCALE, CAP, PRECISION, TOKENS, False,
+        )  # fmt: skip
+    highest, total, acc = attended(
+        q, positions, highest, total, acc, head_ptr, row_ptr, begin, end, kv_len,
+        block_stride, k_offset, v_offset, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
+        BLOCK_SIZE, WINDOW, SCALE, CAP, PRECISION, TOKENS, True,
+    )  # fmt: skip
+    out = (acc / tl.maximum(total, 1.0e-30)[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + heads * VALUE_DIM + vdims, out, mask=wanted & (vdims < VALUE_DIM))
+
+
+def prefill_launch(
+    q: torch.Tensor,
+    spec: AttentionSpec,
+    slab: KvSlab,
+    layer: int,
+    batch: StepBatch,
+    group: GroupBatch,
+    out: torch.Tensor,
+) -> Launch:
+    """All sequences after the first `num_decode`."""
+    members = spec.num_heads // spec.num_kv_heads
+    num_rows = batch.max_query_len * members
+    tiles = prefill_tiles(num_rows, spec.head_dim, spec.value_dim, q.element_size())
+    members = min(members, tiles.rows)
+    chunks = spec.num_kv_heads * -(-spec.num_heads // (spec.num_kv_heads * members))
+    query_tiles = -(-batch.max_query_len // (tiles.rows // members))
+    args = (
+        q, slab.data, group.block_tables, batch.query_starts, batch.kv_lens, out,
+        batch.num_decode, group.block_tables.stride(0), *strides_of(slab, layer),
+    )  # fmt: skip
+    return Launch(
+        prefill_kernel,
+        ((batch.num_seqs - batch.num_decode) * chunks, query_tiles),
+        args,
+        attention_constants(spec, slab, tiles),
+        tiles.num_warps,
+        tiles.num_stages,
+    )

@@ -1,0 +1,96 @@
+"""Scores in powers of two and the running softmax, shared by decode and prefill attention."""
+
+from math import e, log2
+
+import triton
+import triton.language as tl
+
+from engine.kernels.interface import AttentionSpec
+from engine.kernels.triton.paged import load_rows, tile_rows
+from engine.kernels.triton.tiles import AttentionTiles, padded
+from kv_cache.slab import KvSlab
+
+
+def attention_constants(
+    spec: AttentionSpec, slab: KvSlab, tiles: AttentionTiles
+) -> dict[str, object]:
+    """The constexprs that both attention kernels take.
+
+    A score is SCALE * qk, or CAP * tanh(SCALE * qk) where CAP is not 0, and is a power of two.
+    """
+    return {
+        "NUM_HEADS": spec.num_heads,
+        "KV_HEADS": spec.num_kv_heads,
+        "HEAD_DIM": spec.head_dim,
+        "VALUE_DIM": spec.value_dim,
+        "HEAD_BLOCK": padded(spec.head_dim),
+        "VALUE_BLOCK": padded(spec.value_dim),
+        "BLOCK_SIZE": slab.layout.block_size,
+        "WINDOW": spec.window or 0,
+        "SCALE": spec.scale / spec.soft_cap if spec.soft_cap else spec.scale * log2(e),
+        "CAP": (spec.soft_cap or 0.0) * log2(e),
+        "PRECISION": "ieee",
+        "ROWS": tiles.rows,
+        "TOKENS": tiles.tokens,
+    }
+
+
+@triton.jit
+def tanh(x: tl.tensor) -> tl.tensor:
+    """By exp2, since libdevice's needs a library to link. Absolute error 1e-7."""
+    return 1.0 - 2.0 / (tl.exp2(x * 2.885390081777927) + 1.0)
+
+
+@triton.jit
+def attended(
+    q: tl.tensor,  # [ROWS, HEAD_BLOCK]
+    positions: tl.tensor,  # [ROWS], of the queries in their sequence
+    highest: tl.tensor,  # [ROWS], the running maximum; starts finite, so that no row turns NaN
+    total: tl.tensor,  # [ROWS], the running sum
+    acc: tl.tensor,  # [ROWS, VALUE_BLOCK]
+    head_ptr: tl.tensor,  # the slab, moved on to the KV head
+    table_ptr: tl.tensor,  # the sequence's block table
+    begin: tl.tensor,
+    end: tl.tensor,
+    kv_len: tl.tensor,
+    block_stride: tl.tensor,
+    k_offset: tl.tensor,
+    v_offset: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TOKENS: tl.constexpr,
+    MASKED: tl.constexpr,  # false: every query sees every token of these tiles
+) -> tl.tensor:
+    """Folds tiles begin .. end of the sequence's tokens into the running softmax."""
+    for tile in range(begin, end):
+        first = tile * TOKENS
+        tokens = first + tl.arange(0, TOKENS)
+        k_rows, v_rows = tile_rows(
+            head_ptr, table_ptr, first, kv_len, block_stride, k_offset, v_offset,
+            HEAD_DIM, VALUE_DIM, BLOCK_SIZE, TOKENS,
+        )  # fmt: skip
+        k = load_rows(k_rows, tokens < kv_len, HEAD_DIM, HEAD_BLOCK, MASKED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
+        if CAP > 0.0:
+            scores = tanh(scores) * CAP
+        if MASKED:
+            visible = tokens[None, :] <= positions[:, None]
+            if WINDOW > 0:
+                visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(highest - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        v = load_rows(v_rows, tokens < kv_len, VALUE_DIM, VALUE_BLOCK, MASKED)
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        highest = higher
+    return highest, total, acc

@@ -1,0 +1,98 @@
+import pytest
+import torch
+
+from engine.kernels.interface import AttentionSpec
+from engine.kernels.reference import ReferenceKernels
+from engine.kernels.triton.kernels import TritonKernels
+from tests.engine.kernels.cases import AttentionCase, attention_case, make_spec
+
+REFERENCE = ReferenceKernels()
+DECODE = [(1, 1), (1, 37), (1, 64), (1, 16), (1, 129)]
+MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (2, 90), (33, 33)]
+
+
+def assert_right(
+    case: AttentionCase, device: torch.device, num_programs: int, tolerance: float = 1e-5
+) -> None:
+    expected = REFERENCE.attention(case.q, case.spec, case.slab, case.layer, case.batch, case.group)
+    there = case.to(device)
+    out = TritonKernels(num_programs).attention(
+        there.q, there.spec, there.slab, there.layer, there.batch, there.group
+    )
+    assert out.dtype == case.q.dtype
+    torch.testing.assert_close(out.cpu(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("num_programs", [1, 3, 7, 40])
+def test_decode_however_the_work_is_dealt_out(num_programs: int, device: torch.device) -> None:
+    """From one program that holds all segments to programs that hold a sliver of one."""
+    lengths = [(1, 300), (1, 1), (1, 1000), (1, 64), (1, 513)]
+    case = attention_case(make_spec(head_dim=64), lengths, seed=num_programs)
+    assert_right(case, device, num_programs)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "value_dim"),
+    [
+        (4, 2, 16, 16),
+        (8, 2, 64, 64),
+        (6, 1, 80, 80),
+        (4, 4, 96, 96),
+        (8, 2, 128, 128),
+        (4, 1, 256, 256),
+        (6, 2, 48, 32),
+        (80, 1, 16, 16),
+    ],
+)
+def test_head_shapes(
+    heads: int, kv_heads: int, head_dim: int, value_dim: int, device: torch.device
+) -> None:
+    case = attention_case(make_spec(heads, kv_heads, head_dim, value_dim), MIXED)
+    assert_right(case, device, num_programs=5)
+
+
+@pytest.mark.parametrize("window", [1, 20, 64])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_window(window: int, block_size: int, device: torch.device) -> None:
+    case = attention_case(make_spec(window=window, head_dim=32), MIXED, block_size)
+    assert_right(case, device, num_programs=5)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_soft_cap(window: int | None, device: torch.device) -> None:
+    case = attention_case(make_spec(soft_cap=2.0, window=window), MIXED)
+    assert_right(case, device, num_programs=5)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32, 256])
+def test_block_sizes(block_size: int, device: torch.device) -> None:
+    case = attention_case(make_spec(head_dim=64), MIXED, block_size)
+    assert_right(case, device, num_programs=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 80, 256])
+def test_half_precision(dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
+    spec = make_spec(heads=8, kv_heads=2, head_dim=head_dim)
+    case = attention_case(spec, [*MIXED, (70, 200)], block_size=64, dtype=dtype)
+    assert_right(case, device, num_programs=4, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("spec", [make_spec(), make_spec(window=40)])
+def test_a_long_prompt_in_chunks(spec: AttentionSpec, device: torch.device) -> None:
+    case = attention_case(spec, [(130, 130), (100, 230), (1, 230)], dtype=torch.float16)
+    assert_right(case, device, num_programs=2, tolerance=5e-3)
+
+
+def test_sequences_without_tokens_give_zeros(device: torch.device) -> None:
+    """They fill up a recorded graph."""
+    case = attention_case(make_spec(), [*DECODE, (1, 3), (1, 2)])
+    case.batch.kv_lens[-2:] = 0
+    case.batch.kv_lens[1] = 0
+    assert_right(case, device, num_programs=4)
+
+
+def test_nothing_to_do(device: torch.device) -> None:
+    """Chunks without decode, and decode without chunks."""
+    assert_right(attention_case(make_spec(), [(9, 9)]), device, num_programs=2)
+    assert_right(attention_case(make_spec(), [(1, 9)]), device, num_programs=2)

@@ -1,0 +1,131 @@
+import mmap
+
+import pytest
+import torch
+
+from engine.kernels.interface import AttentionSpec, GroupBatch, HeadNorm, Rotary, StepBatch
+from engine.kernels.reference import ReferenceKernels
+from engine.kernels.triton.kernels import TritonKernels
+from kv_cache.slab import KvSlab
+from tests.engine.kernels.cases import make_slab, make_spec, random_slots
+
+KERNELS, REFERENCE = TritonKernels(num_programs=4), ReferenceKernels()
+GIB = 1 << 30
+
+
+def rotary_table(half: int) -> Rotary:
+    angles = torch.rand(200, half) * 6.3
+    return Rotary(angles.cos(), angles.sin())
+
+
+def copy_of(slab: KvSlab, device: torch.device) -> KvSlab:
+    return KvSlab(slab.layout, slab.data.clone().to(device))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
+)
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(
+    ("spec", "rotary_dim"),
+    [
+        (make_spec(heads=4, kv_heads=2, head_dim=64), 64),
+        (make_spec(heads=6, kv_heads=1, head_dim=80), 32),
+        (make_spec(heads=20, kv_heads=20, head_dim=96), 96),
+        (make_spec(heads=9, kv_heads=3, head_dim=256, value_dim=128), 64),
+    ],
+)
+def test_rotate_and_write(
+    spec: AttentionSpec,
+    rotary_dim: int,
+    with_norm: bool,
+    dtype: torch.dtype,
+    tolerance: float,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(spec.head_dim)
+    rows = spec.num_kv_heads * spec.value_dim
+    rows += (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    qkv = torch.randn(7, rows).to(dtype)
+    positions, slots = torch.randint(0, 200, (7,)), random_slots(7, 64)
+    rotary = rotary_table(rotary_dim // 2)
+    weights = torch.rand(2, spec.head_dim)
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if with_norm else None
+    slab = make_slab(spec, num_blocks=4, dtype=dtype)
+    there = copy_of(slab, device)
+    expected = REFERENCE.rotate_and_write(qkv, positions, rotary, norm, spec, slab, 2, slots)
+    if norm is not None:
+        norm = HeadNorm(norm.q_weight.to(device), norm.k_weight.to(device), norm.eps)
+    q = KERNELS.rotate_and_write(
+        qkv.to(device),
+        positions.to(device),
+        Rotary(rotary.cos.to(device), rotary.sin.to(device)),
+        norm,
+        spec,
+        there,
+        2,
+        slots.to(device),
+    )
+    assert q.dtype == dtype
+    torch.testing.assert_close(q.cpu(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        there.data.cpu(), slab.data, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kv_heads", "head_dim", "value_dim"), [(2, 64, 64), (40, 80, 48)])
+def test_write(
+    kv_heads: int, head_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    spec = make_spec(heads=kv_heads, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim)
+    slab = make_slab(spec, num_blocks=3, dtype=dtype)
+    there = copy_of(slab, device)
+    slots = random_slots(11, 48)
+    k = torch.randn(11, kv_heads, head_dim).to(dtype)
+    v = torch.randn(11, kv_heads, value_dim).to(dtype)
+    REFERENCE.write_kv(k, v, slab, 1, slots)
+    KERNELS.write_kv(k.to(device), v.to(device), there, 1, slots.to(device))
+    torch.testing.assert_close(there.data.cpu(), slab.data, rtol=0, atol=0, equal_nan=True)
+
+
+def sparse_slab(spec: AttentionSpec, num_bytes: int, device: torch.device) -> KvSlab:
+    """Zeros that take no memory until they are written, on a CPU."""
+    layout = make_slab(spec, num_blocks=1, dtype=torch.float16).layout
+    num_blocks = num_bytes // layout.blob_bytes
+    if device.type != "cpu":
+        return KvSlab.allocate(layout, num_blocks, device)
+    memory = mmap.mmap(-1, num_blocks * layout.blob_bytes)
+    return KvSlab(layout, torch.frombuffer(memory, dtype=torch.float16))
+
+
+def test_addresses_are_64_bit(device: torch.device) -> None:
+    """Writes and reads on either side of 2^31 elements and at the end of a slab above 4 GiB."""
+    spec = make_spec(heads=4, kv_heads=2, head_dim=64)
+    slab = sparse_slab(spec, 6 * GIB, device)
+    size, edge = slab.layout.block_size, (1 << 31) // slab.block_stride
+    blocks = [edge - 1, edge, slab.num_blocks - 1, 1]
+    slots = torch.tensor([b * size + i for b in blocks for i in range(size)])
+    k, v = (torch.randn(4 * size, 2, 64).half() for _ in range(2))
+    KERNELS.write_kv(k.to(device), v.to(device), slab, 1, slots.to(device))
+    for i, block in enumerate(blocks):
+        stored = slab.data[block * slab.block_stride :][: slab.block_stride].float()
+        written = k[i * size : (i + 1) * size], v[i * size : (i + 1) * size]
+        total = sum(t.float().abs().sum() for t in written)
+        torch.testing.assert_close(stored.abs().sum().cpu(), total, rtol=1e-3, atol=0)
+
+    group = GroupBatch(torch.tensor([blocks, blocks], dtype=torch.int32).to(device), slots)
+    batch = StepBatch(
+        token_ids=torch.zeros(6, dtype=torch.int64),
+        positions=torch.arange(6),
+        query_starts=torch.tensor([0, 1, 6], dtype=torch.int32).to(device),
+        kv_lens=torch.tensor([61, 64], dtype=torch.int32).to(device),
+        groups=(group,),
+        num_decode=1,
+        max_query_len=5,
+        max_kv_len=64,
+    )
+    q = torch.randn(6, 4, 64).half().to(device)
+    expected = REFERENCE.attention(q, spec, slab, 1, batch, group)
+    out = KERNELS.attention(q, spec, slab, 1, batch, group)
+    torch.testing.assert_close(out, expected, rtol=5e-3, atol=5e-3)
