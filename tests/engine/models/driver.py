@@ -70,7 +70,7 @@ class Driver:
         for sequence, count in work:
             sequence.num_cached += count
             self._free_behind_windows(sequence)
-        return list(self.model.logits(hidden).float().split(counts))
+        return list(torch.split(self.model.logits(hidden).float(), counts))
 
     def greedy(self, prompt: Sequence[int], num_tokens: int, chunk: int) -> DrivenSequence:
         """Prefill in chunks, then decode one by one."""
@@ -107,7 +107,9 @@ class Driver:
         for span in spans:
             starts.append(starts[-1] + len(span))
         return StepBatch(
-            token_ids=torch.tensor([s.tokens[i] for (s, _), r in zip(work, spans) for i in r]),
+            token_ids=torch.tensor(
+                [s.tokens[i] for (s, _), span in zip(work, spans, strict=True) for i in span]
+            ),
             positions=torch.tensor([i for span in spans for i in span]),
             query_starts=torch.tensor(starts, dtype=torch.int32),
             kv_lens=torch.tensor([span.stop for span in spans], dtype=torch.int32),

@@ -1,0 +1,140 @@
+"""Learns what every attention layer of a transformers model computes, by one recorded pass.
+
+The model lives on the meta device: no weight is read and nothing is computed. An attention that
+ours would get wrong (a mask, a bias, a sink that it would ignore) is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError
+from engine.kernels.interface import AttentionSpec
+from engine.models.mask_reach import mask_window
+
+PROBE = "kvrelay_probe"
+NUM_TOKENS = 4
+
+# What models pass to any attention function and what does not change its result.
+_IGNORED_ARGUMENTS = frozenset(
+    {
+        "dropout",
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "layer_idx",
+    }
+)
+
+
+@dataclass(frozen=True)
+class ProbedAttention:
+    module: str  # its name inside the model
+    spec: AttentionSpec
+
+
+class _MaskMarker:
+    """Rides on the mask tensor that a model hands to its layers."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+
+
+class _Recorder:
+    """Stands in for the attention function of the one model that is being probed."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}  # of the model's modules, by id
+        self.attentions: list[ProbedAttention] = []
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,  # [1, heads, tokens, head_dim]
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, None]:
+        name = self.names[id(module)]
+        window = _window(name, attention_mask, arguments.pop("sliding_window", None))
+        causal = arguments.pop("is_causal", None)
+        if causal is False or (causal is None and getattr(module, "is_causal", True) is False):
+            raise ModelError(f"{name}: its attention is not causal")
+        scale = arguments.pop("scaling", None)
+        soft_cap = arguments.pop("softcap", None)
+        _refuse_arguments(name, arguments)
+        head_dim = query.shape[-1]
+        self.attentions.append(
+            ProbedAttention(
+                name,
+                AttentionSpec(
+                    num_heads=query.shape[1],
+                    num_kv_heads=key.shape[1],
+                    head_dim=head_dim,
+                    value_dim=value.shape[-1],
+                    scale=head_dim**-0.5 if scale is None else float(scale),
+                    window=window,
+                    soft_cap=None if soft_cap is None else float(soft_cap),
+                ),
+            )
+        )
+        return value.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+def _window(name: str, mask: torch.Tensor | None, argument: int | None) -> int | None:
+    if mask is None:
+        window = None
+    else:
+        marker = getattr(mask, "kvrelay_marker", None)
+        if not isinstance(marker, _MaskMarker):
+            raise ModelError(f"{name}: it makes an attention mask of its own")
+        window = marker.window
+    if argument is not None and argument != window:
+        raise ModelError(f"{name}: asks for a window of {argument}, its mask has {window}")
+    return window
+
+
+def _refuse_arguments(name: str, arguments: Mapping[str, object]) -> None:
+    for key, value in arguments.items():
+        if value is not None and value is not False and key not in _IGNORED_ARGUMENTS:
+            raise ModelError(f"{name}: the attention argument {key} is not supported")
+
+
+def _marked_mask(
+    q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], **_: object
+) -> torch.Tensor:
+    mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device="meta")
+    mask.kvrelay_marker = _MaskMarker(mask_window(mask_function))  # type: ignore[attr-defined]
+    return mask
+
+
+def probe_attention(
+    instantiate: Callable[[str], Any], find_decoder: Callable[[Any], Any]
+) -> tuple[Any, list[ProbedAttention]]:
+    """A model without data, made for the attention it is told, and its layers' attentions."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    recorder = _Recorder()
+    AttentionInterface.register(PROBE, recorder)
+    AttentionMaskInterface.register(PROBE, _marked_mask)
+    shape = (1, NUM_TOKENS)
+    with torch.inference_mode(), torch.device("meta"):
+        model = instantiate(PROBE)
+        recorder.names = {id(module): name for name, module in model.named_modules()}
+        find_decoder(model)(
+            input_ids=torch.zeros(shape, dtype=torch.int64),
+            position_ids=torch.zeros(shape, dtype=torch.int64),
+            # A mask of ones keeps transformers from looking for packed sequences, by value.
+            attention_mask=torch.ones(shape, dtype=torch.int64),
+            use_cache=False,
+        )
+    return model, recorder.attentions

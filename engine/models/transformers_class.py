@@ -1,0 +1,107 @@
+"""Which transformers class a model folder means, and why some of them cannot be served."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError
+from engine.model_source import ModelSource
+from engine.models.parse_config import architecture_of
+
+_TOKEN_MIXERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+
+
+@dataclass(frozen=True, eq=False)
+class TransformersClass:
+    """A causal model's class and config, as transformers reads it from the folder."""
+
+    architecture: str
+    model_class: Any
+    config: Any
+
+    def instantiate(self, attention: str, dtype: torch.dtype) -> Any:
+        """A model with the weights of transformers' own initialisation, on the current device."""
+        with reported(self.architecture):
+            model = self.model_class._from_config(
+                self.config, attn_implementation=attention, dtype=dtype
+            )
+            return model.eval()
+
+
+def transformers_class(source: ModelSource) -> TransformersClass:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config_json = source.config
+    architecture = architecture_of(config_json)
+    if config_json.raw("quantization_config") is not None:
+        raise config_json.fail("quantization_config", "quantised checkpoints are not supported")
+    if not hasattr(transformers, architecture):
+        remote = " (it comes with code of its own, which is not run)"
+        note = remote if config_json.raw("auto_map") else ""
+        raise _refusal(architecture, f"transformers has no such class{note}")
+    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise _refusal(architecture, "is not a causal language model")
+    model_class = getattr(transformers, architecture)
+    with reported(architecture):
+        config = model_class.config_class.from_pretrained(source.folder)
+    _refuse(architecture, model_class, config)
+    return TransformersClass(architecture, model_class, config)
+
+
+def _refuse(architecture: str, model_class: Any, config: Any) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise _refusal(architecture, "is an encoder-decoder")
+    mixers = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+    other = sorted(set(mixers) - set(_TOKEN_MIXERS))
+    if model_class._is_stateful or other:
+        kinds = f" ({', '.join(other)})" if other else ""
+        raise _refusal(architecture, f"keeps recurrent state{kinds}, which has no paged cache")
+    if not model_class._can_set_attn_implementation():
+        raise _refusal(architecture, "its class takes no attention implementation")
+
+
+def find_decoder(architecture: str, model: Any) -> Any:
+    """The part between token ids and final hidden states."""
+    decoder = model.get_decoder()
+    if decoder is model:  # where the class names its decoder in a way that get_decoder misses
+        decoder = getattr(model, "model", model)
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        raise _refusal(architecture, "its decoder takes no position_ids")
+    return decoder
+
+
+def max_positions(architecture: str, config: Any) -> int:
+    """What positions the model is good for whatever it is batched with."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        raise _refusal(architecture, "config.json: max_position_embeddings: missing")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for section in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if section.get("rope_type") == "longrope":
+            # Its class changes factors for a whole batch when one sequence grows beyond this.
+            positions = min(positions, int(section["original_max_position_embeddings"]))
+    return positions
+
+
+@contextmanager
+def reported(architecture: str) -> Iterator[None]:
+    """transformers raises whatever its config and model classes happen to trip over."""
+    try:
+        yield
+    except ModelError as error:
+        if str(error).startswith(architecture):
+            raise
+        raise _refusal(architecture, str(error)) from error
+    except Exception as error:
+        raise _refusal(architecture, f"{type(error).__name__}: {error}") from error
+
+
+def _refusal(architecture: str, reason: str) -> ModelError:
+    return ModelError(f"{architecture} cannot be served: {reason}")

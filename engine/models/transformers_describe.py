@@ -1,0 +1,61 @@
+"""The description of a model that runs through transformers, from its config alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError
+from engine.kernels.interface import AttentionSpec
+from engine.model_source import ModelSource
+from engine.models.attention_probe import ProbedAttention, probe_attention
+from engine.models.decoder_config import group_layers
+from engine.models.interface import ModelDescription
+from engine.models.parse_config import parse_dtype
+from engine.models.transformers_class import (
+    TransformersClass,
+    find_decoder,
+    max_positions,
+    reported,
+    transformers_class,
+)
+from kv_cache.layout import KvGroup
+
+
+def describe_transformers(source: ModelSource) -> ModelDescription:
+    found = transformers_class(source)
+    model, attentions = probe(found)
+    return ModelDescription(
+        architecture=found.architecture,
+        native=False,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        hidden_size=found.config.hidden_size,
+        num_layers=len(attentions),
+        num_heads=attentions[0].spec.num_heads,
+        max_model_len=max_positions(found.architecture, found.config),
+        dtype=parse_dtype(source.config, "float32"),
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        groups=attention_groups([attention.spec for attention in attentions]),
+    )
+
+
+def probe(found: TransformersClass) -> tuple[Any, list[ProbedAttention]]:
+    """The model on the meta device, and what each of its layers' attention computes."""
+    with reported(found.architecture):
+        # bf16: the grouped matrix products of mixture models take no other type there.
+        model, attentions = probe_attention(
+            lambda attention: found.instantiate(attention, torch.bfloat16),
+            lambda model: find_decoder(found.architecture, model),
+        )
+        num_layers = found.config.num_hidden_layers
+        modules = {attention.module for attention in attentions}
+        if len(attentions) != num_layers or len(modules) != num_layers:
+            raise ModelError(
+                f"attention was called {len(attentions)} times for its {num_layers} layers"
+            )
+    return model, attentions
+
+
+def attention_groups(specs: list[AttentionSpec]) -> tuple[KvGroup, ...]:
+    return group_layers((s.num_kv_heads, (s.head_dim, s.value_dim), s.window) for s in specs)

@@ -1,0 +1,141 @@
+"""A `CausalModel` made of a transformers model with our paged attention plugged in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from engine.errors import ModelError
+from engine.kernels.interface import Kernels, StepBatch
+from engine.model_source import ModelSource
+from engine.models.attention_probe import ProbedAttention
+from engine.models.interface import LoadFormat, ModelDescription
+from engine.models.paged_attention import PAGED, PagedLayer, StepSlot, register_paged_attention
+from engine.models.transformers_class import (
+    TransformersClass,
+    find_decoder,
+    reported,
+    transformers_class,
+)
+from engine.models.transformers_describe import probe
+from kv_cache.layout import KvGroup
+from kv_cache.slab import KvSlab
+
+
+class TransformersModel:
+    """Runs a step as one flattened sequence; only attention tells its sequences apart."""
+
+    def __init__(self, model: Any, decoder: Any, step: StepSlot, vocab_size: int) -> None:
+        self._model = model
+        self._decoder = decoder
+        self._step = step
+        self._vocab_size = vocab_size
+        self._head_input: torch.Tensor | None = None
+        self._run_decoder: Callable[..., Any] = decoder.forward
+        decoder.forward = self._decoder_or_given
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def forward(
+        self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        self._step.batch, self._step.slabs = batch, slabs
+        try:
+            output = self._run_decoder(
+                input_ids=batch.token_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+            )
+        finally:
+            self._step.batch, self._step.slabs = None, ()
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden if wanted is None else hidden.index_select(0, wanted)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The whole model with its decoder left out: heads scale and cap each in their own way."""
+        self._head_input = hidden.unsqueeze(0)
+        try:
+            logits: torch.Tensor = self._model(inputs_embeds=self._head_input).logits[0]
+        finally:
+            self._head_input = None
+        return logits
+
+    def _decoder_or_given(self, *arguments: Any, **named: Any) -> Any:
+        if self._head_input is None:
+            return self._run_decoder(*arguments, **named)
+        return _GivenHidden(self._head_input)
+
+
+class _GivenHidden:
+    """A decoder's output in which only the hidden states are set, whatever its class offers."""
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def load_transformers_model(
+    source: ModelSource,
+    description: ModelDescription,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: LoadFormat,
+    seed: int,
+) -> TransformersModel:
+    found = transformers_class(source)
+    _, attentions = probe(found)
+    register_paged_attention()
+    if load_format == "dummy":
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(seed)
+            model = found.instantiate(PAGED, dtype)
+    else:
+        model = _from_checkpoint(found, source, dtype)
+    model = model.to(device)
+    step = StepSlot()
+    _attach(model, attentions, description.groups, kernels, step)
+    decoder = find_decoder(found.architecture, model)
+    return TransformersModel(model, decoder, step, description.vocab_size)
+
+
+def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch.dtype) -> Any:
+    with reported(found.architecture):
+        model, info = found.model_class.from_pretrained(
+            source.folder,
+            config=found.config,
+            dtype=dtype,
+            attn_implementation=PAGED,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
+        found_names = sorted(str(name) for name in info.get(problem) or ())
+        if found_names:
+            what = problem.replace("_", " ").replace("keys", "tensors")
+            raise ModelError(f"{source.folder}: {what}: {', '.join(found_names[:3])}")
+    return model.eval()
+
+
+def _attach(
+    model: Any,
+    attentions: list[ProbedAttention],
+    groups: tuple[KvGroup, ...],
+    kernels: Kernels,
+    step: StepSlot,
+) -> None:
+    for index, attention in enumerate(attentions):
+        group = next(g for g, kv_group in enumerate(groups) if index in kv_group.layers)
+        layer = groups[group].layers.index(index)
+        module = model.get_submodule(attention.module)
+        module.kvrelay_layer = PagedLayer(kernels, attention.spec, group, layer, step)

@@ -1,0 +1,86 @@
+"""Models of other classes, with our paged attention inside, against the same models without."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine.errors import ModelError
+from engine.kernels.registry import load_kernels
+from engine.model_source import ModelSource
+from engine.models.describe import describe
+from engine.models.load import load_model
+from tests.engine.models.cases import NUM_TOKENS, PROMPT_LEN, SMALL, Case
+from tests.engine.models.conftest import SavedModels
+from tests.engine.models.driver import Driver
+from tests.engine.models.transformers_cases import REFUSED, SERVED_CASES
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in SERVED_CASES])
+def test_greedy_tokens_and_logits_are_those_of_dense_attention(
+    saved_models: SavedModels, case: Case
+) -> None:
+    saved = saved_models(case)
+    description = describe(saved.source)
+    assert not description.native
+    kernels = load_kernels("reference", CPU)
+    model = load_model(saved.source, description, kernels, torch.float32, CPU)
+    driver = Driver(model, description)
+    first, second = (driver.start(prompt) for prompt in saved.prompts)
+    rows: list[list[torch.Tensor]] = [[], []]
+    rows[0] += driver.step([(first, 19)])
+    chunked, whole = driver.step([(first, PROMPT_LEN - 19), (second, PROMPT_LEN)])
+    rows[0].append(chunked)
+    rows[1].append(whole)
+    for _ in range(NUM_TOKENS):
+        for sequence, logits in zip((first, second), rows, strict=True):
+            sequence.tokens.append(int(logits[-1][-1].argmax()))
+        for logits, row in zip(rows, driver.step([(first, 1), (second, 1)]), strict=True):
+            logits.append(row)
+    for index, sequence in enumerate((first, second)):
+        assert sequence.tokens == saved.answers[index]
+        ours = torch.cat(rows[index])
+        torch.testing.assert_close(ours, saved.logits[index], rtol=0, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "reason"), [pytest.param(*case, id=case[0]) for case in REFUSED]
+)
+def test_models_that_paged_attention_would_get_wrong_are_refused(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], reason: str
+) -> None:
+    config = transformers.AutoConfig.for_model(model_type, **{**SMALL, **changes})
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(
+        ModelError, match=rf"^{architecture} cannot be served: .*{re.escape(reason)}"
+    ):
+        describe(ModelSource("refused", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"architectures": ["T5ForConditionalGeneration"]}, "not a causal language model"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "not a causal language model"),
+        ({"architectures": ["NewModel"]}, "no such class"),
+        ({"architectures": ["NewModel"], "auto_map": {"AutoModel": "m.M"}}, "code of its own"),
+        ({"architectures": ["GPT2LMHeadModel"], "quantization_config": {}}, "quantization_config"),
+        ({"architectures": []}, "architectures"),
+        ({}, "architectures: missing"),
+    ],
+)
+def test_folders_that_are_no_causal_model_are_refused(
+    tmp_path: Path, config: dict[str, Any], reason: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=reason):
+        describe(ModelSource("refused", tmp_path))

@@ -1,0 +1,78 @@
+"""Tiny models that run through transformers, and some that must be refused."""
+
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+
+from tests.engine.models.cases import SMALL, Case
+
+
+def case(model_type: str, **changes: Any) -> Case:
+    def make_config() -> PreTrainedConfig:
+        return transformers.AutoConfig.for_model(model_type, **{**SMALL, **changes})
+
+    return Case(model_type, make_config)
+
+
+MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+SERVED_CASES = (
+    case("gpt2"),
+    case("gpt_neox", rotary_pct=0.5),
+    case("gpt_bigcode"),
+    case("opt", ffn_dim=96, word_embed_proj_dim=48),
+    case("biogpt"),
+    case("phi", partial_rotary_factor=0.5),
+    case("stablelm", use_qkv_bias=True),
+    case("persimmon"),
+    case("gemma", head_dim=32),
+    case("olmo", clip_qkv=3.0),
+    case("olmo2"),
+    case("olmo3", sliding_window=12, num_hidden_layers=4),
+    case("cohere", logit_scale=0.5),
+    case("cohere2", sliding_window=12, num_hidden_layers=4, head_dim=16),
+    case(
+        "granite",
+        attention_multiplier=0.3,
+        logits_scaling=2.0,
+        residual_multiplier=0.5,
+        embedding_multiplier=3.0,
+    ),
+    case("starcoder2", sliding_window=12),
+    case("nemotron"),
+    case("glm", head_dim=32),
+    case("glm4", head_dim=32),
+    case("smollm3"),
+    case("seed_oss", head_dim=32),
+    case("exaone4", sliding_window=12, num_hidden_layers=4),
+    case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=3,
+         vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0),
+    case("mixtral", num_local_experts=4, num_experts_per_tok=2),
+    case("qwen2_moe", num_experts=4, shared_expert_intermediate_size=32, **MOE),
+    case("qwen3_moe", num_experts=4, head_dim=32, **MOE),
+    case("olmoe", num_experts=4, num_experts_per_tok=2),
+    case("granitemoe", num_local_experts=4, num_experts_per_tok=2),
+    case("deepseek_v3", n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+         moe_intermediate_size=32, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16,
+         qk_nope_head_dim=16, v_head_dim=24, first_k_dense_replace=1, head_dim=16,
+         num_key_value_heads=4),
+)  # fmt: skip
+
+
+# Model type, changes to the small config, what the refusal must say.
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("mamba", {}, "recurrent state"),
+    ("recurrent_gemma", {}, "recurrent state"),
+    ("jamba", {}, "recurrent state"),
+    ("lfm2", {"layer_types": ["conv", "full_attention"]}, "recurrent state (conv)"),
+    ("bloom", {}, "takes no attention implementation"),
+    ("falcon", {}, "takes no attention implementation"),
+    ("gptj", {}, "takes no attention implementation"),
+    ("bart", {}, "encoder-decoder"),
+    ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
+    ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "attention mask"),
+    ("doge", {}, "attention mask of its own"),
+    ("diffllama", {}, "4 times for its 2 layers"),
+    ("bert", {}, "attention"),
+)
