@@ -64,6 +64,16 @@ class Detokenizer:
                 return TextDelta("".join(parts), num_used, stop)
         return TextDelta("".join(parts), len(token_ids))
 
+    def pass_over(self) -> None:
+        """A token that belongs to the answer but not to its text."""
+        if self.offsets is not None:
+            self.offsets.append(self._num_chars)
+
+    def last_offsets(self, num_tokens: int) -> list[int]:
+        """Of the newest tokens; offsets must be tracked."""
+        assert self.offsets is not None
+        return self.offsets[len(self.offsets) - num_tokens :]
+
     def finish(self) -> TextDelta:
         """The rest of the text, when the tokens have ended without a stop string."""
         rest = self._decoder.finish()

@@ -353,12 +353,13 @@ def test_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
     assert rendered(tmp_path) == "from file"
     (tmp_path / "chat_templates").mkdir()
     (tmp_path / "chat_templates" / "tool_use.jinja").write_text("tools")
-    template = ChatTemplate.from_folder(tmp_path, SPECIAL)
-    assert template.render(CHATS["one"], ChatOptions(tools=TOOLS)) == "tools"
+    assert rendered(tmp_path, ChatOptions(tools=TOOLS)) == "tools"
 
 
-def rendered(folder: Path) -> str:
-    return ChatTemplate.from_folder(folder, SPECIAL).render(CHATS["one"])
+def rendered(folder: Path, options: ChatOptions | None = None) -> str:
+    template = ChatTemplate.from_folder(folder, SPECIAL)
+    assert template is not None
+    return template.render(CHATS["one"], options)
 
 
 def test_no_template_is_none_and_a_broken_one_names_its_file(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Carries out a plan: submits its prompts, and writes the answer as it comes."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+
+from cluster.backend import Backend
+from cluster.exchange import DONE, Exchange
+from cluster.openai.events import EventWriter, dump
+from cluster.openai.generation import ChoicePart, Generation, all_parts
+from cluster.openai.plan import Plan
+from cluster.openai.wording import Json, WholeChoice, Wording
+from cluster.served_model import ServedModel
+from engine.request import GenerationRequest, RequestId
+
+
+class Answer:
+    """One response, streamed or whole; single use."""
+
+    def __init__(
+        self, plan: Plan, wording: Wording, model: ServedModel, exchange: Exchange
+    ) -> None:
+        self._plan = plan
+        self._wording = wording
+        self._tokenizer = model.tokenizer
+        self._exchange = exchange
+        self._id = f"{wording.id_prefix}-{uuid.uuid4().hex}"
+        self._envelope: Json = {
+            "id": self._id,
+            "object": wording.chunk_name if plan.options.stream else wording.object_name,
+            "created": int(time.time()),
+            "model": model.names[0],
+        }
+        self._writer = EventWriter(
+            self._envelope, wording, usage_in_events=plan.options.include_usage
+        )
+        options = plan.options
+        self._text_only = not (
+            options.return_token_ids or options.continuous_usage or options.logprobs is not None
+        )
+        self._opened: set[int] = set()
+        self._generations: list[Generation] = []
+
+    async def write(self, backend: Backend, timeout_s: float) -> None:
+        with self._submitted(backend, timeout_s):
+            if self._plan.options.stream:
+                await self._write_events()
+            else:
+                await self._write_whole()
+
+    @contextmanager
+    def _submitted(self, backend: Backend, timeout_s: float) -> Iterator[None]:
+        plan = self._plan
+        try:
+            for number, prompt in enumerate(plan.prompts):
+                request = GenerationRequest(
+                    RequestId(f"{self._id}-{number}"),
+                    prompt.token_ids,
+                    plan.params,
+                    priority=plan.priority,
+                    cache_salt=plan.cache_salt,
+                    timeout_s=timeout_s,
+                )
+                stream = backend.submit(request)
+                first = number * plan.params.n
+                self._generations.append(
+                    Generation(stream, self._tokenizer, prompt, plan.params, plan.options, first)
+                )
+            yield
+        finally:
+            for generation in self._generations:
+                generation.close()
+
+    async def _write_events(self) -> None:
+        """The headers wait for the first token, so that a refusal has its own status."""
+        started = False
+        async with aclosing(all_parts(self._generations)) as news:
+            async for parts in news:
+                if not started:
+                    started = True
+                    await self._exchange.start_events()
+                frames = b"".join([self._frames(part) for part in parts])
+                if frames:
+                    await self._exchange.send_events(frames)
+        end = DONE
+        if self._plan.options.include_usage:
+            end = self._writer.event([], self._usage()) + DONE
+        await self._exchange.send_events(end, last=True)
+
+    def _frames(self, part: ChoicePart) -> bytes:
+        opening = b"" if part.choice in self._opened else self._open(part.choice)
+        if self._text_only and part.finish_reason is None:
+            return opening + self._writer.text(part.choice, part.text) if part.text else opening
+        usage = self._usage() if self._plan.options.continuous_usage else None
+        return opening + self._writer.event([self._wording.delta(part)], usage)
+
+    def _open(self, choice: int) -> bytes:
+        self._opened.add(choice)
+        opening = self._wording.opening(self._generation_of(choice), choice)
+        return b"" if opening is None else self._writer.event([opening])
+
+    async def _write_whole(self) -> None:
+        wholes = [WholeChoice() for _ in self._plan.prompts for _ in range(self._plan.params.n)]
+        async with aclosing(all_parts(self._generations)) as news:
+            async for parts in news:
+                for part in parts:
+                    wholes[part.choice].add(part)
+        choices = [
+            self._wording.whole(self._generation_of(choice), whole.part(choice))
+            for choice, whole in enumerate(wholes)
+        ]
+        beside = self._wording.beside_choices(self._generations)
+        answer = {**self._envelope, "choices": choices, "usage": self._usage(), **beside}
+        await self._exchange.send_json(dump(answer).encode())
+
+    def _generation_of(self, choice: int) -> Generation:
+        return self._generations[choice // self._plan.params.n]
+
+    def _usage(self) -> Json:
+        num_prompt = sum(len(prompt.token_ids) for prompt in self._plan.prompts)
+        num_output = sum(generation.num_output_tokens for generation in self._generations)
+        reports = [generation.report for generation in self._generations]
+        num_cached = sum(report.num_cached_tokens for report in reports if report is not None)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }

@@ -1,0 +1,188 @@
+"""One HTTP request and its response over ASGI, without the losses of a framework's own.
+
+A body is read within bounds of size and time. The work on an answer is raced against the
+client's disconnect and is cancelled by it. Whatever fails becomes an error in OpenAI's shape:
+a response of its own, or the last event of a stream that has begun. Never silence.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from cluster.openai.errors import ApiError, api_error, internal_error
+from engine.errors import EngineError
+
+log = logging.getLogger("kvrelay.http")
+
+Handler = Callable[["Exchange"], Awaitable[None]]
+DONE = b"data: [DONE]\n\n"  # the end of every stream, also of one that failed
+_JSON = (b"content-type", b"application/json")
+_EVENTS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the events otherwise
+)
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """Bounds on what one request may take."""
+
+    max_body_bytes: int = 32 << 20
+    body_timeout_s: float = 60.0
+    request_timeout_s: float = 3600.0  # from the whole body to the end of the answer
+
+
+class Disconnected(Exception):
+    """The client is gone; there is nobody to answer."""
+
+
+class Exchange:
+    """A request's headers and body, and its response. Used by one task, but for `fail`."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.path: str = scope["path"]
+        self.path_params: Mapping[str, str] = scope.get("path_params", {})
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self._streams = False
+        self._request_id = b""
+        self._failure: ApiError | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    def header(self, name: str) -> str | None:
+        value = self._headers.get(name.lower().encode())
+        return None if value is None else value.decode("latin-1")
+
+    def name_response(self, request_id: str) -> None:
+        """Every response from here on carries the id."""
+        self._request_id = request_id.encode("latin-1")
+
+    async def read_body(self, limits: HttpLimits) -> bytes:
+        declared = self.header("content-length")
+        if declared is not None and declared.isdigit() and int(declared) > limits.max_body_bytes:
+            raise _too_large(limits)
+        try:
+            async with asyncio.timeout(limits.body_timeout_s):
+                return await self._read_all(limits)
+        except TimeoutError as error:
+            message = f"the body was not complete after {limits.body_timeout_s:g} s"
+            raise ApiError(408, message, "timeout_error") from error
+
+    async def _read_all(self, limits: HttpLimits) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limits.max_body_bytes:
+                raise _too_large(limits)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    async def send_json(
+        self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        extra = [(k.lower().encode(), v.encode("latin-1")) for k, v in (headers or {}).items()]
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [_JSON, length, *extra])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_events(self) -> None:
+        self._streams = True
+        await self._start(200, list(_EVENTS))
+
+    async def send_events(self, frames: bytes, *, last: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if self._request_id:
+            headers.append((b"x-request-id", self._request_id))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def send_error(self, error: ApiError) -> None:
+        if self._streams:
+            await self.send_events(error.event() + DONE, last=True)
+        else:
+            await self.send_json(error.body(), error.status, error.headers)
+
+    async def race(self, work: Awaitable[None], timeout_s: float) -> None:
+        """Runs `work`, unless the client leaves, `fail` is called, or the time is over first.
+
+        The body must have been read: what the client sends after it is its disconnect.
+        """
+        self._work = asyncio.ensure_future(_run(work))
+        watch = asyncio.ensure_future(self._disconnect())
+        try:
+            done, _ = await asyncio.wait(
+                (self._work, watch), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                self.fail(ApiError(408, f"not finished after {timeout_s:g} s", "timeout_error"))
+        finally:
+            watch.cancel()
+            if not self._work.done():
+                self._work.cancel()
+                # Its own clean-up ends what it started at the engine.
+                await asyncio.wait((self._work,))
+        if self._failure is not None:
+            raise self._failure
+        if self._work.cancelled():
+            raise Disconnected
+        self._work.result()
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the exchange's work, from the outside, with an error for the client."""
+        if self._work is not None and not self._work.done():
+            self._failure = error
+            self._work.cancel()
+
+    async def _disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class Endpoint:
+    """An ASGI application around a handler: every way it can end is answered here."""
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._answer(exchange)
+        except Disconnected:
+            log.debug("client of %s left", exchange.path)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            await self._handle(exchange)
+        except ApiError as error:
+            await exchange.send_error(error)
+        except EngineError as error:
+            answer = api_error(error)
+            if answer.status >= 500:
+                log.error("%s failed: %s", exchange.path, error)
+            await exchange.send_error(answer)
+        except Disconnected:
+            raise
+        except Exception:
+            log.exception("%s failed", exchange.path)
+            await exchange.send_error(internal_error())
+
+
+async def _run(work: Awaitable[None]) -> None:
+    await work
+
+
+def _too_large(limits: HttpLimits) -> ApiError:
+    return ApiError(413, f"the body is larger than {limits.max_body_bytes} bytes")

@@ -1,0 +1,214 @@
+"""What each HTTP route does."""
+
+import asyncio
+import math
+import uuid
+from collections.abc import Callable
+from importlib import metadata
+from typing import TypeVar
+
+from cluster.answering import Answer
+from cluster.backend import Backend
+from cluster.exchange import Exchange, HttpLimits
+from cluster.openai.body import parse
+from cluster.openai.chat_request import ChatRequest
+from cluster.openai.chat_wording import ChatWording
+from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.completion_wording import CompletionWording
+from cluster.openai.errors import ApiError, api_error, bad_request
+from cluster.openai.events import dump
+from cluster.openai.plan import Plan, plan_chat, plan_completion
+from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
+from cluster.openai.wording import Json
+from cluster.served_model import ServedModel
+from engine.errors import EngineError
+from engine.request import GenerationRequest, RequestId
+from engine.sampling import SamplingParams
+
+# Reading and tokenising this much takes a millisecond or two of the event loop.
+_SHORT_BODY_BYTES = 8 << 10
+_READY_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+
+class Front:
+    """The handlers of one server; all of them run on its event loop."""
+
+    def __init__(self, backend: Backend, model: ServedModel, limits: HttpLimits) -> None:
+        self._backend = backend
+        self._model = model
+        self._limits = limits
+        self._answering: set[Exchange] = set()
+        self._was_ready = False
+
+    async def completions(self, exchange: Exchange) -> None:
+        def prepare(body: bytes) -> tuple[Plan, CompletionWording]:
+            request = parse(CompletionRequest, body)
+            self._model.check_name(request.model)
+            plan = plan_completion(request, self._model)
+            return plan, CompletionWording(self._model.tokenizer, plan.options)
+
+        await self._generate(exchange, prepare)
+
+    async def chat_completions(self, exchange: Exchange) -> None:
+        def prepare(body: bytes) -> tuple[Plan, ChatWording]:
+            request = parse(ChatRequest, body)
+            self._model.check_name(request.model)
+            plan = plan_chat(request, self._model)
+            return plan, ChatWording(self._model.tokenizer, plan.options)
+
+        await self._generate(exchange, prepare)
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        def answer(body: bytes) -> Json:
+            request = parse(TokenizeRequest, body)
+            self._model.check_name(request.model)
+            return self._tokenize(request)
+
+        await self._compute(exchange, answer)
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        def answer(body: bytes) -> Json:
+            request = parse(DetokenizeRequest, body)
+            self._model.check_name(request.model)
+            self._model.check_token_ids(request.tokens, "tokens")
+            return {"prompt": self._model.tokenizer.decode(request.tokens)}
+
+        await self._compute(exchange, answer)
+
+    async def models(self, exchange: Exchange) -> None:
+        cards = [self._model.card(name) for name in self._model.names]
+        await _send(exchange, {"object": "list", "data": cards})
+
+    async def model(self, exchange: Exchange) -> None:
+        name = exchange.path_params["name"]
+        self._model.check_name(name)
+        await _send(exchange, self._model.card(name))
+
+    async def version(self, exchange: Exchange) -> None:
+        await _send(exchange, {"version": _version()})
+
+    async def health(self, exchange: Exchange) -> None:
+        """The process answers and its engine can still generate."""
+        self._backend.check_health()
+        await _send(exchange, {"status": "ok"})
+
+    async def ready(self, exchange: Exchange) -> None:
+        """A token has been generated from end to end, once; health from then on."""
+        self._backend.check_health()
+        if not self._was_ready:
+            await self._generate_one_token()
+            self._was_ready = True
+        await _send(exchange, {"status": "ready"})
+
+    async def no_embeddings(self, exchange: Exchange) -> None:
+        raise bad_request(None, "embeddings are not supported: this server generates text")
+
+    def fail_all(self, error: EngineError) -> None:
+        """Ends every answer under way with an error that its client gets to read."""
+        for exchange in self._answering:
+            exchange.fail(api_error(error))
+
+    async def _generate(
+        self,
+        exchange: Exchange,
+        prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
+    ) -> None:
+        _name(exchange)
+        timeout_s = self._timeout_s(exchange)
+        body = await exchange.read_body(self._limits)
+
+        async def work() -> None:
+            plan, wording = await _off_loop(prepare, body)
+            answer = Answer(plan, wording, self._model, exchange)
+            await answer.write(self._backend, timeout_s)
+
+        self._answering.add(exchange)
+        try:
+            await exchange.race(work(), timeout_s)
+        finally:
+            self._answering.discard(exchange)
+
+    async def _compute(self, exchange: Exchange, answer: Callable[[bytes], Json]) -> None:
+        _name(exchange)
+        body = await exchange.read_body(self._limits)
+        await _send(exchange, await _off_loop(answer, body))
+
+    def _tokenize(self, request: TokenizeRequest) -> Json:
+        request.check_one_source()
+        add = request.add_special_tokens
+        if request.messages is not None:
+            messages = [message.as_dict() for message in request.messages]
+            text = self._model.render(messages, request.chat_options())
+            add = False if add is None else add
+        else:
+            text = request.prompt or ""
+            add = True if add is None else add
+        token_ids = self._model.tokenizer.encode(text, add_special_tokens=add)
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": self._model.max_model_len,
+            "tokens": token_ids,
+        }
+        if request.return_token_strs:
+            answer["token_strs"] = [self._model.tokenizer.token(i) for i in token_ids]
+        return answer
+
+    async def _generate_one_token(self) -> None:
+        request = GenerationRequest(
+            RequestId(f"ready-{uuid.uuid4().hex}"),
+            [self._model.tokenizer.bos_token_id or 0],
+            SamplingParams(temperature=0.0, max_tokens=1),
+            timeout_s=_READY_TIMEOUT_S,
+        )
+        stream = self._backend.submit(request)
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                async for _ in stream:
+                    pass
+        except TimeoutError as error:
+            raise ApiError(503, "no token was generated in time", "server_error") from error
+        finally:
+            stream.close()
+
+    def _timeout_s(self, exchange: Exchange) -> float:
+        """The client may set a shorter one by a header, in seconds."""
+        value = exchange.header("x-request-timeout")
+        if value is None:
+            return self._limits.request_timeout_s
+        try:
+            timeout_s = float(value)
+        except ValueError:
+            timeout_s = math.nan
+        if not timeout_s > 0:
+            raise bad_request("X-Request-Timeout", "X-Request-Timeout: must be seconds above 0")
+        return min(timeout_s, self._limits.request_timeout_s)
+
+
+def _name(exchange: Exchange) -> None:
+    """The client's own id, if it sends one, comes back with the response."""
+    value = exchange.header("x-request-id")
+    if value is None:
+        exchange.name_response(uuid.uuid4().hex)
+    elif 0 < len(value) <= 128 and all(0x21 <= ord(char) <= 0x7E for char in value):
+        exchange.name_response(value)
+    else:
+        raise bad_request("X-Request-Id", "X-Request-Id: must be 1 to 128 visible ASCII characters")
+
+
+async def _off_loop(work: Callable[[bytes], T], body: bytes) -> T:
+    if len(body) <= _SHORT_BODY_BYTES:
+        return work(body)
+    return await asyncio.to_thread(work, body)
+
+
+async def _send(exchange: Exchange, answer: Json) -> None:
+    await exchange.send_json(dump(answer).encode())
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kvrelay")
+    except metadata.PackageNotFoundError:
+        return "not installed"

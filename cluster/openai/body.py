@@ -1,0 +1,71 @@
+"""Request bodies: JSON to typed values, where every unknown or unsupported field is an error."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from cluster.openai.errors import ApiError, bad_request
+
+# Types are strict: "16" is no number and true is none; an integer is a number.
+_STRICT = {"strict": True, "frozen": True, "allow_inf_nan": False}
+
+
+class Part(BaseModel):
+    """An object inside a body."""
+
+    model_config = ConfigDict(extra="forbid", **_STRICT)  # type: ignore[typeddict-item]
+
+
+class Body(BaseModel):
+    """A whole body. `not_supported` names parameters that exist elsewhere, with the values
+    that ask for nothing (their defaults, which many clients send); null asks for nothing too."""
+
+    model_config = ConfigDict(extra="allow", **_STRICT)  # type: ignore[typeddict-item]
+    not_supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    model: str | None = None
+
+    def check_extra_fields(self) -> None:
+        for name, value in (self.model_extra or {}).items():
+            if name not in self.not_supported:
+                raise bad_request(name, f"unknown parameter {name!r}", "unknown_parameter")
+            if value is not None and value not in self.not_supported[name]:
+                raise bad_request(name, f"{name} is not supported", "unsupported_parameter")
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
+    try:
+        body = kind.model_validate_json(data)
+    except ValidationError as error:
+        raise _explain(error.errors(include_url=False, include_input=False)) from error
+    body.check_extra_fields()
+    return body
+
+
+def _explain(errors: Sequence[ErrorDetails]) -> ApiError:
+    """The first of them; one is enough to send a client back."""
+    first = errors[0]
+    path = _path(first["loc"])
+    match first["type"]:
+        case "json_invalid":
+            return bad_request(None, f"the body is not valid JSON: {first['ctx']['error']}")
+        case "model_type" if not path:
+            return bad_request(None, "the body must be a JSON object")
+        case "extra_forbidden":
+            return bad_request(path, f"unknown parameter {path!r}", "unknown_parameter")
+        case "missing":
+            return bad_request(path, f"{path} is required", "missing_required_parameter")
+        case _:
+            reason = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+            return bad_request(path, f"{path}: must be {reason}", "invalid_value")
+
+
+def _path(location: Sequence[int | str]) -> str:
+    """messages[0].content"""
+    parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in location]
+    return "".join(part for part in parts if part != ".[key]").removeprefix(".")

@@ -1,0 +1,145 @@
+"""What /v1/chat/completions takes."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from cluster.openai.body import Part
+from cluster.openai.sampling_fields import SamplingFields
+from engine.errors import RequestError
+from engine.sampling import MAX_LOGPROBS
+from engine.text.chat_template import ChatOptions
+
+MAX_MESSAGES = 4096
+
+
+def _check_content(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "a string or an array of text parts")
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("image_url", "input_audio", "file", "video_url", "audio_url"):
+            raise PydanticCustomError("content", f"text: {kind} is not supported")
+        if kind != "text" or not isinstance(part.get("text"), str) or len(part) != 2:
+            raise PydanticCustomError(
+                "content", 'a string or an array of {"type": "text", "text": ...}'
+            )
+    return value
+
+
+class FunctionCall(Part):
+    name: str
+    arguments: str
+
+
+class ToolCall(Part):
+    id: str | None = None
+    index: int | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Part):
+    """One turn. The last three are what clients send back of an answer they got, as null."""
+
+    role: str
+    content: Annotated[Any, BeforeValidator(_check_content)] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: Annotated[list[Any] | None, Field(max_length=0)] = None
+    audio: None = None
+    function_call: None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        message = self.model_dump(
+            exclude_none=True, exclude={"refusal", "annotations", "audio", "function_call"}
+        )
+        if self.refusal is not None:
+            message.setdefault("content", self.refusal)
+        return message
+
+
+def _check_tools(value: Any) -> Any:
+    """Kept as the client wrote them: the template prints them."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("tools", "an array with at least one tool")
+    for tool in value:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        known = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if not known or tool.get("type") != "function":
+            raise PydanticCustomError(
+                "tools", 'an array of {"type": "function", "function": {"name": ...}}'
+            )
+    return value
+
+
+class ChatRequest(SamplingFields):
+    not_supported: ClassVar = {
+        **SamplingFields.not_supported,
+        "audio": (),
+        "chat_template": (),
+        "echo": (False,),
+        "function_call": ("none",),
+        "functions": (),
+        "include_reasoning": (True,),
+        "modalities": (["text"],),
+        "mm_processor_kwargs": ({},),
+        "parallel_tool_calls": (True,),
+        "prediction": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    max_completion_tokens: int | None = None
+    tools: Annotated[Any, BeforeValidator(_check_tools)] = None
+    tool_choice: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    documents: list[dict[str, str]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = False
+
+    def chat_options(self) -> ChatOptions:
+        prompt = self.add_generation_prompt
+        return ChatOptions(
+            tools=self._tools_in_use(),
+            documents=self.documents,
+            add_generation_prompt=not self.continue_final_message if prompt is None else prompt,
+            continue_final_message=self.continue_final_message,
+            template_kwargs=self.chat_template_kwargs,
+        )
+
+    def chat_messages(self) -> Sequence[dict[str, Any]]:
+        return [message.as_dict() for message in self.messages]
+
+    def wanted_max_tokens(self) -> int | None:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise RequestError("max_completion_tokens", f"{new}, but max_tokens says {old}")
+        return old if new is None else new
+
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs", "needs logprobs=true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def _tools_in_use(self) -> Any:
+        if self.tool_choice in (None, "auto"):
+            return self.tools
+        if self.tool_choice == "none":
+            return None
+        raise RequestError("tool_choice", "only 'auto' and 'none' are supported")

@@ -1,0 +1,66 @@
+"""Errors in OpenAI's shape, and the one place where our errors become HTTP statuses."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.errors import EngineError, QueueFullError, RequestError, UnavailableError
+
+_RETRY_QUEUE_S = 1
+_RETRY_UNAVAILABLE_S = 5
+
+
+@dataclass
+class ApiError(Exception):
+    """An answer that is an error; `param` is the request's field at fault, if one is."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.message}"
+
+    def body(self) -> bytes:
+        return json.dumps({"error": self._fields()}).encode()
+
+    def event(self) -> bytes:
+        """As the last event of a stream whose headers are out."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def _fields(self) -> dict[str, str | None]:
+        return {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+
+
+def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def api_error(error: EngineError) -> ApiError:
+    """What a client is told about an error of the engine."""
+    match error:
+        case RequestError(field=name):
+            return bad_request(name, str(error))
+        case QueueFullError():
+            message = str(error) or "too many requests are waiting"
+            headers = {"Retry-After": str(_RETRY_QUEUE_S)}
+            return ApiError(429, message, "rate_limit_error", None, "rate_limit_exceeded", headers)
+        case UnavailableError():
+            message = str(error) or "nothing can be generated at the moment"
+            headers = {"Retry-After": str(_RETRY_UNAVAILABLE_S)}
+            return ApiError(503, message, "server_error", None, "unavailable", headers)
+        case _:
+            return ApiError(500, str(error) or "generation failed", "server_error")
+
+
+def internal_error() -> ApiError:
+    """For what should not happen; what did is in the server's log."""
+    return ApiError(500, "the server failed to answer this request", "server_error")

@@ -1,0 +1,139 @@
+"""A checked request: the token ids to generate from, the parameters, and how to answer.
+
+Making a plan is all the work before the engine's; it reads nothing but its arguments, so a
+long one is made on another thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cluster.openai.chat_request import ChatRequest
+from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, MAX_PROMPTS, CompletionRequest
+from cluster.openai.sampling_fields import SamplingFields
+from cluster.served_model import ServedModel, too_long
+from engine.errors import RequestError
+from engine.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: Sequence[int]
+    text: str | None = None  # as the client wrote it, where it wrote text
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What the client wants to see of an answer, beside its text."""
+
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    skip_special_tokens: bool = True
+    echo: bool = False
+    echo_only: bool = False  # max_tokens=0: nothing beside the prompt
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    options: AnswerOptions
+    priority: int = 0
+    cache_salt: str = ""
+
+
+def plan_completion(request: CompletionRequest, model: ServedModel) -> Plan:
+    request.check_stream_options()
+    prompts = tuple(_read_prompts(request, model))
+    wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    echo_only = request.echo and wanted == 0
+    most = min(_room(prompt, model, "prompt") for prompt in prompts)
+    if request.max_tokens is None:
+        wanted = min(model.defaults.max_tokens or wanted, most)
+    params = request.sampling_params(
+        model.defaults, max_tokens=1 if echo_only else wanted, logprobs=request.logprobs
+    )
+    if request.echo and request.logprobs is not None:
+        # The prompt is part of the text, so its tokens have logprobs too.
+        most_logprobs = max(params.prompt_logprobs or 0, request.logprobs)
+        params = replace(params, prompt_logprobs=most_logprobs)
+    options = _options(request, request.logprobs, echo=request.echo, echo_only=echo_only)
+    return _checked(Plan(prompts, params, options, *_scheduling(request)), model, most)
+
+
+def plan_chat(request: ChatRequest, model: ServedModel) -> Plan:
+    request.check_stream_options()
+    logprobs = request.num_logprobs()
+    text = model.render(request.chat_messages(), request.chat_options())
+    token_ids = model.encode(text, add_special_tokens=request.add_special_tokens, param="messages")
+    prompt = Prompt(token_ids)
+    most = _room(prompt, model, "messages")
+    wanted = request.wanted_max_tokens()
+    if wanted is None:
+        wanted = min(model.defaults.max_tokens or most, most)
+    params = request.sampling_params(model.defaults, max_tokens=wanted, logprobs=logprobs)
+    options = _options(request, logprobs)
+    return _checked(Plan((prompt,), params, options, *_scheduling(request)), model, most)
+
+
+def _read_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    for prompt in request.prompts():
+        if len(prompts) == MAX_PROMPTS:
+            raise RequestError("prompt", f"more than {MAX_PROMPTS} prompts in one request")
+        if isinstance(prompt, str):
+            add = request.add_special_tokens
+            token_ids = model.encode(prompt, add_special_tokens=add, param="prompt")
+            if not token_ids:
+                raise RequestError("prompt", "must hold at least one token")
+            prompts.append(Prompt(token_ids, prompt))
+        else:
+            model.check_token_ids(prompt, "prompt")
+            prompts.append(Prompt(prompt))
+    return prompts
+
+
+def _room(prompt: Prompt, model: ServedModel, param: str) -> int:
+    """Tokens that fit behind the prompt; an answer has at least one."""
+    room = model.max_model_len - len(prompt.token_ids)
+    if room < 1:
+        raise too_long(param, str(len(prompt.token_ids)), model.max_model_len)
+    return room
+
+
+def _checked(plan: Plan, model: ServedModel, most: int) -> Plan:
+    plan.params.check_token_ids(model.vocab_size)
+    wanted = plan.params.max_tokens
+    if wanted is not None and wanted > most:
+        raise RequestError(
+            "max_tokens",
+            f"{wanted}, but the model takes {model.max_model_len} tokens and the prompt leaves "
+            f"room for {most}",
+        )
+    return plan
+
+
+def _options(
+    request: SamplingFields, logprobs: int | None, *, echo: bool = False, echo_only: bool = False
+) -> AnswerOptions:
+    stream = request.stream_options
+    return AnswerOptions(
+        stream=bool(request.stream),
+        include_usage=bool(stream and stream.include_usage),
+        continuous_usage=bool(stream and stream.continuous_usage_stats),
+        skip_special_tokens=request.skip_special_tokens,
+        echo=echo,
+        echo_only=echo_only,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        return_token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+    )
+
+
+def _scheduling(request: SamplingFields) -> tuple[int, str]:
+    return request.priority, request.cache_salt or ""

@@ -1,0 +1,149 @@
+"""The parameters that completions and chat share, and what they are where a client is silent."""
+
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from cluster.openai.body import Body, Part
+from engine.errors import RequestError
+from engine.sampling import SamplingParams
+
+_MAX_STOPS = 32
+_MAX_STOP_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model's authors recommend, between the request and OpenAI's defaults; None where
+    they say nothing."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
+class StreamOptions(Part):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage so far in every event
+
+
+def _check_stop(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return None
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise PydanticCustomError("stop", "a string or an array of strings")
+    if len(stops) > _MAX_STOPS or any(len(stop) > _MAX_STOP_CHARS for stop in stops):
+        raise PydanticCustomError(
+            "stop", f"at most {_MAX_STOPS} strings of at most {_MAX_STOP_CHARS} characters"
+        )
+    return stops
+
+
+def _check_salt(value: Any) -> Any:
+    if isinstance(value, str) and (not value or set(value) & set("@/\\\0")):
+        raise PydanticCustomError("salt", "a string without @, /, \\ and NUL, not an empty one")
+    return value
+
+
+class SamplingFields(Body):
+    """Fields stand by the names that OpenAI and vLLM give them; None is "not said"."""
+
+    # Real parameters of OpenAI's or vLLM's that would change the answer.
+    not_supported: ClassVar = {
+        "bad_words": ([],),
+        "best_of": (1,),
+        "data_parallel_rank": (),
+        "kv_transfer_params": ({},),
+        "length_penalty": (1,),
+        "logits_processors": ([],),
+        "logprob_token_ids": ([],),
+        "prompt_embeds": (),
+        "repetition_detection": (),
+        "request_id": (),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "session_id": (),
+        "spaces_between_special_tokens": (True,),
+        "store": (False,),
+        "stream_interval": (1,),
+        "structured_outputs": (),
+        "guided_choice": (),
+        "guided_decoding_backend": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_whitespace_pattern": (),
+        "thinking_token_budget": (),
+        "truncate_prompt_tokens": (),
+        "truncation_side": (),
+        "use_beam_search": (False,),
+        "vllm_xargs": ({},),
+    }
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_check_stop)] = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    cache_salt: Annotated[str | None, Field(max_length=128), BeforeValidator(_check_salt)] = None
+    # For the operator's records; they never change an answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def sampling_params(
+        self, defaults: SamplingDefaults, *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """The request, then the model's recommendation, then OpenAI's defaults."""
+        given = {name: getattr(defaults, name) for name in _RECOMMENDED}
+        given |= {name: v for name in _PASSED_ON if (v := getattr(self, name)) is not None}
+        values = {name: value for name, value in given.items() if value is not None}
+        if values.get("top_k") == -1:  # vLLM's "off"
+            values["top_k"] = 0
+        for name in _TUPLES:
+            if name in values:
+                values[name] = tuple(values[name])
+        # Drawn here, so that every worker that a request meets draws the same tokens.
+        values.setdefault("seed", secrets.randbits(63))
+        return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
+
+    def check_stream_options(self) -> None:
+        if not self.stream and self.stream_options is not None:
+            raise RequestError("stream_options", "is allowed with stream=true only")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs", "is not available with stream=true")
+
+
+_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_TUPLES = ("stop", "stop_token_ids", "allowed_token_ids")
+_PASSED_ON = (
+    *("n", *_RECOMMENDED, "presence_penalty", "frequency_penalty", "logit_bias", *_TUPLES),
+    *("seed", "min_tokens", "include_stop_str_in_output", "ignore_eos", "prompt_logprobs"),
+)

@@ -1,0 +1,67 @@
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.exchange import HttpLimits
+from cluster.front import Front
+from cluster.http import build_app
+from cluster.served_model import ServedModel
+from tests.cluster.fakes import FakeBackend, Script, small_model
+
+
+@dataclass
+class Server:
+    """The application without a socket."""
+
+    client: httpx.AsyncClient
+    backend: FakeBackend
+    front: Front
+    model: ServedModel
+
+    async def post(self, path: str, /, **body: Any) -> httpx.Response:
+        return await self.client.post(path, json=body)
+
+    async def ok(self, path: str, /, **body: Any) -> dict[str, Any]:
+        response = await self.post(path, **body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def events(self, path: str, /, **body: Any) -> list[dict[str, Any]]:
+        response = await self.post(path, stream=True, **body)
+        assert response.status_code == 200, response.text
+        return read_events(response.text)
+
+
+def read_events(text: str) -> list[dict[str, Any]]:
+    """The JSON of each event; the last one must be [DONE]."""
+    assert text.endswith("\n\n")
+    frames = text.removesuffix("\n\n").split("\n\n")
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    assert frames.pop() == "data: [DONE]"
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+def make_server(
+    script: Script | None = None,
+    model: ServedModel | None = None,
+    limits: HttpLimits | None = None,
+) -> Server:
+    backend, model = FakeBackend(script), model or small_model()
+    app, front = build_app(backend, model, limits)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    client = httpx.AsyncClient(transport=transport, base_url="http://test")
+    return Server(client, backend, front, model)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = make_server()
+    async with server.client:
+        yield server
+        # Whatever was asked, nothing is left running at the engine.
+        assert all(stream.num_closed for stream in server.backend.streams)

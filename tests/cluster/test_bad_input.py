@@ -1,0 +1,399 @@
+"""Whatever a client sends: never a 5xx, never silence, and errors in OpenAI's shape."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.exchange import HttpLimits
+from cluster.openai.chat_request import ChatRequest
+from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
+from engine.errors import EngineError, RequestError, UnavailableError
+from tests.cluster.conftest import Server, make_server
+from tests.cluster.fakes import MAX_MODEL_LEN, FakeBackend, say
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert list(body) == ["error"]
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert isinstance(error["type"], str)
+    return error
+
+
+async def refused(server: Server, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = await server.client.post(path, content=data)
+    assert response.status_code == status, response.text
+    return error_of(response)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe\x00",
+        b'{"prompt": "\\ud800", "messages": []}',
+        b'{"prompt": "a\x00b"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"n": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "x"} trailing',
+    ],
+)
+async def test_bodies_that_are_no_json_object(server: Server, path: str, body: bytes) -> None:
+    await refused(server, path, body)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("prompt", None),
+        ("prompt", 1),
+        ("prompt", []),
+        ("prompt", [[]]),
+        ("prompt", ["a", 1]),
+        ("prompt", [1, "a"]),
+        ("prompt", [1, True]),
+        ("prompt", [1.5]),
+        ("prompt", [-1]),
+        ("prompt", [10**9]),
+        ("prompt", [10**30]),
+        ("prompt", {"a": 1}),
+        ("prompt", ""),
+        ("prompt", ["x"] * 1025),
+        ("prompt", "word " * MAX_MODEL_LEN * 50),
+        ("prompt", [1] * MAX_MODEL_LEN),
+        ("max_tokens", "16"),
+        ("max_tokens", 1.5),
+        ("max_tokens", -1),
+        ("max_tokens", True),
+        ("max_tokens", MAX_MODEL_LEN),
+        ("max_tokens", 10**30),
+        ("n", 0),
+        ("n", 129),
+        ("temperature", "hot"),
+        ("temperature", -0.1),
+        ("temperature", 1e999),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"999999": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", [1]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [10**9]),
+        ("seed", 2**63),
+        ("seed", 1.5),
+        ("min_tokens", 17),
+        ("stop", 1),
+        ("stop", [""]),
+        ("stop", ["a"] * 33),
+        ("stop", "x" * 1025),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["</s>"]),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", True),
+        ("prompt_logprobs", 21),
+        ("priority", 2**40),
+        ("cache_salt", ""),
+        ("cache_salt", "a/b"),
+        ("cache_salt", "x" * 129),
+        ("stream", "yes"),
+        ("stream_options", {"include_usage": True}),
+        ("echo", 1),
+        ("user", 5),
+        ("skip_special_tokens", None),
+    ],
+)
+async def test_wrong_values_name_their_parameter(server: Server, param: str, value: Any) -> None:
+    error = await refused(server, COMPLETIONS, {"prompt": "x", param: value})
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].split("[")[0].split(".")[0] == param
+    assert param in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("messages", []),
+        ("messages", "hi"),
+        ("messages", [1]),
+        ("messages", [{"content": "x"}]),
+        ("messages", [{"role": 1, "content": "x"}]),
+        ("messages", [{"role": "user", "content": 1}]),
+        ("messages", [{"role": "user", "content": [{"type": "text"}]}]),
+        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        ("messages", [{"role": "user", "content": "x", "colour": "red"}]),
+        ("messages", [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]),
+        ("messages", [{"role": "user", "content": "x " * MAX_MODEL_LEN}]),
+        ("top_logprobs", 3),
+        ("logprobs", 3),
+        ("tools", []),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("documents", [{"title": 1}]),
+        ("chat_template_kwargs", []),
+        ("max_completion_tokens", 0),
+    ],
+)
+async def test_wrong_values_of_chat_name_their_parameter(
+    server: Server, param: str, value: Any
+) -> None:
+    error = await refused(server, CHAT, {"messages": HELLO, param: value})
+    assert error["param"].split("[")[0] in (param, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("path", "params"),
+    [
+        (COMPLETIONS, ["best_of", "suffix", "use_beam_search", "bad_words", "response_format"]),
+        (COMPLETIONS, ["guided_json", "structured_outputs", "truncate_prompt_tokens"]),
+        (CHAT, ["response_format", "functions", "reasoning_effort", "modalities", "echo"]),
+        (CHAT, ["chat_template", "parallel_tool_calls", "audio", "prediction", "service_tier"]),
+    ],
+)
+async def test_parameters_that_we_lack_are_refused_by_name(
+    server: Server, path: str, params: list[str]
+) -> None:
+    good = {"prompt": "x", "messages": HELLO}
+    body = {key: good[key] for key in (["prompt"] if path == COMPLETIONS else ["messages"])}
+    for param in params:
+        error = await refused(server, path, {**body, param: "anything"})
+        assert error["param"] == param
+        assert error["code"] == "unsupported_parameter"
+        assert "not supported" in error["message"]
+        await server.ok(path, **{**body, param: None})
+
+
+async def test_values_that_ask_for_nothing_are_taken(server: Server) -> None:
+    await server.ok(COMPLETIONS, prompt="x", best_of=1, suffix="", use_beam_search=False)
+    plain = {"type": "text"}
+    await server.ok(CHAT, messages=HELLO, response_format=plain, parallel_tool_calls=True)
+
+
+async def test_unknown_parameters_are_refused_by_name(server: Server) -> None:
+    for path, body in (
+        (COMPLETIONS, {"prompt": "x", "temprature": 1}),
+        (CHAT, {"messages": HELLO, "temprature": None}),
+        ("/tokenize", {"prompt": "x", "temprature": 1}),
+        ("/detokenize", {"tokens": [], "temprature": 1}),
+    ):
+        error = await refused(server, path, body)
+        assert (error["param"], error["code"]) == ("temprature", "unknown_parameter")
+    body = {"prompt": "x", "stream": True, "stream_options": {"usage": True}}
+    assert (await refused(server, COMPLETIONS, body))["param"] == "stream_options.usage"
+
+
+async def test_other_models_are_not_found(server: Server) -> None:
+    for path, body in (
+        (COMPLETIONS, {"prompt": "x"}),
+        (CHAT, {"messages": HELLO}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+    ):
+        error = await refused(server, path, {**body, "model": "gpt-4"}, 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert (await server.client.get("/v1/models/gpt-4")).status_code == 404
+
+
+async def test_context_that_does_not_fit_has_openais_code(server: Server) -> None:
+    error = await refused(server, COMPLETIONS, {"prompt": [1] * (MAX_MODEL_LEN + 1)})
+    assert error["code"] == "context_length_exceeded"
+    assert str(MAX_MODEL_LEN) in error["message"]
+
+
+async def test_routes_that_are_not_there(server: Server) -> None:
+    for method, path, status in (
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/v1/completions/", 404),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/v1/embeddings", 400),
+    ):
+        response = await server.client.request(method, path)
+        assert response.status_code == status
+        error_of(response)
+
+
+async def test_large_bodies_are_cut_off_early() -> None:
+    server = make_server(limits=HttpLimits(max_body_bytes=1000))
+    data = json.dumps({"prompt": "x" * 2000}).encode()
+    await refused(server, COMPLETIONS, data, 413)
+    num_sent = 0
+
+    async def pieces() -> Any:
+        nonlocal num_sent
+        for _ in range(100):
+            num_sent += 1
+            yield b"x" * 100
+
+    response = await server.client.post(COMPLETIONS, content=pieces())
+    assert response.status_code == 413
+    error_of(response)
+    assert num_sent < 20
+
+
+async def test_bodies_that_never_end_time_out() -> None:
+    server = make_server(limits=HttpLimits(body_timeout_s=0.05))
+
+    async def pieces() -> Any:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    response = await server.client.post(COMPLETIONS, content=pieces())
+    assert response.status_code == 408
+    error_of(response)
+
+
+@pytest.mark.parametrize("value", ["a b", "x" * 129, "", "ü"])
+async def test_request_ids_that_are_no_ids(server: Server, value: str) -> None:
+    headers = {b"X-Request-Id": value.encode("latin-1")}
+    response = await server.client.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "X-Request-Id"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RequestError("prompt", "too long"), 400),
+        (UnavailableError("stopping"), 503),
+        (EngineError("the step failed"), 500),
+    ],
+)
+async def test_the_engines_errors_have_their_status(error: EngineError, status: int) -> None:
+    server = make_server(lambda request: iter([error]))
+    for stream in (False, True):
+        response = await server.post(COMPLETIONS, prompt="x", stream=stream)
+        assert response.status_code == status
+        assert str(error) in error_of(response)["message"]
+        assert ("retry-after" in response.headers) == (status == 503)
+    assert all(stream.num_closed for stream in server.backend.streams)
+
+
+async def test_an_error_in_mid_stream_is_an_event() -> None:
+    def script(request: Any) -> Any:
+        steps = say()(request)
+        yield next(steps)
+        yield next(steps)
+        yield EngineError("the step failed")
+
+    server = make_server(script)
+    response = await server.post(COMPLETIONS, prompt="x", stream=True)
+    assert response.status_code == 200
+    frames = response.text.removesuffix("\n\n").split("\n\n")
+    assert frames[-1] == "data: [DONE]"
+    error = json.loads(frames[-2].removeprefix("data: "))["error"]
+    assert (error["message"], error["type"]) == ("the step failed", "server_error")
+    assert len(frames) == 4
+    assert (await server.post(COMPLETIONS, prompt="x")).status_code == 500
+
+
+async def test_an_engine_that_falls_silent_is_no_answer() -> None:
+    server = make_server(lambda request: iter(list(say()(request))[:3]))
+    response = await server.post(COMPLETIONS, prompt="x", max_tokens=200)
+    assert response.status_code == 500
+    error_of(response)
+
+
+async def test_our_own_bugs_are_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeBackend):
+        def submit(self, request: Any) -> Any:
+            raise KeyError("secret detail")
+
+    server = make_server()
+    server.front._backend = Broken()
+    response = await server.post(COMPLETIONS, prompt="x")
+    assert response.status_code == 500
+    assert "secret" not in error_of(response)["message"]
+    assert "secret detail" in caplog.text
+
+
+# Values of every kind that JSON has, small ones and absurd ones.
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 50),
+    st.integers(),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.text(max_size=12),
+    st.sampled_from(["user", "assistant", "auto", "text", "x" * 3000]),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(
+            st.one_of(st.sampled_from(["role", "content", "type", "text", "1"]), st.text()),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "bad"])},
+        optional={"content": st.one_of(st.text(max_size=20), values), "tool_calls": values},
+    ),
+    max_size=3,
+)
+FIELDS: dict[str, tuple[list[str], dict[str, st.SearchStrategy[Any]]]] = {
+    COMPLETIONS: ([*CompletionRequest.model_fields, "suffix", "best_of"], {"prompt": st.text()}),
+    CHAT: ([*ChatRequest.model_fields, "echo", "functions"], {"messages": messages}),
+    "/tokenize": ([*TokenizeRequest.model_fields], {"prompt": st.text()}),
+    "/detokenize": ([*DetokenizeRequest.model_fields], {"tokens": values}),
+}
+
+
+@pytest.mark.parametrize("path", FIELDS)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_random_bodies_never_break_the_server(path: str, data: st.DataObject) -> None:
+    names, usual = FIELDS[path]
+    names = [name for name in names if name != "model"]
+    body = data.draw(
+        st.one_of(
+            st.dictionaries(st.sampled_from(names), values, max_size=4),
+            st.fixed_dictionaries(usual),
+            values,
+        )
+    )
+    if isinstance(body, dict) and data.draw(st.booleans()):
+        body = {**{name: data.draw(kind) for name, kind in usual.items()}, **body}
+
+    async def send() -> None:
+        server = make_server()
+        response = await server.client.post(path, content=json.dumps(body).encode())
+        assert response.status_code in (200, 400, 413), response.text
+        if response.status_code == 200:
+            assert response.text
+        else:
+            error_of(response)
+        assert all(stream.num_closed for stream in server.backend.streams)
+
+    asyncio.run(send())
