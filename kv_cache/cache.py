@@ -155,7 +155,8 @@ class KvCache:
         """The keys and values of the first `num_computed` tokens are written and confirmed.
 
         Names the newly full blocks (`names` are those of the whole sequence, from its first
-        block on; those that are missing are not named) and frees what no later query sees.
+        block on; those that are missing are not named, or at a later block's end if they come
+        by then) and frees what no later query sees.
         Where the tree has another block of that name, the table switches to it.
         """
         if num_computed < blocks.next_advance:

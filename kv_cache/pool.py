@@ -98,10 +98,6 @@ class BlockPool(Generic[Label]):
         self.labels[block] = label
         self._policy.use(block, priority)
 
-    def use(self, block: int, priority: int) -> None:
-        """A sequence that holds the block since before it was labelled uses it as such."""
-        self._policy.use(block, priority)
-
     def remove(self, block: int) -> None:
         """Takes the label away; a block that is only cached is free then."""
         assert self.labels[block] is not None, f"block {block} has no label"

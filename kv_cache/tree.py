@@ -177,9 +177,7 @@ class PrefixTree:
             node.blocks[group] = block
             self._events.stored(node.name, node.parent, group)
             return block
-        if stored == block:
-            pool.use(block, priority)
-        else:
+        if stored != block:
             pool.touch(stored, priority)
             pool.release(block)
         return stored

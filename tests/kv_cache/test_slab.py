@@ -1,0 +1,77 @@
+"""A slab's strides, and its blobs beyond 4 GiB."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
+from kv_cache.slab import ELEMENT_DTYPES, KvSlab
+
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+def make_layout(format: str = "bf16", widths: tuple[int, ...] = (16, 8)) -> BlockLayout:
+    group = KvGroup(layers=(0, 2, 3), num_kv_heads=2, widths=widths)
+    return BlockLayout(group, 16, KV_FORMATS[format])
+
+
+@pytest.mark.parametrize("format", sorted(ELEMENT_DTYPES))
+def test_an_element_lies_where_the_layout_says(format: str) -> None:
+    layout = make_layout(format)
+    slab = KvSlab.allocate(layout, 3, CPU)
+    size = slab.data.itemsize
+    slab.data.copy_(torch.arange(slab.data.numel()) % 251)
+    for head in range(2):
+        for layer in range(3):
+            for plane, width in enumerate(layout.group.widths):
+                for token in (0, 5, 15):
+                    index = (
+                        2 * slab.block_stride
+                        + head * slab.head_stride
+                        + layer * slab.layer_stride
+                        + slab.plane_offsets[plane]
+                        + token * width
+                    )
+                    start = layout.offset(head, layer, plane, token)
+                    row = slab.blob(2)[start : start + width * size].view(slab.data.dtype)
+                    assert torch.equal(row, slab.data[index : index + width])
+
+
+def test_a_new_slab_is_zero_and_has_its_blocks() -> None:
+    slab = KvSlab.allocate(make_layout(), 5, CPU)
+    assert slab.num_blocks == 5
+    assert slab.blob(4).shape == (slab.layout.blob_bytes,)
+    assert not slab.data.any()
+
+
+def test_a_blob_shares_the_slabs_memory_and_no_other_blob() -> None:
+    slab = KvSlab.allocate(make_layout(), 3, CPU)
+    slab.blob(1).fill_(255)
+    assert not slab.blob(0).any()
+    assert not slab.blob(2).any()
+    assert slab.blob(1).data_ptr() - slab.blob(0).data_ptr() == slab.layout.blob_bytes
+
+
+def test_blobs_beyond_4_gib_are_addressed_right(tmp_path: Path) -> None:
+    """In a sparse file, of which only the pages that are touched exist. The number of its
+    elements does not fit 31 bits, nor do their offsets in bytes fit 32."""
+    layout = make_layout("fp16", widths=(128, 128))
+    num_blocks = 5 * GIB // layout.blob_bytes
+    with (tmp_path / "slab").open("w+b") as file:
+        file.truncate(num_blocks * layout.blob_bytes)
+        memory = mmap.mmap(file.fileno(), num_blocks * layout.blob_bytes)
+    slab = KvSlab(layout, torch.frombuffer(memory, dtype=torch.float16))
+    assert slab.num_blocks == num_blocks
+    assert slab.data.numel() > 2**31
+    for block in (4 * GIB // layout.blob_bytes + 1, num_blocks - 1):
+        start = block * layout.blob_bytes
+        memory[start : start + 4] = b"\x01\x02\x03\x04"
+        assert slab.blob(block)[:4].tolist() == [1, 2, 3, 4]
+        slab.blob(block)[-2:] = 7
+        end = start + layout.blob_bytes
+        assert memory[end - 3 : end] == b"\x00\x07\x07"
+        wrapped = (start % 2**32) // layout.blob_bytes
+        assert not slab.blob(wrapped).any(), "the offset was cut to 32 bits"
