@@ -1,0 +1,42 @@
+# What pip installs as torch, before everything else: a range that has a CPU build, so that a
+# machine without a GPU does not fetch CUDA. On a GPU machine: make setup TORCH='torch>=2.11'
+TORCH ?= torch==2.13.*
+PYTHON ?= python3
+MODEL ?= bundled
+ARGS ?=
+TESTS ?= tests
+
+BIN := .venv/bin
+
+.PHONY: help setup serve test check format
+
+help:
+	@echo 'make setup    .venv with the kvrelay command and all that the tests need'
+	@echo 'make serve    serves the bundled model, or MODEL=..., with ARGS="--port 8001 ..."'
+	@echo 'make test     all tests, or TESTS="tests/kv_cache -k pool"'
+	@echo 'make check    ruff, mypy and the import rules'
+	@echo 'make format   what ruff can mend by itself'
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+serve: setup
+	$(BIN)/kvrelay serve $(MODEL) $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(TESTS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+	$(BIN)/python -m pytest tests/test_imports.py
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
