@@ -1,0 +1,123 @@
+"""Carries out a step's plan on one device: blocks moved, model run, tokens drawn."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.models.interface import CausalModel
+from engine.sampler.interface import Draws, History, Sampler
+from engine.sampler.report import logprob_entries, make_samples
+from engine.sampler.table import SamplingTable
+from engine.slots import SlotTable
+from engine.step import Slice, StepPlan, StepResult, TokenLogprobs
+from kv_cache.slab import KvSlab
+
+# rows of logits at a time where every token of a prompt needs them: 128 rows of a vocabulary
+# of 128k are 67 MB in fp32
+PROMPT_LOGPROB_ROWS = 128
+
+
+class ModelRunner:
+    """Owns the slot table, the slabs and the model; decides nothing and knows no requests.
+
+    One thread calls `execute`. A plan whose execution raised may have written into the blocks
+    of its own slices, and into nothing else.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        sampler: Sampler,
+        parameters: SamplingTable,
+        slots: SlotTable,
+        slabs: Sequence[KvSlab],
+        host_slabs: Sequence[KvSlab],
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._parameters = parameters
+        self._slots = slots
+        self._slabs = slabs
+        self._host_slabs = host_slabs
+        self._eos_token_ids = eos_token_ids
+        self._device = slabs[0].data.device
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._move_blocks(plan)
+        for sequence in plan.entering:
+            self._slots.enter(sequence)
+            self._parameters.enter(
+                sequence.slot,
+                sequence.params,
+                sequence.seed,
+                sequence.choice,
+                sequence.num_prompt_tokens,
+                self._eos_token_ids,
+            )
+        self._slots.update_tables(plan.updates)
+        if not plan.slices:
+            return StepResult(plan.step, (), {})
+        batch = self._slots.batch(plan.slices, plan.num_decode, self._device)
+        hidden = self._model.forward(batch, self._slabs)
+        ends = np.cumsum([s.num_tokens for s in plan.slices])
+        prompt_logprobs = {
+            s.slot: self._prompt_logprobs(s, hidden[end - s.num_tokens : end])
+            for s, end in zip(plan.slices, ends, strict=True)
+            if s.prompt_logprobs is not None
+        }
+        return self._draw(plan, hidden, ends, prompt_logprobs)
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        for group, device_block, host_block in plan.swap_out:
+            self._host_slabs[group].blob(host_block).copy_(self._slabs[group].blob(device_block))
+        for group, device_block, host_block in plan.swap_in:
+            self._slabs[group].blob(device_block).copy_(self._host_slabs[group].blob(host_block))
+        for group, source, target in plan.copies:
+            self._slabs[group].blob(target).copy_(self._slabs[group].blob(source))
+
+    def _draw(
+        self,
+        plan: StepPlan,
+        hidden: torch.Tensor,
+        ends: np.ndarray[tuple[int], np.dtype[np.int64]],
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+    ) -> StepResult:
+        drawing = [i for i, s in enumerate(plan.slices) if s.samples]
+        if not drawing:
+            return StepResult(plan.step, (), prompt_logprobs)
+        slots = np.array([slot for s in plan.slices for slot in s.samples], np.int32)
+        rows = np.repeat(
+            np.arange(len(drawing), dtype=np.int32),
+            [len(plan.slices[i].samples) for i in drawing],
+        )
+        if len(drawing) < hidden.shape[0]:
+            hidden = hidden[torch.from_numpy(ends[drawing] - 1).to(self._device)]
+        logits = self._model.logits(hidden)
+        sampled = self._sampler.sample(logits, Draws(slots, rows), self._history())
+        drawn = make_samples(sampled, slots, self._parameters)
+        self._slots.append(slots, np.array([s.token_id for s in drawn.samples], np.int32))
+        return StepResult(plan.step, drawn.samples, prompt_logprobs, drawn.failed_slots)
+
+    def _history(self) -> History:
+        return History(
+            torch.from_numpy(self._slots.tokens).to(self._device),
+            torch.from_numpy(self._slots.num_tokens).to(self._device),
+        )
+
+    def _prompt_logprobs(self, part: Slice, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+        assert part.prompt_logprobs is not None
+        first = part.start + 1
+        last = min(first + part.num_tokens, int(self._slots.num_prompt_tokens[part.slot]))
+        targets = self._slots.tokens[part.slot, first:last]
+        entries: list[TokenLogprobs] = []
+        for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
+            piece = torch.from_numpy(targets[start : start + PROMPT_LOGPROB_ROWS])
+            logits = self._model.logits(hidden[start : start + len(piece)])
+            logprobs = self._sampler.token_logprobs(
+                logits, piece.to(self._device), part.prompt_logprobs
+            )
+            entries += logprob_entries(logprobs, piece.tolist(), part.prompt_logprobs)
+        return tuple(entries)

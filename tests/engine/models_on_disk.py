@@ -1,0 +1,71 @@
+"""Tiny random models in Hugging Face's format, with a transformers twin as the oracle."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 256
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.4,  # logits far enough apart that no order hangs on rounding
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"num_hidden_layers": 2}),
+    "mistral": ("MistralConfig", {"num_hidden_layers": 2, "sliding_window": 20}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "initializer_range": 0.15,
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    name: str
+    folder: Path
+
+    @cached_property
+    def twin(self) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=torch.float32
+        ).eval()
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """Without a cache: every token from the whole text before it."""
+        tokens = list(prompt)
+        for _ in range(num_tokens):
+            logits = self.twin(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+            tokens.append(int(logits.argmax()))
+        return tokens[len(prompt) :]
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """Row i is of the token after tokens[: i + 1]."""
+        logits = self.twin(torch.tensor([tokens]), use_cache=False).logits[0]
+        return torch.log_softmax(logits.float(), dim=-1)
+
+
+def make_tiny(name: str, folder: Path, **changes: Any) -> TinyModel:
+    config_class, extra = CONFIGS[name]
+    torch.manual_seed(7)
+    config = getattr(transformers, config_class)(**{**COMMON, **extra, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return TinyModel(name, folder)

@@ -1,0 +1,178 @@
+"""The engine behind an event loop: streams, aborts, refusals, a thread that dies."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.async_engine import AsyncEngine, EngineStream
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
+from engine.request import FinishReason, GenerationRequest, RequestId
+from engine.sampling import SamplingParams
+from engine.step import StepPlan, StepResult
+from tests.engine.models_on_disk import make_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(
+        "llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048
+    ).folder
+
+
+@pytest.fixture
+async def serving(folder: Path) -> AsyncIterator[AsyncEngine]:
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        kv_cache_memory_bytes=4 << 20,
+        max_num_seqs=4,
+        max_num_queued_reqs=8,
+    )
+    serving = AsyncEngine(Engine.create(config))
+    serving.start()
+    yield serving
+    serving.stop()
+
+
+def request(name: str, max_tokens: int = 5, **params: Any) -> GenerationRequest:
+    sampling = SamplingParams(
+        temperature=0.0, ignore_eos=True, **{"max_tokens": max_tokens, **params}
+    )
+    return GenerationRequest(RequestId(name), [1, 2, 3], sampling)
+
+
+async def read(stream: EngineStream) -> tuple[list[int], list[FinishReason]]:
+    tokens: list[int] = []
+    reasons: list[FinishReason] = []
+    async for update in stream:
+        for delta in update.deltas:
+            tokens += delta.token_ids
+            if delta.finish_reason is not None:
+                reasons.append(delta.finish_reason)
+    stream.close()
+    return tokens, reasons
+
+
+async def idle(serving: AsyncEngine) -> None:
+    """Until the engine's thread has nothing left to do."""
+    async with asyncio.timeout(10):
+        while serving.engine.has_work:
+            await asyncio.sleep(0.001)
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def check(engine: Engine) -> None:
+        engine.check_integrity()
+        assert all(group.held == 0 for group in engine.cache_stats().groups)
+        loop.call_soon_threadsafe(done.set)
+
+    serving.call(check)
+    async with asyncio.timeout(10):
+        await done.wait()
+
+
+async def test_requests_at_once_get_the_answers_of_requests_alone(serving: AsyncEngine) -> None:
+    alone, reasons = await read(serving.submit(request("alone", 12)))
+    assert reasons == [FinishReason.LENGTH]
+    assert len(alone) == 12
+    together = await asyncio.gather(*(read(serving.submit(request(str(i), 12))) for i in range(8)))
+    assert [tokens for tokens, _ in together] == [alone] * 8
+    await idle(serving)
+
+
+async def test_a_slow_reader_gets_everything_in_one_update(serving: AsyncEngine) -> None:
+    stream = serving.submit(request("slow", 10))
+    await idle(serving)
+    await asyncio.sleep(0)
+    update = await anext(stream)
+    assert sum(len(delta.token_ids) for delta in update.deltas) == 10
+    assert update.prompt is not None
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_closing_a_stream_frees_its_blocks(serving: AsyncEngine) -> None:
+    stream = serving.submit(request("long", 1500))
+    await anext(stream)
+    stream.close()
+    stream.close()
+    await idle(serving)
+    async with asyncio.timeout(10):
+        async for _ in stream:
+            pass
+
+
+async def test_a_stopped_choice_does_not_keep_the_stream_open(serving: AsyncEngine) -> None:
+    stream = serving.submit(request("two", 1500, n=2))
+    await anext(stream)
+    stream.stop_choice(0)
+    stream.stop_choice(0)
+    await anext(stream)
+    stream.stop_choice(1)
+    async with asyncio.timeout(10):
+        async for _ in stream:
+            pass
+    await idle(serving)
+
+
+async def test_refusals_come_from_the_stream(serving: AsyncEngine) -> None:
+    with pytest.raises(RequestError, match="max_tokens"):
+        await anext(serving.submit(request("r", 10_000)))
+    streams = [serving.submit(request(f"q{i}", 1500)) for i in range(20)]
+    results = await asyncio.gather(*(anext(s) for s in streams), return_exceptions=True)
+    refused = [r for r in results if isinstance(r, QueueFullError)]
+    assert len(refused) == 20 - 4 - 8
+    for stream in streams:
+        stream.close()
+    await idle(serving)
+
+
+async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = serving.engine._runner
+    whole = runner.execute
+
+    def fail(plan: StepPlan) -> StepResult:
+        monkeypatch.setattr(runner, "execute", whole)
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(runner, "execute", fail)
+    with pytest.raises(StepError, match="no more memory"):
+        await read(serving.submit(request("unlucky")))
+    tokens, _ = await read(serving.submit(request("next")))
+    assert len(tokens) == 5
+    serving.check_health()
+    await idle(serving)
+
+
+async def test_a_dead_thread_is_told_to_everyone(
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die() -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(serving.engine, "step", die)
+    stream = serving.submit(request("last"))
+    with pytest.raises(UnavailableError, match="bug"):
+        await read(stream)
+    with pytest.raises(UnavailableError):
+        serving.check_health()
+    with pytest.raises(UnavailableError):
+        await anext(serving.submit(request("too late")))
+
+
+async def test_stopping_fails_what_runs(serving: AsyncEngine) -> None:
+    stream = serving.submit(request("long", 1500))
+    await anext(stream)
+    serving.stop()
+    with pytest.raises(UnavailableError, match="stopping"):
+        async for _ in stream:
+            pass
+    with pytest.raises(UnavailableError, match="stopping"):
+        await anext(serving.submit(request("late")))
