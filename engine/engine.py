@@ -1,6 +1,7 @@
 """One model on one device, serving many requests step by step."""
 
 import logging
+import secrets
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -190,6 +191,7 @@ def _assemble(
             max_chunk_tokens=shape.chunk_tokens,
             eviction=config.eviction_policy,
             watermark=config.watermark,
+            incarnation=secrets.randbits(63),
         )
     )
     slabs = [

@@ -224,6 +224,7 @@ class Scheduler:
                 self._append(drawn, next(samples), result, outbox)
         for request_id in outbox.failures:
             self.abort(request_id)
+        self._cache.events.flush()
         return outbox.output()
 
     def _commit(self, part: Part) -> None:
