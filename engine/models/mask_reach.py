@@ -19,7 +19,8 @@ def mask_window(mask: MaskFunction) -> int | None:
     """The window of a causal mask, None for one that sees everything; any other is refused."""
     window = _reach(mask, FAR)
     for query in QUERIES:
-        if _sees(mask, query, query + 1) or _reach(mask, query) != min(query + 1, window):
+        reach = min(query + 1, window)
+        if reach < 1 or _sees(mask, query, query + 1) or _reach(mask, query) != reach:
             raise ModelError("its attention mask is neither causal nor a causal sliding window")
     return None if window == FAR + 1 else window
 
@@ -43,4 +44,7 @@ def _reach(mask: MaskFunction, query: int) -> int:
 def _sees(mask: MaskFunction, query: int, key: int) -> bool:
     with torch.device("cpu"):  # the model that is being probed lives on the meta device
         zero = torch.tensor(0)
-        return bool(mask(zero, zero, torch.tensor(query), torch.tensor(key)))
+        try:
+            return bool(mask(zero, zero, torch.tensor(query), torch.tensor(key)))
+        except (RuntimeError, IndexError) as error:  # it looked at data, and there are none
+            raise ModelError("its attention mask depends on more than positions") from error

@@ -12,7 +12,7 @@ from kv_cache.slab import KvSlab
 
 BLOCK_SIZE = 8
 FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-POISON = 1e30  # what a freed block is filled with: any read of it shows
+POISON = 3e4  # what a block without an owner is filled with: any use of it shows
 
 
 @dataclass

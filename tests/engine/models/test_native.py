@@ -1,15 +1,24 @@
 """The native decoder against transformers, for every covered family."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from engine.kernels.registry import load_kernels
 from engine.models.describe import describe
 from engine.models.interface import CausalModel, ModelDescription
 from engine.models.load import load_model
-from tests.engine.models.cases import NATIVE_CASES, NUM_TOKENS, PROMPT_LEN, Case
+from tests.engine.models.cases import (
+    NATIVE_CASES,
+    NUM_TOKENS,
+    PROMPT_LEN,
+    SMALL,
+    Case,
+    dense_logits,
+)
 from tests.engine.models.conftest import Saved, SavedModels
 from tests.engine.models.driver import Driver
 
@@ -66,3 +75,45 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(
         torch.testing.assert_close(
             ours, saved.logits[index], rtol=0, atol=TOLERANCE, check_dtype=False
         )
+
+
+HEAD_SIZES = [16, 24, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256]
+
+
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+@pytest.mark.parametrize("head_dim", HEAD_SIZES)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_head_sizes(saved_models: SavedModels, kernels: str, head_dim: int, kv_heads: int) -> None:
+    changes = {"head_dim": head_dim, "num_key_value_heads": kv_heads, "num_hidden_layers": 1}
+    case = Case(
+        f"llama-head{head_dim}-kv{kv_heads}",
+        lambda: transformers.LlamaConfig(**{**SMALL, **changes}),
+    )
+    saved = saved_models(case)
+    driver = Driver(*loaded(saved, kernels))
+    answer = driver.greedy(saved.prompts[0], NUM_TOKENS, chunk=20)
+    assert answer.tokens == saved.answers[0]
+
+
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("case", CASES)
+def test_half_precision_is_as_near_to_fp32_as_transformers_own(
+    saved_models: SavedModels, case: Case, dtype: torch.dtype, kernels: str
+) -> None:
+    """Both round at every operation, so neither is the truth; fp32 is."""
+    saved = saved_models(case)
+    model, description = loaded(saved, kernels, dtype)
+    driver = Driver(model, description, dtype)
+    tokens = saved.answers[0]
+    sequence = driver.start(tokens)
+    ours = torch.cat(
+        [driver.step([(sequence, 30)])[0], driver.step([(sequence, len(tokens) - 30)])[0]]
+    )
+    theirs = dense_logits(copy.deepcopy(saved.model).to(dtype), tokens)
+    truth = saved.logits[0]
+    assert rms(ours - truth) < 1.5 * rms(theirs - truth) + 1e-3
+
+
+def rms(x: torch.Tensor) -> float:
+    return float(x.square().mean().sqrt())

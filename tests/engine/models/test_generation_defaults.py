@@ -1,0 +1,78 @@
+"""End-of-turn ids and default sampling from a model's own files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ModelError
+from engine.generation_defaults import GenerationDefaults, read_generation_defaults
+
+
+def write(folder: Path, **files: Any) -> None:
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+
+
+def test_nothing_said_is_nothing_known(tmp_path: Path) -> None:
+    assert read_generation_defaults(tmp_path) == GenerationDefaults()
+
+
+def test_sampling_defaults(tmp_path: Path) -> None:
+    sampling = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0,
+        "repetition_penalty": 1.05,
+        "max_new_tokens": 2048,
+        "do_sample": True,
+    }
+    write(tmp_path, generation_config=sampling)
+    assert read_generation_defaults(tmp_path) == GenerationDefaults(
+        (), 0.6, 0.9, 20, 0.0, 1.05, 2048
+    )
+
+
+def test_every_end_of_turn_counts(tmp_path: Path) -> None:
+    """As in Llama 3, whose files each name another one."""
+    write(
+        tmp_path,
+        generation_config={"eos_token_id": [128001, 128008]},
+        config={"eos_token_id": 128001},
+        tokenizer_config={
+            "eos_token": "<|eot_id|>",
+            "added_tokens_decoder": {"128009": {"content": "<|eot_id|>"}},
+        },
+    )
+    assert read_generation_defaults(tmp_path).eos_token_ids == (128001, 128008, 128009)
+
+
+def test_the_tokenizers_end_is_found_in_either_file(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        config={"text_config": {"eos_token_id": 1}},
+        tokenizer_config={"eos_token": {"content": "</s>"}},
+        tokenizer={"added_tokens": [{"id": 0, "content": "<s>"}, {"id": 2, "content": "</s>"}]},
+    )
+    assert read_generation_defaults(tmp_path).eos_token_ids == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"eos_token_id": "2"}, "eos_token_id: '2', must be a token id"),
+        ({"eos_token_id": [2, -1]}, "eos_token_id"),
+        ({"temperature": -0.1}, "temperature: -0.1, must be a number at least 0"),
+        ({"top_p": 1.5}, "top_p: 1.5, must be a number in 0.0 .. 1.0"),
+        ({"top_k": 2.5}, "top_k: 2.5, must be an integer"),
+        ({"repetition_penalty": 0}, "repetition_penalty: 0, must be a positive number"),
+    ],
+)
+def test_a_wrong_value_names_file_and_key(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, generation_config=values)
+    with pytest.raises(ModelError, match=f"generation_config.json: {message}"):
+        read_generation_defaults(tmp_path)

@@ -1,0 +1,169 @@
+"""Models by name: downloads through HF_ENDPOINT, and what goes wrong with them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from engine.errors import ModelError
+from engine.fingerprint import fingerprint
+from engine.model_source import ModelSource, resolve_model
+from tests.engine.models.hub_server import Hub, Repository
+
+FIRST, SECOND, OTHER = "1" * 40, "2" * 40, "3" * 40
+WEIGHTS = save({"w": torch.ones(3)})
+FILES = {
+    "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"x",
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"not wanted",
+    "consolidated.safetensors": b"not wanted",
+    "original/model.safetensors": b"not wanted",
+    "README.md": b"not wanted",
+}
+WANTED = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+
+# Resolves every call of the list on stdin, in one process that has the environment to be tested.
+PROGRAM = """if True:
+    import json, sys
+    from engine.errors import ModelError
+    from engine.model_source import resolve_model
+    answers = []
+    for call in json.load(sys.stdin):
+        try:
+            source = resolve_model(**call)
+            answers.append({"folder": str(source.folder), "commit": source.commit})
+        except ModelError as error:
+            answers.append({"error": str(error)})
+    print(json.dumps(answers))
+"""
+
+
+@dataclass
+class Client:
+    hub: Hub
+    home: Path
+    stderr: str = ""
+
+    def resolve(self, *calls: dict[str, Any], **environment: str) -> list[dict[str, str]]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+        env = {**kept, "HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), **environment}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            input=json.dumps(calls),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        self.stderr = done.stderr
+        answers: list[dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+        return answers
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    revisions = {"main": FIRST, FIRST: FIRST, "v2": SECOND, SECOND: SECOND}
+    unsupported = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    hub = Hub(
+        {
+            "some/model": Repository(FILES, revisions),
+            "some/gated": Repository(FILES, revisions, token="hf_secret"),
+            "some/torch": Repository(unsupported, {"main": OTHER, OTHER: OTHER}),
+        }
+    )
+    with hub.running():
+        yield Client(hub, tmp_path / "home")
+
+
+def test_a_repository_is_downloaded_once_and_without_what_is_not_needed(client: Client) -> None:
+    call = {"model": "some/model"}
+    first, again = client.resolve(call, call)
+    assert first == again
+    assert first["commit"] == FIRST
+    assert {p.name for p in Path(first["folder"]).rglob("*")} == WANTED
+    assert sorted(client.hub.downloads) == sorted(f"some/model/{name}" for name in WANTED)
+    assert (Path(first["folder"]) / "model.safetensors").read_bytes() == WEIGHTS
+    source = ModelSource("some/model", Path(first["folder"]), first["commit"])
+    assert fingerprint(source, "auto", 0) == f"hub:{FIRST}"
+    assert "Fetching" in client.stderr or "Downloading" in client.stderr
+
+
+def test_revision_download_dir_and_offline_mode(client: Client, tmp_path: Path) -> None:
+    call = {"model": "some/model", "revision": "v2", "download_dir": str(tmp_path / "elsewhere")}
+    (online,) = client.resolve(call)
+    assert online["commit"] == SECOND
+    assert online["folder"].startswith(str(tmp_path / "elsewhere"))
+    client.hub.downloads.clear()
+    offline, absent = client.resolve(call, {"model": "some/model"}, HF_HUB_OFFLINE="1")
+    assert offline == online
+    assert client.hub.downloads == []
+    assert absent["error"].startswith("some/model: not, or not wholly, in the download folder")
+
+
+def test_only_the_config_is_fetched_where_weights_are_not_wanted(client: Client) -> None:
+    (plan,) = client.resolve({"model": "some/model", "weights": False})
+    assert {p.name for p in Path(plan["folder"]).rglob("*")} == WANTED - {"model.safetensors"}
+    (partial,) = client.resolve({"model": "some/model"}, HF_HUB_OFFLINE="1")
+    assert "not, or not wholly, in the download folder" in partial["error"]
+    (served,) = client.resolve({"model": "some/model"})
+    assert (Path(served["folder"]) / "model.safetensors").exists()
+
+
+def test_a_token_opens_a_gated_repository(client: Client) -> None:
+    (closed,) = client.resolve({"model": "some/gated"})
+    assert "is gated" in closed["error"]
+    assert "HF_TOKEN" in closed["error"]
+    (opened,) = client.resolve({"model": "some/gated"}, HF_TOKEN="hf_secret")
+    assert opened["commit"] == FIRST
+
+
+def test_what_goes_wrong_is_said(client: Client) -> None:
+    unknown, revision, torch_only, name = client.resolve(
+        {"model": "some/unknown"},
+        {"model": "some/model", "revision": "v9"},
+        {"model": "some/torch"},
+        {"model": "some/mo del"},
+    )
+    assert "no such repository on the hub" in unknown["error"]
+    assert unknown["error"].startswith("some/unknown: ")
+    assert revision["error"] == "some/model: revision: the repository has no 'v9'"
+    assert "not supported: pytorch_model.bin" in torch_only["error"]
+    assert "neither a folder nor a Hugging Face id" in name["error"]
+
+
+def test_a_hub_that_does_not_answer_is_said(client: Client) -> None:
+    nobody = "http://127.0.0.1:9"
+    (answer,) = client.resolve({"model": "some/model"}, HF_ENDPOINT=nobody)
+    assert "the hub cannot be reached" in answer["error"]
+
+
+def test_folders(tmp_path: Path) -> None:
+    for name, message in (
+        (str(tmp_path / "nothing"), "no such folder"),
+        ("./nothing", "no such folder"),
+        ("a/b/c", "no such folder"),
+        (str(tmp_path), "config.json: missing"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            resolve_model(name)
+    (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(ModelError, match="is a file"):
+        resolve_model(str(tmp_path / "model.gguf"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="revision: 'main' means nothing for the folder"):
+        resolve_model(str(tmp_path), revision="main")
+    with pytest.raises(ModelError, match="no weights: model.safetensors"):
+        resolve_model(str(tmp_path))
+    assert resolve_model(str(tmp_path), weights=False).commit is None
