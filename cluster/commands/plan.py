@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import re
 import sys
 
+from cluster.commands.sizes import parse_bytes
 from engine.capacity import Capacity, plan_capacity
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -12,8 +12,6 @@ from engine.machine import available_memory
 from engine.memory import format_bytes
 from engine.model_source import resolve_model
 from engine.models.describe import describe
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     model = describe(source)
     # the engine's own checks of the knobs that both have
     config = EngineConfig(dtype=arguments.dtype, block_size=arguments.block_size)
-    memory = available_memory() if arguments.memory is None else parse_bytes(arguments.memory)
+    memory = available_memory()
+    if arguments.memory is not None:
+        memory = parse_bytes("memory", arguments.memory)
     context = arguments.context or model.max_model_len
     if not 1 <= context <= model.max_model_len:
         raise ConfigError("context", f"{context}, must be in 1..{model.max_model_len}")
@@ -51,13 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
     text = json.dumps(capacity.as_dict(), indent=2) if arguments.json else as_table(capacity)
     sys.stdout.write(text + "\n")
     return 0
-
-
-def parse_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
-    if match is None:
-        raise ConfigError("memory", f"{text!r}, must be a size such as 16GiB or 800MB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def as_table(capacity: Capacity) -> str:

@@ -1,0 +1,58 @@
+"""The `kvrelay` command."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.commands.console import say
+from engine.errors import EngineError
+
+# Each is a module of cluster.commands with `add_arguments` and `run`; loaded when it is called
+# for, so that none pays for what another imports.
+COMMANDS = {
+    "serve": "serve a model over HTTP",
+    "generate": "answer one prompt",
+    "plan": "tell what of a model fits into a memory",
+}
+_INTERRUPTED = 130  # what shells expect of a program ended by Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    command = words[0] if words and words[0] in COMMANDS else None
+    arguments = _parser(command).parse_args(words)
+    try:
+        status: int = _module(arguments.command).run(arguments)
+    except EngineError as error:
+        say(f"kvrelay {arguments.command}: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has closed it; there is nothing left to say.
+        sys.stderr.close()
+        return 1
+    return status
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvrelay", description="Serves large language models; see `kvrelay COMMAND --help`."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        subparser = commands.add_parser(name, help=text, description=text)
+        if name == command:
+            _module(name).add_arguments(subparser)
+    return parser
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"cluster.commands.{name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

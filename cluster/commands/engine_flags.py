@@ -1,0 +1,71 @@
+"""Command-line flags made from EngineConfig's fields, so that the two never differ."""
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+from cluster.commands.sizes import parse_bytes
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+_HINTS = get_type_hints(EngineConfig)
+_PREFIX = "knob_"
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for every knob but the model, which commands take as an argument."""
+    group = parser.add_argument_group("engine")
+    for knob in fields(EngineConfig):
+        if knob.name == "model":
+            continue
+        flag = "--" + knob.name.replace("_", "-")
+        default = "" if knob.default is None else f" (default: {knob.default})"
+        text = f"{knob.metadata['help']}{default}".replace("%", "%%")
+        options: dict[str, Any] = {"dest": _PREFIX + knob.name, "help": text}
+        if bool in _types(knob.name):
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["type"] = _reader(knob.name)
+            options["metavar"] = _metavar(knob.name, knob.metadata["choices"])
+        group.add_argument(flag, **options)
+
+
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """What was said on the command line; the rest is the config's own default."""
+    given = {
+        name.removeprefix(_PREFIX): value
+        for name, value in vars(arguments).items()
+        if name.startswith(_PREFIX) and value is not None
+    }
+    return EngineConfig.from_mapping({"model": arguments.model, **given})
+
+
+def _types(name: str) -> tuple[type, ...]:
+    hint = _HINTS[name]
+    return get_args(hint) or (hint,)
+
+
+def _reader(name: str) -> Callable[[str], Any]:
+    """Text to the field's type; values are judged by the config."""
+
+    def read(text: str) -> Any:
+        try:
+            if name.endswith("_bytes"):
+                return parse_bytes(name, text)
+            if int in _types(name):
+                return int(text)
+            return float(text) if float in _types(name) else text
+        except (ValueError, ConfigError) as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {_metavar(name, None)}") from error
+
+    return read
+
+
+def _metavar(name: str, choices: Iterable[str] | None) -> str:
+    if choices:
+        return "{" + ",".join(choices) + "}"
+    if name.endswith("_bytes"):
+        return "SIZE"
+    kinds = {int: "N", float: "X", str: "TEXT"}
+    return next(word for kind, word in kinds.items() if kind in _types(name))

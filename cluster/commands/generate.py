@@ -1,0 +1,107 @@
+"""`kvrelay generate`: one prompt, one answer, no server."""
+
+import argparse
+import asyncio
+import sys
+import time
+import uuid
+from typing import Any
+
+from cluster.commands.console import answer, say, show_progress
+from cluster.commands.engine_flags import add_engine_flags, engine_config
+from cluster.local_engine import LocalEngine, load_local_engine
+from cluster.openai.chat_request import ChatMessage, ChatRequest
+from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.errors import ApiError
+from cluster.openai.generation import Generation
+from cluster.openai.plan import Plan, plan_chat, plan_completion
+from cluster.served_model import ServedModel
+from engine.errors import RequestError
+from engine.request import GenerationRequest, RequestId
+
+_DEFAULT_MAX_TOKENS = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="folder, Hugging Face id, or 'bundled'")
+    parser.add_argument("--prompt", required=True, help="the text to go on from; - reads stdin")
+    parser.add_argument("--chat", action="store_true", help="through the model's chat template")
+    parser.add_argument("--system", help="the system message of a chat")
+    parser.add_argument("--stream", action="store_true", help="show the text as it comes")
+    sampling = parser.add_argument_group("sampling (default: as the model recommends)")
+    sampling.add_argument("--max-tokens", type=int, help=f"default: {_DEFAULT_MAX_TOKENS}")
+    sampling.add_argument("--temperature", type=float, help="0: always the likeliest token")
+    sampling.add_argument("--top-p", type=float)
+    sampling.add_argument("--top-k", type=int)
+    sampling.add_argument("--stop", action="append", help="ends the text; may be repeated")
+    sampling.add_argument("--sampling-seed", type=int, help="the same text again")
+    sampling.add_argument("--ignore-eos", action="store_true")
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.system is not None and not arguments.chat:
+        raise RequestError("system", "needs --chat")
+    config = engine_config(arguments)
+    show_progress()
+    engine = load_local_engine(config)
+    try:
+        plan = make_plan(arguments, engine.model)
+    except ApiError as error:
+        raise RequestError(error.param or "prompt", error.message) from error
+    asyncio.run(_generate(engine, plan, stream=arguments.stream))
+    return 0
+
+
+def make_plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
+    """By the rules of the HTTP API."""
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    fields: dict[str, Any] = {
+        "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,
+        "stop": arguments.stop,
+        "seed": arguments.sampling_seed,
+        "ignore_eos": arguments.ignore_eos,
+        "max_tokens": arguments.max_tokens,
+    }
+    if arguments.chat:
+        turns = [("system", arguments.system), ("user", text)]
+        messages = [
+            ChatMessage(role=role, content=said) for role, said in turns if said is not None
+        ]
+        return plan_chat(ChatRequest(messages=messages, **fields), model)
+    if arguments.max_tokens is None:
+        fields["max_tokens"] = _DEFAULT_MAX_TOKENS
+    return plan_completion(CompletionRequest(prompt=text, **fields), model)
+
+
+async def _generate(engine: LocalEngine, plan: Plan, *, stream: bool) -> None:
+    engine.backend.start()
+    prompt = plan.prompts[0]
+    request = GenerationRequest(RequestId(uuid.uuid4().hex), prompt.token_ids, plan.params)
+    started = first = time.monotonic()
+    updates = engine.backend.submit(request)
+    generation = Generation(updates, engine.model.tokenizer, prompt, plan.params, plan.options)
+    texts: list[str] = []
+    try:
+        async for parts in generation.parts():
+            if not texts:
+                first = time.monotonic()
+            texts += [part.text for part in parts]
+            if stream:
+                answer(texts[-1], end="")
+    finally:
+        generation.close()
+        await asyncio.to_thread(engine.backend.stop)
+    answer("" if stream else "".join(texts))
+    _report(len(prompt.token_ids), generation.num_output_tokens, first - started, started)
+
+
+def _report(num_prompt: int, num_output: int, first_s: float, started: float) -> None:
+    seconds = time.monotonic() - started
+    rate = num_output / seconds if seconds > 0 else 0.0
+    say(
+        f"{num_prompt} tokens in, {num_output} out in {seconds:.2f} s ({rate:.1f} tokens/s), "
+        f"the first after {first_s * 1000:.0f} ms"
+    )

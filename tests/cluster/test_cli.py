@@ -1,0 +1,157 @@
+"""The command line: its flags are the engine's knobs, and its errors name what is wrong."""
+
+import argparse
+import socket
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from cluster import cli
+from cluster.commands import engine_flags, generate, serve
+from cluster.commands.sizes import parse_bytes
+from cluster.openai.plan import Plan
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from tests.cluster.fakes import small_model, small_tokenizer
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_no_flag_is_the_config_s_default() -> None:
+    assert engine_flags.engine_config(parse(["folder"])) == EngineConfig(model="folder")
+    assert engine_flags.engine_config(parse([])) == EngineConfig()
+
+
+def test_every_knob_has_a_flag() -> None:
+    for knob in fields(EngineConfig):
+        if knob.name == "model":
+            continue
+        flag = "--" + knob.name.replace("_", "-")
+        value: object
+        if isinstance(knob.default, bool):
+            words, value = ["--no-" + flag.removeprefix("--")], not knob.default
+        elif knob.metadata["choices"]:
+            value = str(knob.metadata["choices"][-1])
+            words = [flag, str(value)]
+        elif knob.name == "block_size":
+            words, value = [flag, "32"], 32
+        elif "str" in str(knob.type):
+            words, value = [flag, "x"], "x"
+        elif "int" in str(knob.type):
+            words, value = [flag, "3"], 3
+        else:
+            words, value = [flag, "0.25"], 0.25
+        config = engine_flags.engine_config(parse(words))
+        assert getattr(config, knob.name) == value
+        assert type(getattr(config, knob.name)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("16GiB", 16 << 30),
+        ("800MB", 800_000_000),
+        ("1.5ki", 1536),
+        ("4096", 4096),
+        ("2g", 2 * 10**9),
+    ],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert parse_bytes("memory", text) == size
+    config = engine_flags.engine_config(parse(["--kv-cache-memory-bytes", text]))
+    assert config.kv_cache_memory_bytes == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1TiBs", "1e9"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="memory"):
+        parse_bytes("memory", text)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["serve", "--block-size", "12"], "block_size: 12, must be a power of two"),
+        (["serve", "--dtype", "float64"], "dtype: 'float64', must be one of auto"),
+        (["serve", "--host", "0.0.0.0"], "host: 0.0.0.0 is beyond this machine"),
+        (["serve", "--host", "example.org"], "host: example.org is beyond"),
+        (["serve", "--port", "70000"], "port: 70000"),
+        (["serve", "--max-body-bytes", "0"], "max_body_bytes: 0, must be above 0"),
+        (["serve", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
+        (["generate", "bundled", "--prompt", "x", "--system", "y"], "system: needs --chat"),
+    ],
+)
+def test_wrong_values_are_told_in_one_line(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvrelay {words[0]}: {reason}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "required: COMMAND"),
+        (["dance"], "invalid choice"),
+        (["serve", "--blok-size", "16"], "unrecognized arguments: --blok-size"),
+        (["serve", "--max-num-seqs", "many"], "--max-num-seqs: 'many' is no N"),
+        (["generate", "bundled"], "required: --prompt"),
+    ],
+)
+def test_wrong_words_are_told_with_the_usage(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_an_address_in_use_is_told_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "/no/such/folder", "--port", str(port)]) == 2
+    assert f"port: {port} on 127.0.0.1: Address already in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_help_comes_without_torch(command: str) -> None:
+    code = (
+        "import sys\nfrom cluster import cli\n"
+        "try:\n    cli.main(sys.argv[1:])\n"
+        "except SystemExit:\n    print('torch' in sys.modules, file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", code, command, "--help"]
+    result = subprocess.run(words, capture_output=True, text=True)
+    assert result.stdout.startswith(f"usage: kvrelay {command}")
+    assert result.stderr == "False\n"
+
+
+def plan_of(words: list[str]) -> Plan:
+    parser = argparse.ArgumentParser()
+    generate.add_arguments(parser)
+    return generate.make_plan(parser.parse_args(["bundled", *words]), small_model())
+
+
+def test_generate_goes_by_the_rules_of_the_http_api() -> None:
+    plan = plan_of(["--prompt", "Tell me", "--top-k", "3", "--stop", "a", "--stop", "b"])
+    assert list(plan.prompts[0].token_ids) == small_tokenizer().encode("Tell me")
+    assert (plan.params.top_k, plan.params.stop) == (3, ("a", "b"))
+    assert plan.params.max_tokens == 256
+    chat = plan_of(["--prompt", "Hi", "--chat", "--system", "Be brief.", "--max-tokens", "5"])
+    text = small_tokenizer().decode(chat.prompts[0].token_ids)
+    assert text == (
+        "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert chat.params.max_tokens == 5

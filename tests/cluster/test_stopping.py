@@ -1,0 +1,112 @@
+"""Ctrl-C: the first lets answers finish or tells their clients, the second ends at once."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from cluster.commands import serve
+from cluster.http import build_app
+from tests.cluster.fakes import ANSWER, FakeBackend, Script, say, small_model
+
+
+@asynccontextmanager
+async def running(script: Script) -> AsyncIterator[tuple[str, asyncio.Task[None], FakeBackend]]:
+    backend = FakeBackend(script)
+    app, front = build_app(backend, small_model())
+    listener = serve.listen("127.0.0.1", 0)
+    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
+    server = serve.Server(config, front, serve.announcement("small", listener))
+    task = asyncio.create_task(server.serve([listener]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port = listener.getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}/v1/completions", task, backend
+    finally:
+        listener.close()
+        await asyncio.wait_for(task, 10)
+
+
+def until(go_on: asyncio.Event) -> Script:
+    def script(request: Any) -> Any:
+        steps = say()(request)
+        yield next(steps)
+        yield go_on.wait()
+        yield from steps
+
+    return script
+
+
+async def events_until_stop(url: str, go_on: asyncio.Event | None) -> list[str]:
+    """The lines of a stream in whose midst Ctrl-C is pressed. It goes on, if it does, when
+    nothing new is taken any more."""
+    body = {"prompt": "x", "stream": True, "max_tokens": 200}
+    lines: list[str] = []
+    async with (
+        httpx.AsyncClient(timeout=10) as client,
+        client.stream("POST", url, json=body) as response,
+    ):
+        async for line in response.aiter_lines():
+            if not lines:
+                os.kill(os.getpid(), signal.SIGINT)
+                await until_refused(url)
+                if go_on is not None:
+                    go_on.set()
+            lines += [line] if line else []
+    return lines
+
+
+async def until_refused(url: str) -> None:
+    port = httpx.URL(url).port
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:
+            return
+        writer.close()
+        await asyncio.sleep(0.005)
+
+
+async def test_answers_under_way_finish(capsys: pytest.CaptureFixture[str]) -> None:
+    go_on = asyncio.Event()
+    async with running(until(go_on)) as (url, task, _):
+        lines = await events_until_stop(url, go_on)
+        await asyncio.wait_for(task, 10)
+        with pytest.raises(httpx.ConnectError):
+            httpx.post(url, json={"prompt": "x"})
+    assert lines[-1] == "data: [DONE]"
+    assert ANSWER[-5:-1] in "".join(lines)
+    said = capsys.readouterr().err
+    assert f"small is served at {url.removesuffix('/completions')}" in said
+    assert "Ctrl-C" in said
+
+
+async def test_clients_are_told_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_GRACE_S", 0.1)
+    async with running(until(asyncio.Event())) as (url, _, backend):
+        lines = await events_until_stop(url, None)
+    assert "the server is stopping" in lines[-2]
+    assert lines[-1] == "data: [DONE]"
+    assert backend.streams[0].num_closed
+
+
+async def test_a_second_ctrl_c_does_not_wait() -> None:
+    body = {"prompt": "x", "stream": True}
+    async with (
+        running(until(asyncio.Event())) as (url, task, _),
+        httpx.AsyncClient(timeout=10) as client,
+        client.stream("POST", url, json=body) as response,
+    ):
+        await anext(response.aiter_lines())
+        os.kill(os.getpid(), signal.SIGINT)
+        await until_refused(url)
+        assert not task.done()
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(task, 1)
