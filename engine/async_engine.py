@@ -29,8 +29,7 @@ class EngineStream:
     def __init__(self, engine: "AsyncEngine", request_id: RequestId, num_choices: int) -> None:
         self._engine = engine
         self._request_id = request_id
-        self._num_open = num_choices
-        self._stopped: set[int] = set()
+        self._open = set(range(num_choices))  # choices whose end is neither known nor wished
         self._updates: deque[GenerationUpdate] = deque()
         self._error: EngineError | None = None
         self._news = asyncio.Event()
@@ -42,9 +41,10 @@ class EngineStream:
     async def __anext__(self) -> GenerationUpdate:
         while not self._updates:
             if self._error is not None:
-                error, self._error, self._num_open = self._error, None, 0
+                error, self._error = self._error, None
+                self._open.clear()
                 raise error
-            if self._num_open == 0 or self._closed:
+            if not self._open or self._closed:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
@@ -64,8 +64,8 @@ class EngineStream:
 
     def push(self, update: GenerationUpdate) -> None:
         for delta in update.deltas:
-            if delta.finish_reason is not None and delta.choice not in self._stopped:
-                self._num_open -= 1
+            if delta.finish_reason is not None:
+                self._open.discard(delta.choice)
         self._updates.append(update)
         self._news.set()
 
@@ -74,10 +74,9 @@ class EngineStream:
         self._news.set()
 
     def stop_choice(self, choice: int) -> None:
-        if choice in self._stopped:
+        if choice not in self._open:
             return
-        self._stopped.add(choice)
-        self._num_open -= 1
+        self._open.discard(choice)
         self._engine.call(lambda engine: engine.stop_choice(self._request_id, choice))
         self._news.set()
 
