@@ -1,21 +1,68 @@
-"""Linear layers: oneDNN with weights packed once for bf16, torch for the other dtypes."""
-
-from collections.abc import Callable
+"""Linear layers: own packed panels where the CPU has the instructions, torch for the rest."""
 
 import torch
 from torch.nn import functional as F
 
-CpuLinear = Callable[[torch.Tensor], torch.Tensor]
+from engine.kernels.cpu.features import CpuFeatures
+from engine.kernels.cpu.product import BLOCK_ROWS, INPUTS_PER_STEP, PANELS_TOGETHER
+from engine.kernels.cpu.team import Kernel
+from engine.kernels.cpu.tile import COLUMNS
+from engine.kernels.interface import Linear
 
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
-PACK_ROWS = 64
+ONEDNN_PACK_ROWS = 64
 
 
-class PackedLinear:
+def make_linear(
+    features: CpuFeatures, product: Kernel, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Linear:
+    if features.multiplies_panels(weight.dtype):
+        return PanelLinear(product, weight, bias)
+    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return OnednnLinear(weight, bias)
+    return PlainLinear(weight, bias)
+
+
+class PanelLinear:
+    """A weight packed in panels for `product`; the plain copy is not kept."""
+
+    def __init__(self, product: Kernel, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._product = product
+        self._columns, self._inputs = weight.shape
+        self._panels = panels(weight)
+        self._bias = None if bias is None else F.pad(bias.float(), (0, -self._columns % COLUMNS))
+        self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows, inputs = x.shape
+        assert inputs == self._inputs
+        assert x.dtype is self._panels.dtype
+        x = x.contiguous()
+        if inputs % INPUTS_PER_STEP[x.dtype]:
+            x = F.pad(x, (0, 1))
+        out = torch.empty((rows, self._columns), dtype=x.dtype)
+        self._product(
+            torch.get_num_threads(),
+            x.data_ptr(),
+            x.stride(0) * x.itemsize,
+            self._panels.data_ptr(),
+            self._panels.shape[1],
+            self._bias_address,
+            out.data_ptr(),
+            self._columns,
+            rows,
+            BLOCK_ROWS,
+            PANELS_TOGETHER,
+        )
+        return out
+
+
+class OnednnLinear:
     """A bf16 weight in oneDNN's blocked layout; the plain copy is not kept."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
+        pack = torch.ops.mkldnn._reorder_linear_weight
+        self._packed = pack(weight.contiguous(), ONEDNN_PACK_ROWS)
         self._bias = bias
         self._run = torch.ops.mkldnn._linear_pointwise.default
 
@@ -35,7 +82,18 @@ class PlainLinear:
         return F.linear(x, self._weight, self._bias)
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
-    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return PackedLinear(weight, bias)
-    return PlainLinear(weight, bias)
+def panels(weight: torch.Tensor) -> torch.Tensor:
+    """[out, in] to [panels, steps, 64, inputs per step], with zeros behind the last ones."""
+    columns, inputs = weight.shape
+    per_step = INPUTS_PER_STEP[weight.dtype]
+    num_panels, steps = -(-columns // COLUMNS), -(-inputs // per_step)
+    packed = weight.new_zeros((num_panels, steps, COLUMNS, per_step))
+    if inputs % per_step:
+        weight = F.pad(weight, (0, 1))
+    full = columns // COLUMNS
+    view = weight[: full * COLUMNS].reshape(full, COLUMNS, steps, per_step)
+    packed[:full].copy_(view.transpose(1, 2))
+    if full < num_panels:
+        rest = weight[full * COLUMNS :].reshape(-1, steps, per_step)
+        packed[full, :, : rest.shape[0]].copy_(rest.transpose(0, 1))
+    return packed

@@ -1,0 +1,117 @@
+"""Paged attention: which kernel serves which sequences of a step, and with what memory."""
+
+import math
+
+import torch
+
+from engine.kernels.cpu import decode, prefill
+from engine.kernels.cpu.paged import WORDS
+from engine.kernels.cpu.team import Kernel
+from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
+from kv_cache.slab import KvSlab
+
+LOG2_E = math.log2(math.e)
+EVERYTHING = 1 << 30  # the window of a layer without one, in tokens
+
+
+class PagedAttention:
+    """Attention over slabs of one element type. Owns scratch memory: calls must not overlap."""
+
+    def __init__(self, element: str) -> None:
+        self._decode = Kernel(decode.decode, element, WORDS)
+        self._prefill = Kernel(prefill.prefill, element, WORDS)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._partials = torch.empty(0, dtype=torch.uint8)
+        self._arrivals = torch.zeros(0, dtype=torch.int64)  # zero between calls
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        spec: AttentionSpec,
+        slab: KvSlab,
+        layer: int,
+        batch: StepBatch,
+        group: GroupBatch,
+    ) -> torch.Tensor:
+        out = torch.empty((q.shape[0], spec.num_heads, spec.value_dim), dtype=q.dtype)
+        num_decode, num_seqs = batch.num_decode, batch.num_seqs
+        if num_decode:
+            self._run(self._decode, 0, num_decode, q, out, spec, slab, layer, batch, group)
+        if num_decode < num_seqs:
+            self._run(self._prefill, num_decode, num_seqs, q, out, spec, slab, layer, batch, group)
+        return out
+
+    def _run(
+        self,
+        kernel: Kernel,
+        first: int,
+        end: int,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        spec: AttentionSpec,
+        slab: KvSlab,
+        layer: int,
+        batch: StepBatch,
+        group: GroupBatch,
+    ) -> None:
+        threads = torch.get_num_threads()
+        itemsize = q.itemsize
+        queries = spec.num_heads // spec.num_kv_heads
+        if kernel is self._decode:
+            scratch = decode.scratch_bytes(queries, spec.value_dim, itemsize)
+            partials = self._partial_memory(spec, end - first, batch.max_kv_len)
+            arrivals = self._arrivals.data_ptr()
+        else:
+            scratch = prefill.scratch_bytes(spec.head_dim, spec.value_dim, itemsize)
+            partials = arrivals = 0
+        scratch = -(-scratch // 4096) * 4096
+        if self._scratch.numel() < threads * scratch:
+            self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
+        keys = slab.data.data_ptr() + layer * slab.layer_stride * itemsize
+        scale, cap = spec.scale * LOG2_E, 0.0
+        if spec.soft_cap is not None:
+            scale, cap = 2 * scale / spec.soft_cap, spec.soft_cap * LOG2_E
+        tables = group.block_tables
+        kernel(
+            threads,
+            q.data_ptr(),
+            out.data_ptr(),
+            keys,
+            keys + slab.plane_offsets[1] * itemsize,
+            slab.block_stride * itemsize,
+            slab.head_stride * itemsize,
+            slab.layout.block_size.bit_length() - 1,
+            tables.data_ptr(),
+            tables.stride(0) * tables.itemsize,
+            batch.kv_lens.data_ptr(),
+            batch.query_starts.data_ptr(),
+            first,
+            end,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.value_dim,
+            EVERYTHING if spec.window is None else spec.window,
+            self._scratch.data_ptr(),
+            scratch,
+            partials,
+            arrivals,
+            scale,
+            cap,
+        )
+
+    def _partial_memory(self, spec: AttentionSpec, num_seqs: int, max_kv_len: int) -> int:
+        """Room for the pieces of long sequences; 0 if every sequence is one piece a head."""
+        reach = max_kv_len if spec.window is None else min(max_kv_len, spec.window)
+        # A window that begins inside a piece touches one piece more than its length fills.
+        splits = reach // decode.SPLIT + 2
+        if max_kv_len <= decode.SPLIT:
+            return 0
+        pieces = num_seqs * spec.num_kv_heads
+        queries = spec.num_heads // spec.num_kv_heads
+        size = pieces * splits * decode.partial_bytes(queries, spec.value_dim)
+        if self._partials.numel() < size:
+            self._partials = torch.empty(size, dtype=torch.uint8)
+        if self._arrivals.numel() < pieces:
+            self._arrivals = torch.zeros(pieces, dtype=torch.int64)
+        return self._partials.data_ptr()

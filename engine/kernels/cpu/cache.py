@@ -1,0 +1,58 @@
+"""Where compiled kernels are kept between processes."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+import llvmlite
+import numba
+
+_lock = Lock()
+
+
+@contextmanager
+def kept_on_disk() -> Iterator[None]:
+    """Functions that Numba is asked to cache inside the block go to our directory.
+
+    Numba would put them beside the source, which may be read-only, and would not see that a
+    function in another file changed; the directory's name covers every file of this package.
+    Numba replaces its files atomically, so processes that start at once do not disturb each
+    other.
+    """
+    with _lock:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(directory())
+        try:
+            yield
+        finally:
+            numba.config.CACHE_DIR = before
+
+
+@cache
+def directory() -> Path:
+    """NUMBA_CACHE_DIR if set, else the user's cache; a private temporary one if unwritable."""
+    place = Path(numba.config.CACHE_DIR or _user_cache()) / "kvrelay" / f"kernels-{_sources()}"
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="kvrelay-kernels-"))
+    return place
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _sources() -> str:
+    """Everything that decides the machine code, but the CPU, which Numba's own key covers."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{numba.__version__} {llvmlite.__version__}".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()

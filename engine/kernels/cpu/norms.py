@@ -1,0 +1,68 @@
+"""RMSNorm of rows, optionally of the sum with a residual that is written back."""
+
+from typing import Any
+
+from numba.extending import register_jitable
+
+from engine.kernels.cpu.simd import (
+    LANES,
+    claim,
+    element_bytes,
+    fma,
+    load,
+    load_fp32,
+    real,
+    root,
+    splat,
+    store,
+    total,
+    word,
+)
+
+WORDS = "7qd"
+
+
+def rms_norm(job: Any) -> None:
+    """Pieces are rows. Where there is a residual, it becomes the sum, and its norm the result."""
+    x, residual = word(job, 0), word(job, 1)  # [rows, width]; 0 for no residual
+    weight, out = word(job, 2), word(job, 3)  # weight is fp32
+    width, rows, together = word(job, 4), word(job, 5), word(job, 6)
+    eps = real(job, 7)
+    row_bytes = width * element_bytes(job)
+    while True:
+        first = claim(job, together)
+        if first >= rows:
+            return
+        for row in range(first, min(first + together, rows)):
+            source = x + row * row_bytes
+            if residual != 0:
+                add_to(job, source, residual + row * row_bytes, width)
+                source = residual + row * row_bytes
+            scale = norm_scale(job, source, width, eps)
+            scaled(job, source, weight, scale, out + row * row_bytes, width)
+
+
+@register_jitable
+def add_to(job: Any, x: Any, residual: Any, width: Any) -> None:
+    for i in range(0, width, LANES):
+        place, count = residual + i * element_bytes(job), width - i
+        value = load(job, place, count) + load(job, x + i * element_bytes(job), count)
+        store(job, place, value, count)
+
+
+@register_jitable
+def norm_scale(job: Any, x: Any, width: Any, eps: Any) -> Any:
+    """1 / root of (mean square + eps)."""
+    squares = splat(0.0)
+    for i in range(0, width, LANES):
+        value = load(job, x + i * element_bytes(job), width - i)
+        squares = fma(value, value, squares)
+    return 1.0 / root(total(squares) / width + eps)
+
+
+@register_jitable
+def scaled(job: Any, x: Any, weight: Any, scale: Any, out: Any, width: Any) -> None:
+    for i in range(0, width, LANES):
+        value = load(job, x + i * element_bytes(job), width - i) * scale
+        value = value * load_fp32(weight + i * 4, width - i)
+        store(job, out + i * element_bytes(job), value, width - i)

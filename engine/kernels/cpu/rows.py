@@ -1,0 +1,314 @@
+"""Products of a few queries with the rows of a cache as they lie: what decoding needs.
+
+Rows come in groups of eight tokens, the smallest block, so that a group is one run of memory
+whose address stands in a list. Unlike in the tile of `tile.py` nothing is packed first: each
+row is read once, and memory is what takes the time.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from engine.kernels.cpu.paged import ADDRESS_BYTES, GROUP
+from engine.kernels.cpu.simd import (
+    ELEMENT_BYTES,
+    F32,
+    FLOATS,
+    I16,
+    I32,
+    I64,
+    INTS,
+    JOB,
+    LANES,
+    PAIRS,
+    call,
+    const,
+    floats,
+    instruction,
+    load_from,
+    masked_load,
+    memory_type,
+    offset,
+    splat_of,
+    store_to,
+    widened,
+)
+from engine.kernels.cpu.tile import multiply_add
+
+SHORTS = ir.VectorType(I16, 2 * LANES)
+
+
+def row_lanes(element: str) -> int:
+    """Elements of a row that one vector takes."""
+    return 2 * LANES if element == "bf16_dot" else LANES
+
+
+def row_part(builder: Any, address: Any, element: str, count: Any) -> Any:
+    """A vector of a row: pairs to be multiplied, or fp32; `count` elements, or all if None."""
+    if element == "bf16_dot":
+        if count is None:
+            return load_from(builder, address, INTS, 2)
+        return builder.bitcast(masked_load(builder, address, SHORTS, count, 2), INTS)
+    llvm, align = memory_type(element), ELEMENT_BYTES[element]
+    if count is None:
+        return widened(builder, load_from(builder, address, llvm, align), element)
+    return widened(builder, masked_load(builder, address, llvm, count, align), element)
+
+
+def for_row_parts(builder: Any, length: Any, lanes: int, body: Callable[[Any, Any], None]) -> None:
+    """body(first element, None) for every full vector, body(first element, count) for a rest."""
+    rest = builder.and_(length, const(lanes - 1))
+    whole = builder.sub(length, rest)
+    with cgutils.for_range_slice(builder, const(0), whole, const(lanes), I64) as (i, _):
+        body(i, None)
+    with builder.if_then(builder.icmp_signed(">", rest, const(0))):
+        body(whole, rest)
+
+
+def group_rows(builder: Any, groups: Any, index: Any, row_bytes: Any) -> list[Any]:
+    """Addresses of the eight rows of the list's group `index`."""
+    place = builder.add(groups, builder.mul(index, const(ADDRESS_BYTES)))
+    rows = [load_from(builder, place, I64, 8)]
+    for _ in range(GROUP - 1):
+        rows.append(builder.add(rows[-1], row_bytes))
+    return rows
+
+
+@instruction(types.void, JOB, types.int64, types.int64, types.int64, types.int64)
+def score_rows(b: Any, job: Any, query: Any, groups: Any, dim: Any, scores: Any) -> None:
+    """The products of a query with two groups of keys, sixteen fp32."""
+    element = job[1]
+    size = const(ELEMENT_BYTES[element])
+    rows = [row for i in range(2) for row in group_rows(b, groups, const(i), b.mul(dim, size))]
+    sums = [cgutils.alloca_once_value(b, ir.Constant(FLOATS, None)) for _ in rows]
+
+    def add(first: Any, count: Any) -> None:
+        at = b.mul(first, size)
+        q = row_part(b, b.add(query, at), element, count)
+        for row, total in zip(rows, sums, strict=True):
+            key = row_part(b, b.add(row, at), element, count)
+            b.store(multiply_add(b, element, b.load(total), q, key), total)
+
+    for_row_parts(b, dim, row_lanes(element), add)
+    store_to(b, lane_totals(b, [b.load(total) for total in sums]), scores, 4)
+
+
+def lane_totals(builder: Any, vectors: list[Any]) -> Any:
+    """The sums over the lanes of sixteen vectors, as one vector."""
+    width = LANES // 2
+    while width:
+        low, high = halves(width)
+        vectors = [
+            builder.fadd(builder.shuffle_vector(x, y, low), builder.shuffle_vector(x, y, high))
+            for x, y in zip(vectors[:width], vectors[width:], strict=True)
+        ]
+        width //= 2
+    return vectors[0]
+
+
+def halves(width: int) -> tuple[Any, Any]:
+    """Shuffles that take the lower, and the upper half of each 2 * width lanes of x, then y."""
+    orders: list[list[int]] = [[], []]
+    for start in range(0, LANES, 2 * width):
+        for upper, order in enumerate(orders):
+            lanes = range(start + upper * width, start + (upper + 1) * width)
+            order += [*lanes, *(LANES + lane for lane in lanes)]
+    low, high = (ir.Constant(INTS, [ir.Constant(I32, i) for i in order]) for order in orders)
+    return low, high
+
+
+def _interleave(upper: int) -> Any:
+    """Within each 128 bits, the lower (or upper) four elements of two rows, in pairs."""
+    order = [
+        element
+        for lane in range(0, 2 * LANES, 8)
+        for i in range(lane + 4 * upper, lane + 4 * upper + 4)
+        for element in (i, 2 * LANES + i)
+    ]
+    return ir.Constant(ir.VectorType(I32, 2 * LANES), [ir.Constant(I32, i) for i in order])
+
+
+def _weigh(queries: int) -> Any:
+    """Adds weights times rows of values to the sums of so many queries.
+
+    With `bf16_dot`, weights are bf16 and two rows are interleaved in registers; doing that
+    within 128 bits is cheapest, and leaves the sums in an order that `straighten` undoes.
+    """
+
+    def write(
+        b: Any,
+        job: Any,
+        weights: Any,
+        weights_row: Any,
+        groups: Any,
+        num_groups: Any,
+        dim: Any,
+        sums: Any,
+        sums_row: Any,
+    ) -> None:
+        element = job[1]
+        size = const(ELEMENT_BYTES[element])
+        vectors = row_lanes(element) // LANES
+
+        def columns(first: Any, count: Any) -> None:
+            start = b.add(sums, b.mul(first, const(4)))
+            rows = [b.add(start, b.mul(sums_row, const(q))) for q in range(queries)]
+            places = [offset(b, row, 64 * v) for row in rows for v in range(vectors)]
+            totals = [
+                cgutils.alloca_once_value(b, load_from(b, place, FLOATS, 4)) for place in places
+            ]
+            with cgutils.for_range(b, num_groups) as loop:
+                values = group_rows(b, groups, loop.index, b.mul(dim, size))
+                at = b.mul(first, size)
+                parts = [row_part(b, b.add(row, at), element, count) for row in values]
+                for step, right in enumerate(_steps(b, element, parts)):
+                    _add_step(b, element, weights, weights_row, loop.index, step, right, totals)
+            for total, place in zip(totals, places, strict=True):
+                store_to(b, b.load(total), place, 4)
+
+        for_row_parts(b, dim, row_lanes(element), columns)
+
+    return instruction(types.void, JOB, *[types.int64] * 7)(write)
+
+
+def _steps(b: Any, element: str, parts: list[Any]) -> list[list[Any]]:
+    """The vectors that one weight (pair) is multiplied with, for each weight of the group."""
+    if element != "bf16_dot":
+        return [[part] for part in parts]
+    shorts = [b.bitcast(part, SHORTS) for part in parts]
+    pairs = zip(shorts[::2], shorts[1::2], strict=True)
+    return [[b.shuffle_vector(x, y, _interleave(i)) for i in range(2)] for x, y in pairs]
+
+
+def _add_step(
+    b: Any,
+    element: str,
+    weights: Any,
+    weights_row: Any,
+    group: Any,
+    step: int,
+    right: list[Any],
+    totals: list[Any],
+) -> None:
+    number, per_group = (I32, 4) if element == "bf16_dot" else (F32, 8)
+    at = b.mul(b.add(b.mul(group, const(per_group)), const(step)), const(4))
+    for q in range(len(totals) // len(right)):
+        place = b.add(b.add(weights, b.mul(weights_row, const(q))), at)
+        left = splat_of(b, load_from(b, place, number, 2))
+        for total, vector in zip(totals[q * len(right) :], right, strict=False):
+            b.store(multiply_add(b, element, b.load(total), left, vector), total)
+
+
+weigh_1, weigh_2, weigh_4 = (_weigh(queries) for queries in (1, 2, 4))
+
+
+@instruction(types.void, JOB, types.int64, types.int64)
+def straighten(b: Any, job: Any, sums: Any, dim: Any) -> None:
+    """Puts a row of sums that `weigh` left in its own order into that of the elements."""
+    if job[1] != "bf16_dot":
+        return
+    with cgutils.for_range_slice(b, const(0), dim, const(2 * LANES), I64) as (i, _):
+        place = b.add(sums, b.mul(i, const(4)))
+        x, y = (load_from(b, offset(b, place, 64 * v), FLOATS, 4) for v in range(2))
+        for v in range(2):
+            order = [
+                source + lane
+                for four in (8 * v, 8 * v + 4)
+                for source in (0, LANES)
+                for lane in range(four, four + 4)
+            ]
+            mask = ir.Constant(INTS, [ir.Constant(I32, lane) for lane in order])
+            store_to(b, b.shuffle_vector(x, y, mask), offset(b, place, 64 * v), 4)
+
+
+def _in_pairs(upper: int) -> Any:
+    """The lower (or upper) sixteen elements of two rows, in pairs."""
+    elements = range(LANES * upper, LANES * (upper + 1))
+    order = [element for i in elements for element in (i, 2 * LANES + i)]
+    return ir.Constant(ir.VectorType(I32, 2 * LANES), [ir.Constant(I32, i) for i in order])
+
+
+@instruction(types.void, JOB, types.int64, types.int64, types.int64, types.int64, types.int64)
+def lay_rows(
+    b: Any, job: Any, groups: Any, num_groups: Any, dim: Any, target: Any, target_row: Any
+) -> None:
+    """Copies listed rows one after the other, as fp32, or with `bf16_dot` two rows in pairs."""
+    element = job[1]
+    size = const(ELEMENT_BYTES[element])
+    per_group = GROUP // 2 if element == "bf16_dot" else GROUP
+    with cgutils.for_range(b, num_groups) as loop:
+        rows = group_rows(b, groups, loop.index, b.mul(dim, size))
+        start = b.add(target, b.mul(b.mul(loop.index, const(per_group)), target_row))
+
+        def columns(first: Any, count: Any) -> None:
+            at = b.mul(first, size)
+            parts = [row_part(b, b.add(row, at), element, count) for row in rows]
+            place = b.add(start, b.mul(first, const(4)))
+            for vectors in _laid(b, element, parts):
+                for i, vector in enumerate(vectors):
+                    store_to(b, vector, offset(b, place, 64 * i), 4)
+                place = b.add(place, target_row)
+
+        for_row_parts(b, dim, row_lanes(element), columns)
+
+
+def _laid(b: Any, element: str, parts: list[Any]) -> list[list[Any]]:
+    if element != "bf16_dot":
+        return [[part] for part in parts]
+    shorts = [b.bitcast(part, SHORTS) for part in parts]
+    pairs = zip(shorts[::2], shorts[1::2], strict=True)
+    return [[b.shuffle_vector(x, y, _in_pairs(i)) for i in range(2)] for x, y in pairs]
+
+
+@instruction(types.void, JOB, types.int64, types.int64, types.int64, types.int64, types.int64)
+def transpose_rows(
+    b: Any, job: Any, rows: Any, first: Any, count: Any, target: Any, target_row: Any
+) -> None:
+    """Elements (pairs with `bf16_dot`) from `first` on of sixteen listed rows, as columns."""
+    element = job[1]
+    lanes = row_lanes(element)
+    at = b.mul(first, const(ELEMENT_BYTES[element]))
+    places = [
+        b.add(load_from(b, offset(b, rows, ADDRESS_BYTES * i), I64, 8), at) for i in range(LANES)
+    ]
+
+    def put(available: Any) -> None:
+        vectors = [row_part(b, place, element, available) for place in places]
+        for i, vector in enumerate(transposed(b, vectors)):
+            store_to(b, vector, b.add(target, b.mul(target_row, const(i))), 4)
+
+    with b.if_else(b.icmp_signed(">=", count, const(lanes))) as (whole, part):
+        with whole:
+            put(None)
+        with part:
+            put(count)
+
+
+def transposed(builder: Any, vectors: list[Any]) -> list[Any]:
+    """Sixteen vectors of sixteen lanes, by exchanging ever smaller blocks of lanes."""
+    for width in (8, 4, 2, 1):
+        low = [lane if not lane & width else LANES + lane - width for lane in range(LANES)]
+        high = [lane + width if not lane & width else LANES + lane for lane in range(LANES)]
+        masks = [ir.Constant(INTS, [ir.Constant(I32, i) for i in order]) for order in (low, high)]
+        exchanged = list(vectors)
+        for i in range(LANES):
+            if not i & width:
+                x, y = vectors[i], vectors[i + width]
+                exchanged[i] = builder.shuffle_vector(x, y, masks[0])
+                exchanged[i + width] = builder.shuffle_vector(x, y, masks[1])
+        vectors = exchanged
+    return vectors
+
+
+@instruction(types.void, types.int64, floats, floats)
+def pair_up(b: Any, address: Any, x: Any, y: Any) -> None:
+    """Each lane of x and y as a pair of bf16, for `bf16_dot`: one vcvtne2ps2bf16, one vpermw."""
+    both = call(b, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, y, x)
+    store_to(b, b.shuffle_vector(both, both, _zip_halves()), address, 4)
+
+
+def _zip_halves() -> Any:
+    order = [element for i in range(LANES) for element in (i, LANES + i)]
+    return ir.Constant(ir.VectorType(I32, 2 * LANES), [ir.Constant(I32, i) for i in order])

@@ -1,0 +1,98 @@
+"""The register tile under every matrix product: a few rows times 64 (or 16) columns.
+
+    C[r][:] (+)= sum over i of  A[r][i] * B[i][:]
+
+One number of A is broadcast over the lanes and multiplied with a row of B. With `bf16_dot`,
+numbers and lanes are pairs of bf16 (two consecutive i) and `vdpbf16ps` adds both products.
+Rows do not see each other, and each sums in order of i: a row's result is the same to the last
+bit, whatever rows are computed beside it.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from engine.kernels.cpu.simd import (
+    F32,
+    FLOATS,
+    I32,
+    INTS,
+    JOB,
+    LANES,
+    PAIRS,
+    call,
+    instruction,
+    load_from,
+    offset,
+    splat_of,
+    store_to,
+)
+
+ROWS = 6  # of the largest tile: 24 accumulators, 4 rows of B and a broadcast fill 32 registers
+COLUMNS = 64
+VECTOR_BYTES = 64
+
+
+def dot_pairs(builder: Any, total: Any, x: Any, y: Any) -> Any:
+    """vdpbf16ps: every lane of total plus the two products of the pairs in x and y."""
+    x, y = builder.bitcast(x, PAIRS), builder.bitcast(y, PAIRS)
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, x, y)
+
+
+def multiply_add(builder: Any, element: str, total: Any, x: Any, y: Any) -> Any:
+    if element == "bf16_dot":
+        return dot_pairs(builder, total, x, y)
+    return call(builder, "llvm.fma.v16f32", FLOATS, x, y, total)
+
+
+def _tile(rows: int, vectors: int) -> Any:
+    """The tile of so many rows and vectors of columns; distances are in bytes."""
+
+    def write(
+        b: Any,
+        job: Any,
+        a: Any,
+        a_row: Any,  # from one row of A to the next
+        a_step: Any,  # from one number (pair) of a row to the next
+        rhs: Any,
+        rhs_step: Any,  # from one row of B to the next
+        steps: Any,
+        c: Any,
+        c_row: Any,
+        add: Any,  # whether C is added to, or overwritten
+    ) -> None:
+        element = job[1]
+        number, lanes = (I32, INTS) if element == "bf16_dot" else (F32, FLOATS)
+        a_rows, c_rows = [a], [c]
+        for _ in range(rows - 1):
+            a_rows.append(b.add(a_rows[-1], a_row))
+            c_rows.append(b.add(c_rows[-1], c_row))
+        places = [offset(b, row, VECTOR_BYTES * v) for row in c_rows for v in range(vectors)]
+        sums = [cgutils.alloca_once_value(b, ir.Constant(FLOATS, None)) for _ in places]
+        with b.if_then(add):
+            for total, place in zip(sums, places, strict=True):
+                b.store(load_from(b, place, FLOATS, 4), total)
+        with cgutils.for_range(b, steps) as loop:
+            line = b.add(rhs, b.mul(loop.index, rhs_step))
+            columns = [load_from(b, offset(b, line, 64 * v), lanes, 4) for v in range(vectors)]
+            along = b.mul(loop.index, a_step)
+            for r, row in enumerate(a_rows):
+                left = splat_of(b, load_from(b, b.add(row, along), number, 2))
+                for total, right in zip(sums[r * vectors :], columns, strict=False):
+                    b.store(multiply_add(b, element, b.load(total), left, right), total)
+        for total, place in zip(sums, places, strict=True):
+            store_to(b, b.load(total), place, 4)
+
+    return instruction(types.void, JOB, *[types.int64] * 8, types.boolean)(write)
+
+
+tile_1x64, tile_2x64, tile_4x64, tile_6x64 = (_tile(rows, 4) for rows in (1, 2, 4, 6))
+tile_4x16 = _tile(4, 1)
+
+
+@instruction(types.int64)
+def tile_buffer(builder: Any) -> Any:
+    """Room on the stack for the C of the largest tile."""
+    place = cgutils.alloca_once(builder, ir.ArrayType(FLOATS, ROWS * COLUMNS // LANES))
+    return builder.ptrtoint(place, ir.IntType(64))

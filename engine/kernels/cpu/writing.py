@@ -1,0 +1,88 @@
+"""Calls of the kernels that write keys and values to their slots."""
+
+import torch
+
+from engine.kernels.cpu.rotary import WORDS, rotate_and_write, write_kv
+from engine.kernels.cpu.team import Kernel, share, threads_for
+from engine.kernels.interface import AttentionSpec, HeadNorm, Rotary
+from kv_cache.slab import KvSlab
+
+
+class KvWriter:
+    """Writes to slabs of one element type, from tensors of the same one."""
+
+    def __init__(self, element: str) -> None:
+        self._rotate = Kernel(rotate_and_write, element, WORDS)
+        self._write = Kernel(write_kv, element, WORDS)
+
+    def rotate_and_write(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        rotary: Rotary,
+        norm: HeadNorm | None,
+        spec: AttentionSpec,
+        slab: KvSlab,
+        layer: int,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        assert qkv.is_contiguous()
+        tokens = qkv.shape[0]
+        q = torch.empty((tokens, spec.num_heads, spec.head_dim), dtype=qkv.dtype)
+        threads = threads_for(qkv.numel())
+        self._rotate(
+            threads,
+            qkv.data_ptr(),
+            q.data_ptr(),
+            positions.data_ptr(),
+            rotary.cos.data_ptr(),
+            rotary.sin.data_ptr(),
+            rotary.cos.shape[1],
+            0 if norm is None else norm.q_weight.data_ptr(),
+            0 if norm is None else norm.k_weight.data_ptr(),
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.value_dim,
+            slots.data_ptr(),
+            tokens,
+            share(tokens, threads),
+            *_places(slab, layer),
+            0.0 if norm is None else norm.eps,
+        )
+        return q
+
+    def write_kv(
+        self, k: torch.Tensor, v: torch.Tensor, slab: KvSlab, layer: int, slots: torch.Tensor
+    ) -> None:
+        k, v = k.contiguous(), v.contiguous()
+        tokens, kv_heads, dim = k.shape
+        threads = threads_for(k.numel() + v.numel())
+        self._write(
+            threads,
+            k.data_ptr(),
+            v.data_ptr(),
+            *(0,) * 7,
+            kv_heads,
+            dim,
+            v.shape[2],
+            slots.data_ptr(),
+            tokens,
+            share(tokens, threads),
+            *_places(slab, layer),
+            0.0,
+        )
+
+
+def _places(slab: KvSlab, layer: int) -> tuple[int, ...]:
+    """Keys and values of block 0 and head 0, the strides in bytes, block size as shift and mask."""
+    itemsize, size = slab.data.itemsize, slab.layout.block_size
+    keys = slab.data.data_ptr() + layer * slab.layer_stride * itemsize
+    return (
+        keys,
+        keys + slab.plane_offsets[1] * itemsize,
+        slab.block_stride * itemsize,
+        slab.head_stride * itemsize,
+        size.bit_length() - 1,
+        size - 1,
+    )
