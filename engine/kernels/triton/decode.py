@@ -13,7 +13,7 @@ from engine.kernels.triton.merge import merge_kernel
 from engine.kernels.triton.paged import strides_of
 from engine.kernels.triton.segments import first_tile, segment_at, segment_ends, share_of
 from engine.kernels.triton.softmax import attended, attention_constants
-from engine.kernels.triton.tiles import decode_tiles, power_of_two
+from engine.kernels.triton.tiles import AttentionTiles, decode_tiles, power_of_two
 from kv_cache.slab import KvSlab
 
 MIN_SHARE = 2  # tiles of a program
@@ -44,7 +44,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SCALE: tl.constexpr,
-    CAP: tl.constexpr,
+    INNER: tl.constexpr,
     PRECISION: tl.constexpr,
     SEQS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -78,9 +78,11 @@ def decode_kernel(
             q, tl.zeros([ROWS], tl.int32) + (kv_len - 1),
             tl.full([ROWS], -1.0e30, tl.float32), tl.zeros([ROWS], tl.float32),
             tl.zeros([ROWS, VALUE_BLOCK], tl.float32),
-            slab_ptr + kv_head * head_stride, table_ptr + seq.to(tl.int64) * table_stride,
-            first, first + count, kv_len, block_stride, k_offset, v_offset,
-            HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK, BLOCK_SIZE, WINDOW, SCALE, CAP,
+            slab_ptr + (k_offset + kv_head * head_stride),
+            slab_ptr + (v_offset + kv_head * head_stride),
+            table_ptr + seq.to(tl.int64) * table_stride,
+            first, first + count, kv_len, block_stride,
+            HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK, BLOCK_SIZE, WINDOW, SCALE, INNER,
             PRECISION, TOKENS, True,
         )  # fmt: skip
         v_mask = wanted & (vdims < VALUE_DIM)
@@ -108,10 +110,11 @@ def decode_launches(
     group: GroupBatch,
     out: torch.Tensor,
     num_programs: int,
+    tiles: AttentionTiles | None = None,
 ) -> tuple[Launch, Launch]:
     """The first `num_decode` sequences, and the merge of what was split."""
     members = spec.num_heads // spec.num_kv_heads
-    tiles = decode_tiles(members, spec.head_dim, spec.value_dim, q.element_size())
+    tiles = tiles or decode_tiles(members, spec.head_dim, spec.value_dim, q.element_size())
     constants = attention_constants(spec, slab, tiles)
     constants |= {"SEQS": power_of_two(batch.num_decode), "MIN_SHARE": MIN_SHARE}
     rows, tables = num_programs * 2 * tiles.rows, group.block_tables

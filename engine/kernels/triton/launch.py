@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+OPTIONS = {"enable_fp_fusion": True}  # of every compilation; the default differs by release
+
 
 class Launch(NamedTuple):
     """`args` are the kernel's leading parameters in order, `constants` its constexprs by name.
@@ -21,5 +23,9 @@ class Launch(NamedTuple):
         if 0 in self.grid:
             return
         self.kernel[self.grid](
-            *self.args, **self.constants, num_warps=self.num_warps, num_stages=self.num_stages
+            *self.args,
+            **self.constants,
+            **OPTIONS,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
         )

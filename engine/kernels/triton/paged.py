@@ -24,33 +24,40 @@ def strides_of(slab: KvSlab, layer: int) -> SlabStrides:
 
 
 @triton.jit
-def tile_rows(
-    head_ptr: tl.tensor,  # the slab, moved on to the KV head
+def tile_blocks(
     table_ptr: tl.tensor,  # the sequence's block table
     first: tl.tensor,  # first token of the tile, a multiple of TOKENS
     kv_len: tl.tensor,
-    block_stride: tl.tensor,
-    k_offset: tl.tensor,
-    v_offset: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> tl.tensor:
-    """Pointers to the key row and the value row of every token, [TOKENS] each.
+    """The block of a tile that lies inside one, else that of each token, [TOKENS].
 
-    Those of tokens from kv_len on point anywhere; they must not be loaded from.
+    Tokens from kv_len on, which the table may not reach, are said to be in block 0.
     """
-    if TOKENS <= BLOCK_SIZE:  # one block holds the tile: one scalar base
-        block = tl.load(table_ptr + first // BLOCK_SIZE, mask=first < kv_len, other=0)
-        base = head_ptr + block.to(tl.int64) * block_stride
-        inside = first % BLOCK_SIZE + tl.arange(0, TOKENS)
+    if TOKENS <= BLOCK_SIZE:
+        blocks = tl.load(table_ptr + first // BLOCK_SIZE, mask=first < kv_len, other=0)
     else:
         tokens = first + tl.arange(0, TOKENS)
         blocks = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=tokens < kv_len, other=0)
-        base = head_ptr + blocks.to(tl.int64) * block_stride
-        inside = tokens % BLOCK_SIZE
-    return base + (k_offset + inside * HEAD_DIM), base + (v_offset + inside * VALUE_DIM)
+    return blocks
+
+
+@triton.jit
+def tile_rows(
+    plane_ptr: tl.tensor,  # the slab, moved on to the plane of one layer and head
+    blocks: tl.tensor,
+    first: tl.tensor,
+    block_stride: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+) -> tl.tensor:
+    """Pointers to the row of every token of a tile, [TOKENS]."""
+    inside = (first + tl.arange(0, TOKENS)) % BLOCK_SIZE
+    if TOKENS <= BLOCK_SIZE:
+        inside = first % BLOCK_SIZE + tl.arange(0, TOKENS)
+    return plane_ptr + blocks.to(tl.int64) * block_stride + inside * WIDTH
 
 
 @triton.jit
@@ -63,10 +70,13 @@ def load_rows(
 ) -> tl.tensor:
     """[TOKENS, BLOCK], zero where there is nothing."""
     cols = tl.arange(0, BLOCK)[None, :]
+    places = rows[:, None] + cols
     if MASKED and WIDTH < BLOCK:
-        return tl.load(rows[:, None] + cols, mask=valid[:, None] & (cols < WIDTH), other=0.0)
-    if MASKED:
-        return tl.load(rows[:, None] + cols, mask=valid[:, None], other=0.0)
-    if WIDTH < BLOCK:
-        return tl.load(rows[:, None] + cols, mask=cols < WIDTH, other=0.0)
-    return tl.load(rows[:, None] + cols)
+        loaded = tl.load(places, mask=valid[:, None] & (cols < WIDTH), other=0.0)
+    elif MASKED:
+        loaded = tl.load(places, mask=valid[:, None], other=0.0)
+    elif WIDTH < BLOCK:
+        loaded = tl.load(places, mask=cols < WIDTH, other=0.0)
+    else:
+        loaded = tl.load(places)
+    return loaded

@@ -12,7 +12,7 @@ from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.paged import strides_of
 from engine.kernels.triton.softmax import attended, attention_constants
-from engine.kernels.triton.tiles import prefill_tiles
+from engine.kernels.triton.tiles import AttentionTiles, prefill_tiles
 from kv_cache.slab import KvSlab
 
 
@@ -39,7 +39,7 @@ def prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SCALE: tl.constexpr,
-    CAP: tl.constexpr,
+    INNER: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -66,7 +66,8 @@ def prefill_kernel(
     heads = (heads + kv_head * (NUM_HEADS // KV_HEADS) + members)[:, None]
     dims, vdims = tl.arange(0, HEAD_BLOCK)[None, :], tl.arange(0, VALUE_BLOCK)[None, :]
     q = tl.load(q_ptr + heads * HEAD_DIM + dims, mask=wanted & (dims < HEAD_DIM), other=0.0)
-    head_ptr = slab_ptr + kv_head * head_stride
+    k_ptr = slab_ptr + (k_offset + kv_head * head_stride)
+    v_ptr = slab_ptr + (v_offset + kv_head * head_stride)
     row_ptr = table_ptr + seq.to(tl.int64) * table_stride
     lowest = kv_len - num_queries + first_query
     end = tl.cdiv(tl.minimum(lowest + QUERIES, kv_len), TOKENS)
@@ -79,14 +80,14 @@ def prefill_kernel(
     else:
         begin = (lowest + 1) // TOKENS
         highest, total, acc = attended(
-            q, positions, highest, total, acc, head_ptr, row_ptr, 0, begin, kv_len,
-            block_stride, k_offset, v_offset, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
-            BLOCK_SIZE, WINDOW, SCALE, CAP, PRECISION, TOKENS, False,
+            q, positions, highest, total, acc, k_ptr, v_ptr, row_ptr, 0, begin, kv_len,
+            block_stride, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
+            BLOCK_SIZE, WINDOW, SCALE, INNER, PRECISION, TOKENS, False,
         )  # fmt: skip
     highest, total, acc = attended(
-        q, positions, highest, total, acc, head_ptr, row_ptr, begin, end, kv_len,
-        block_stride, k_offset, v_offset, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
-        BLOCK_SIZE, WINDOW, SCALE, CAP, PRECISION, TOKENS, True,
+        q, positions, highest, total, acc, k_ptr, v_ptr, row_ptr, begin, end, kv_len,
+        block_stride, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
+        BLOCK_SIZE, WINDOW, SCALE, INNER, PRECISION, TOKENS, True,
     )  # fmt: skip
     out = (acc / tl.maximum(total, 1.0e-30)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + heads * VALUE_DIM + vdims, out, mask=wanted & (vdims < VALUE_DIM))
@@ -100,11 +101,12 @@ def prefill_launch(
     batch: StepBatch,
     group: GroupBatch,
     out: torch.Tensor,
+    tiles: AttentionTiles | None = None,
 ) -> Launch:
     """All sequences after the first `num_decode`."""
     members = spec.num_heads // spec.num_kv_heads
     num_rows = batch.max_query_len * members
-    tiles = prefill_tiles(num_rows, spec.head_dim, spec.value_dim, q.element_size())
+    tiles = tiles or prefill_tiles(num_rows, spec.head_dim, spec.value_dim, q.element_size())
     members = min(members, tiles.rows)
     chunks = spec.num_kv_heads * -(-spec.num_heads // (spec.num_kv_heads * members))
     query_tiles = -(-batch.max_query_len // (tiles.rows // members))

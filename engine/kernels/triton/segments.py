@@ -13,9 +13,10 @@ import triton.language as tl
 @triton.jit
 def first_tile(kv_len: tl.tensor, TOKENS: tl.constexpr, WINDOW: tl.constexpr) -> tl.tensor:
     """The first tile that the last token of a sequence sees; WINDOW 0 sees all."""
+    reach = kv_len
     if WINDOW > 0:
-        return tl.maximum(kv_len - WINDOW, 0) // TOKENS
-    return 0
+        reach = tl.minimum(kv_len, WINDOW)
+    return (kv_len - reach) // TOKENS
 
 
 @triton.jit

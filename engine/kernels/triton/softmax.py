@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.interface import AttentionSpec
-from engine.kernels.triton.paged import load_rows, tile_rows
+from engine.kernels.triton.paged import load_rows, tile_blocks, tile_rows
 from engine.kernels.triton.tiles import AttentionTiles, padded
 from kv_cache.slab import KvSlab
 
@@ -16,8 +16,10 @@ def attention_constants(
 ) -> dict[str, object]:
     """The constexprs that both attention kernels take.
 
-    A score is SCALE * qk, or CAP * tanh(SCALE * qk) where CAP is not 0, and is a power of two.
+    The weight of a key is 2 ** (SCALE * qk), or 2 ** (SCALE * tanh(INNER * qk)) if INNER is not 0.
     """
+    inner = 0.0 if spec.soft_cap is None else spec.scale / spec.soft_cap
+    outer = spec.scale if spec.soft_cap is None else spec.soft_cap
     return {
         "NUM_HEADS": spec.num_heads,
         "KV_HEADS": spec.num_kv_heads,
@@ -27,8 +29,8 @@ def attention_constants(
         "VALUE_BLOCK": padded(spec.value_dim),
         "BLOCK_SIZE": slab.layout.block_size,
         "WINDOW": spec.window or 0,
-        "SCALE": spec.scale / spec.soft_cap if spec.soft_cap else spec.scale * log2(e),
-        "CAP": (spec.soft_cap or 0.0) * log2(e),
+        "SCALE": outer * log2(e),
+        "INNER": inner,
         "PRECISION": "ieee",
         "ROWS": tiles.rows,
         "TOKENS": tiles.tokens,
@@ -48,14 +50,13 @@ def attended(
     highest: tl.tensor,  # [ROWS], the running maximum; starts finite, so that no row turns NaN
     total: tl.tensor,  # [ROWS], the running sum
     acc: tl.tensor,  # [ROWS, VALUE_BLOCK]
-    head_ptr: tl.tensor,  # the slab, moved on to the KV head
+    k_ptr: tl.tensor,  # the slab, moved on to the layer's keys of the KV head
+    v_ptr: tl.tensor,
     table_ptr: tl.tensor,  # the sequence's block table
     begin: tl.tensor,
     end: tl.tensor,
     kv_len: tl.tensor,
     block_stride: tl.tensor,
-    k_offset: tl.tensor,
-    v_offset: tl.tensor,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
@@ -63,34 +64,35 @@ def attended(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     SCALE: tl.constexpr,
-    CAP: tl.constexpr,
+    INNER: tl.constexpr,
     PRECISION: tl.constexpr,
     TOKENS: tl.constexpr,
     MASKED: tl.constexpr,  # false: every query sees every token of these tiles
 ) -> tl.tensor:
     """Folds tiles begin .. end of the sequence's tokens into the running softmax."""
+    blocks = tile_blocks(table_ptr, begin * TOKENS, kv_len, BLOCK_SIZE, TOKENS)
     for tile in range(begin, end):
         first = tile * TOKENS
         tokens = first + tl.arange(0, TOKENS)
-        k_rows, v_rows = tile_rows(
-            head_ptr, table_ptr, first, kv_len, block_stride, k_offset, v_offset,
-            HEAD_DIM, VALUE_DIM, BLOCK_SIZE, TOKENS,
-        )  # fmt: skip
-        k = load_rows(k_rows, tokens < kv_len, HEAD_DIM, HEAD_BLOCK, MASKED)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
-        if CAP > 0.0:
-            scores = tanh(scores) * CAP
+        k_rows = tile_rows(k_ptr, blocks, first, block_stride, HEAD_DIM, BLOCK_SIZE, TOKENS)
+        v_rows = tile_rows(v_ptr, blocks, first, block_stride, VALUE_DIM, BLOCK_SIZE, TOKENS)
+        # Known an iteration ahead, a block does not delay the loads that its address leads to.
+        blocks = tile_blocks(table_ptr, first + TOKENS, kv_len, BLOCK_SIZE, TOKENS)
+        k = load_rows(k_rows, tokens < kv_len, HEAD_DIM, HEAD_BLOCK, MASKED).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if INNER > 0.0:
+            scores = tanh(scores * INNER)
         if MASKED:
             visible = tokens[None, :] <= positions[:, None]
             if WINDOW > 0:
                 visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
+        higher = tl.maximum(highest, tl.max(scores, 1) * SCALE)
+        weights = tl.exp2(scores * SCALE - higher[:, None])
         shrink = tl.exp2(highest - higher)
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
-        v = load_rows(v_rows, tokens < kv_len, VALUE_DIM, VALUE_BLOCK, MASKED)
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        v = load_rows(v_rows, tokens < kv_len, VALUE_DIM, VALUE_BLOCK, MASKED).to(q.dtype)
+        acc = tl.dot(weights.to(q.dtype), v, acc, input_precision=PRECISION)
         highest = higher
     return highest, total, acc

@@ -38,10 +38,13 @@ def prefill_tiles(num_rows: int, head_dim: int, value_dim: int, itemsize: int) -
     """`num_rows` is what the longest sequence of the step has for one KV head."""
     width = max(padded(head_dim), padded(value_dim))
     if itemsize == 4:  # no wide matrix unit: small tiles keep the operands in registers
-        return AttentionTiles(16, 16 if width > 128 else 32, num_warps=4, num_stages=2)
-    tokens = 128 if width <= 128 else 64
+        return AttentionTiles(16, 16 if width > 64 else 32, num_warps=4, num_stages=2)
     if num_rows <= MIN_DOT:
         return AttentionTiles(MIN_DOT, 64, num_warps=4, num_stages=2)
     if num_rows <= 64:
         return AttentionTiles(64, 64, num_warps=4, num_stages=2)
-    return AttentionTiles(128, tokens, num_warps=8, num_stages=2)
+    if width > 128:
+        return AttentionTiles(128, 32, num_warps=8, num_stages=3)
+    if head_dim < width or value_dim < width:  # masks take registers too
+        return AttentionTiles(128, 64, num_warps=8, num_stages=3)
+    return AttentionTiles(128, 128, num_warps=8, num_stages=2)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -41,7 +43,6 @@ def test_decode_however_the_work_is_dealt_out(num_programs: int, device: torch.d
         (8, 2, 128, 128),
         (4, 1, 256, 256),
         (6, 2, 48, 32),
-        (80, 1, 16, 16),
     ],
 )
 def test_head_shapes(
@@ -49,6 +50,16 @@ def test_head_shapes(
 ) -> None:
     case = attention_case(make_spec(heads, kv_heads, head_dim, value_dim), MIXED)
     assert_right(case, device, num_programs=5)
+
+
+def test_more_query_heads_than_rows_of_a_tile(device: torch.device) -> None:
+    case = attention_case(make_spec(heads=80, kv_heads=1), [(1, 40), (1, 3), (3, 20)])
+    assert_right(case, device, num_programs=3)
+
+
+def test_cache_of_another_dtype(device: torch.device) -> None:
+    case = attention_case(make_spec(), [(1, 40), (7, 20)], dtype=torch.float16)
+    assert_right(replace(case, q=case.q.bfloat16()), device, num_programs=3, tolerance=2e-2)
 
 
 @pytest.mark.parametrize("window", [1, 20, 64])
@@ -70,8 +81,10 @@ def test_block_sizes(block_size: int, device: torch.device) -> None:
     assert_right(case, device, num_programs=3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [64, 80, 256])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [(torch.bfloat16, 64), (torch.bfloat16, 80), (torch.bfloat16, 256), (torch.float16, 128)],
+)
 def test_half_precision(dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
     spec = make_spec(heads=8, kv_heads=2, head_dim=head_dim)
     case = attention_case(spec, [*MIXED, (70, 200)], block_size=64, dtype=dtype)

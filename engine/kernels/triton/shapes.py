@@ -1,0 +1,138 @@
+"""Launches over tensors without memory, for models that the kernels have to serve."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from engine.kernels.interface import (
+    Activation,
+    AttentionSpec,
+    GroupBatch,
+    HeadNorm,
+    Rotary,
+    StepBatch,
+)
+from engine.kernels.triton.activation import gated_launch
+from engine.kernels.triton.decode import decode_launches
+from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.norm import norm_launch
+from engine.kernels.triton.prefill import prefill_launch
+from engine.kernels.triton.rotate import rotate_launch
+from engine.kernels.triton.write import write_launch
+from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
+from kv_cache.slab import KvSlab
+
+META = torch.device("meta")
+TOKENS = 2048  # of the prefill
+SEQS = 256  # of the decode step
+MAX_LEN = 8192
+NUM_BLOCKS = 12_000
+H200_PROGRAMS = 264
+
+
+class ModelShape(NamedTuple):
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int = 4096
+    mlp: int = 14336
+    block_size: int = 64
+    format: str = "bf16"
+    window: int | None = None
+    soft_cap: float | None = None
+    head_norm: bool = False
+    attention_only: bool = True
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.head_dim,
+            self.head_dim**-0.5,
+            self.window,
+            self.soft_cap,
+        )
+
+    def slab(self) -> KvSlab:
+        widths = (self.head_dim, self.head_dim)
+        group = KvGroup(tuple(range(32)), self.kv_heads, widths, self.window)
+        layout = BlockLayout(group, self.block_size, KV_FORMATS[self.format])
+        return KvSlab.allocate(layout, NUM_BLOCKS, META)
+
+
+SHAPES = (
+    ModelShape("llama-3.1-8b", 32, 8, 128, attention_only=False),
+    ModelShape("llama, block 16", 32, 8, 128, block_size=16),
+    ModelShape("llama, fp32", 32, 8, 128, format="fp32"),
+    ModelShape("llama-3.2-1b", 32, 8, 64),
+    ModelShape("qwen3-8b", 32, 8, 128, head_norm=True),
+    ModelShape("phi-3-mini", 32, 32, 96),
+    ModelShape("gemma-2-9b local", 16, 8, 256, window=4096, soft_cap=50.0),
+    ModelShape("gemma-2-9b global", 16, 8, 256, soft_cap=50.0),
+)
+
+
+def launches_of(shape: ModelShape) -> Iterator[Launch]:
+    slab = shape.slab()
+    dtype = slab.data.dtype
+    spec = shape.spec
+    if not shape.attention_only:
+        yield from _row_launches(shape, dtype)
+    if shape.head_norm or not shape.attention_only:
+        yield from _write_launches(shape, slab)
+    if shape.head_norm:
+        return
+    group = GroupBatch(_ints(SEQS, MAX_LEN // shape.block_size), _longs(SEQS))
+    q = torch.empty(TOKENS, spec.num_heads, spec.head_dim, dtype=dtype, device=META)
+    out = torch.empty_like(q)
+    decode = _batch(group, num_seqs=SEQS, num_decode=SEQS, max_query_len=1)
+    yield from decode_launches(q, spec, slab, 3, decode, group, out, H200_PROGRAMS)
+    prefill = _batch(group, num_seqs=1, num_decode=0, max_query_len=TOKENS)
+    yield prefill_launch(q, spec, slab, 3, prefill, group, out)
+
+
+def _row_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Launch]:
+    x = torch.empty(TOKENS, shape.hidden, dtype=dtype, device=META)
+    weight = torch.empty(shape.hidden, device=META)
+    yield norm_launch(x, x, weight, 1e-5, x)
+    gate_up = torch.empty(TOKENS, 2 * shape.mlp, dtype=dtype, device=META)
+    yield gated_launch(gate_up, Activation.SILU, gate_up[:, : shape.mlp])
+
+
+def _write_launches(shape: ModelShape, slab: KvSlab) -> Iterator[Launch]:
+    spec, dtype = shape.spec, slab.data.dtype
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    qkv = torch.empty(TOKENS, heads * spec.head_dim, dtype=dtype, device=META)
+    table = torch.empty(MAX_LEN, spec.head_dim // 2, device=META)
+    weight = torch.empty(spec.head_dim, device=META)
+    norm = HeadNorm(weight, weight, 1e-6) if shape.head_norm else None
+    rotary = Rotary(table, table)
+    slots = _longs(TOKENS)
+    yield rotate_launch(qkv, slots, rotary, norm, spec, slab, 3, slots, torch.empty_like(qkv))
+    k = torch.empty(TOKENS, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=META)
+    yield write_launch(k, k, slab, 3, slots)
+
+
+def _batch(group: GroupBatch, num_seqs: int, num_decode: int, max_query_len: int) -> StepBatch:
+    return StepBatch(
+        token_ids=_longs(SEQS),
+        positions=_longs(SEQS),
+        query_starts=_ints(num_seqs + 1),
+        kv_lens=_ints(num_seqs),
+        groups=(group,),
+        num_decode=num_decode,
+        max_query_len=max_query_len,
+        max_kv_len=MAX_LEN,
+    )
+
+
+def _ints(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, dtype=torch.int32, device=META)
+
+
+def _longs(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, dtype=torch.int64, device=META)
