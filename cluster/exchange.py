@@ -133,11 +133,13 @@ class Exchange:
                 self._work.cancel()
                 # Its own clean-up ends what it started at the engine.
                 await asyncio.wait((self._work,))
+        error = None if self._work.cancelled() else self._work.exception()
         if self._failure is not None:
             raise self._failure
         if self._work.cancelled():
             raise Disconnected
-        self._work.result()
+        if error is not None:
+            raise error
 
     def fail(self, error: ApiError) -> None:
         """Ends the exchange's work, from the outside, with an error for the client."""

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.openai.sampling_fields import SamplingDefaults
 from cluster.served_model import ServedModel
 from engine.config import EngineConfig
-from engine.generation_defaults import GenerationDefaults
 from engine.model_source import resolve_model
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -50,17 +48,6 @@ def load_local_engine(config: EngineConfig, names: Sequence[str] = ()) -> LocalE
         chat_template=template,
         max_model_len=info.model.max_model_len,
         vocab_size=info.model.vocab_size,
-        defaults=sampling_defaults(info.defaults),
+        defaults=info.defaults,
     )
     return LocalEngine(AsyncEngine(engine, config.stall_timeout_s), model)
-
-
-def sampling_defaults(defaults: GenerationDefaults) -> SamplingDefaults:
-    return SamplingDefaults(
-        temperature=defaults.temperature,
-        top_k=defaults.top_k,
-        top_p=defaults.top_p,
-        min_p=defaults.min_p,
-        repetition_penalty=defaults.repetition_penalty,
-        max_tokens=defaults.max_new_tokens,
-    )

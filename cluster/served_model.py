@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.openai.errors import ApiError, bad_request
-from cluster.openai.sampling_fields import SamplingDefaults
 from engine.errors import RequestError
+from engine.generation_defaults import GenerationDefaults
 from engine.text.chat_template import ChatOptions, ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
 
@@ -23,7 +23,7 @@ class ServedModel:
     chat_template: ChatTemplate | None
     max_model_len: int
     vocab_size: int
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_name(self, name: str | None) -> None:

@@ -72,6 +72,7 @@ async def _serve(engine: LocalEngine, limits: HttpLimits, listener: socket.socke
             lifespan="off",
             access_log=False,
             log_config=None,
+            server_header=False,
             timeout_keep_alive=_IDLE_CONNECTION_S,
             timeout_graceful_shutdown=_FORCE_S,
         )

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cluster.openai.chat_request import ChatRequest
-from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, MAX_PROMPTS, CompletionRequest
+from cluster.openai.completion_request import (
+    DEFAULT_MAX_TOKENS,
+    MAX_CHOICES,
+    MAX_PROMPTS,
+    CompletionRequest,
+)
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.served_model import ServedModel, too_long
 from engine.errors import RequestError
@@ -49,11 +54,13 @@ class Plan:
 def plan_completion(request: CompletionRequest, model: ServedModel) -> Plan:
     request.check_stream_options()
     prompts = tuple(_read_prompts(request, model))
+    if len(prompts) * (request.n or 1) > MAX_CHOICES:
+        raise RequestError("n", f"more than {MAX_CHOICES} choices in one request")
     wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     echo_only = request.echo and wanted == 0
     most = min(_room(prompt, model, "prompt") for prompt in prompts)
     if request.max_tokens is None:
-        wanted = min(model.defaults.max_tokens or wanted, most)
+        wanted = min(model.defaults.max_new_tokens or wanted, most)
     params = request.sampling_params(
         model.defaults, max_tokens=1 if echo_only else wanted, logprobs=request.logprobs
     )
@@ -74,7 +81,7 @@ def plan_chat(request: ChatRequest, model: ServedModel) -> Plan:
     most = _room(prompt, model, "messages")
     wanted = request.wanted_max_tokens()
     if wanted is None:
-        wanted = min(model.defaults.max_tokens or most, most)
+        wanted = min(model.defaults.max_new_tokens or most, most)
     params = request.sampling_params(model.defaults, max_tokens=wanted, logprobs=logprobs)
     options = _options(request, logprobs)
     return _checked(Plan((prompt,), params, options, *_scheduling(request)), model, most)

@@ -1,7 +1,6 @@
 """The parameters that completions and chat share, and what they are where a client is silent."""
 
 import secrets
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -9,23 +8,11 @@ from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Body, Part
 from engine.errors import RequestError
+from engine.generation_defaults import GenerationDefaults
 from engine.sampling import SamplingParams
 
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a model's authors recommend, between the request and OpenAI's defaults; None where
-    they say nothing."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_tokens: int | None = None
 
 
 class StreamOptions(Part):
@@ -119,7 +106,7 @@ class SamplingFields(Body):
     prompt_cache_key: str | None = None
 
     def sampling_params(
-        self, defaults: SamplingDefaults, *, max_tokens: int | None, logprobs: int | None
+        self, defaults: GenerationDefaults, *, max_tokens: int | None, logprobs: int | None
     ) -> SamplingParams:
         """The request, then the model's recommendation, then OpenAI's defaults."""
         given = {name: getattr(defaults, name) for name in _RECOMMENDED}

@@ -5,9 +5,9 @@ import functools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Self
 
-from cluster.openai.sampling_fields import SamplingDefaults
 from cluster.served_model import ServedModel
 from engine.errors import EngineError, UnavailableError
+from engine.generation_defaults import GenerationDefaults
 from engine.request import (
     ChoiceDelta,
     FinishReason,
@@ -40,7 +40,7 @@ def small_tokenizer() -> Tokenizer:
     return wrapped(byte_level())
 
 
-def small_model(defaults: SamplingDefaults | None = None, *, chat: bool = True) -> ServedModel:
+def small_model(defaults: GenerationDefaults | None = None, *, chat: bool = True) -> ServedModel:
     tokenizer = small_tokenizer()
     special = SpecialTokens({"bos_token": "<s>"}, (), ())
     return ServedModel(
@@ -50,7 +50,7 @@ def small_model(defaults: SamplingDefaults | None = None, *, chat: bool = True) 
         chat_template=ChatTemplate({"default": TEMPLATE}, special, "tests") if chat else None,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=tokenizer.vocab_size + 10,
-        defaults=defaults or SamplingDefaults(),
+        defaults=defaults or GenerationDefaults(),
     )
 
 

@@ -220,6 +220,12 @@ async def test_other_models_are_not_found(server: Server) -> None:
     assert (await server.client.get("/v1/models/gpt-4")).status_code == 404
 
 
+async def test_choices_of_all_prompts_together_are_bounded(server: Server) -> None:
+    error = await refused(server, COMPLETIONS, {"prompt": ["x"] * 33, "n": 128})
+    assert error["param"] == "n"
+    assert server.backend.streams == []
+
+
 async def test_context_that_does_not_fit_has_openais_code(server: Server) -> None:
     error = await refused(server, COMPLETIONS, {"prompt": [1] * (MAX_MODEL_LEN + 1)})
     assert error["code"] == "context_length_exceeded"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cluster.openai.sampling_fields import SamplingDefaults
+from engine.generation_defaults import GenerationDefaults
 from tests.cluster.conftest import Server, make_server
 from tests.cluster.fakes import (
     ANSWER,
@@ -143,7 +143,7 @@ async def test_both_names_of_the_limit(server: Server, name: str) -> None:
 
 
 async def test_request_then_model_then_openai_decide_the_sampling() -> None:
-    defaults = SamplingDefaults(temperature=0.6, top_k=20, max_tokens=7)
+    defaults = GenerationDefaults(temperature=0.6, top_k=20, max_new_tokens=7)
     server = make_server(model=small_model(defaults))
     await server.ok(PATH, messages=HELLO, top_k=5)
     params = server.backend.last.params
