@@ -1,0 +1,56 @@
+"""vLLM under measure; runs in an environment of its own, made by setup_vllm.sh.
+
+Its engine core runs in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0, set by the parent), so a
+step here is a step there, without a second process beside the two that compute.
+"""
+
+import vllm
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+
+from benchmarks.child import SideInfo, arguments, serve
+from benchmarks.workloads import MAX_LEN, WEIGHT_BYTES
+
+
+class VllmSide:
+    def __init__(self, llm: vllm.LLM) -> None:
+        self._engine = llm.llm_engine
+        self._serial = 0
+        self._indices: dict[str, int] = {}
+
+    def add(self, index: int, prompt: list[int], num_output: int) -> None:
+        self._serial += 1
+        request_id = str(self._serial)
+        self._indices[request_id] = index
+        params = vllm.SamplingParams(
+            temperature=0.0,
+            max_tokens=num_output,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self._engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt), params)
+
+    def step(self) -> dict[int, int]:
+        return {
+            self._indices[output.request_id.split("-")[0]]: len(output.outputs[0].token_ids)
+            for output in self._engine.step()
+        }
+
+
+def start() -> tuple[VllmSide, SideInfo]:
+    args = arguments()
+    llm = vllm.LLM(
+        args.model,
+        skip_tokenizer_init=True,
+        max_model_len=MAX_LEN,
+        kv_cache_memory_bytes=args.kv_bytes,
+        disable_log_stats=True,
+    )
+    return VllmSide(llm), SideInfo(
+        vllm.__version__, args.num_parameters * WEIGHT_BYTES, args.kv_bytes
+    )
+
+
+if __name__ == "__main__":
+    serve(start)
