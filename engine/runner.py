@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from engine.kernels.interface import StepBatch
 from engine.models.interface import CausalModel
 from engine.sampler.interface import Draws, History, Sampler
 from engine.sampler.report import logprob_entries, make_samples
@@ -16,6 +18,8 @@ from kv_cache.slab import KvSlab
 # rows of logits at a time where every token of a prompt needs them: 128 rows of a vocabulary
 # of 128k are 67 MB in fp32
 PROMPT_LOGPROB_ROWS = 128
+
+Rows = npt.NDArray[np.int64]
 
 
 class ModelRunner:
@@ -61,14 +65,30 @@ class ModelRunner:
         if not plan.slices:
             return StepResult(plan.step, (), {})
         batch = self._slots.batch(plan.slices, plan.num_decode, self._device)
-        hidden = self._model.forward(batch, self._slabs)
         ends = np.cumsum([s.num_tokens for s in plan.slices])
+        if any(s.prompt_logprobs is not None for s in plan.slices):
+            return self._read_prompts(plan, batch, ends)
+        drawing = [bool(s.samples) for s in plan.slices]
+        wanted = None if all(drawing) and batch.num_decode == batch.num_seqs else ends[drawing] - 1
+        return self._draw(plan, self._forward(batch, wanted), {})
+
+    def _forward(self, batch: StepBatch, wanted: Rows | None) -> torch.Tensor:
+        if wanted is None:
+            return self._model.forward(batch, self._slabs)
+        rows = torch.from_numpy(wanted).to(self._device, non_blocking=True)
+        return self._model.forward(batch, self._slabs, rows)
+
+    def _read_prompts(self, plan: StepPlan, batch: StepBatch, ends: Rows) -> StepResult:
+        """A step in which some prompt's every token is asked for."""
+        hidden = self._forward(batch, None)
         prompt_logprobs = {
             s.slot: self._prompt_logprobs(s, hidden[end - s.num_tokens : end])
             for s, end in zip(plan.slices, ends, strict=True)
             if s.prompt_logprobs is not None
         }
-        return self._draw(plan, hidden, ends, prompt_logprobs)
+        drawing = [bool(s.samples) for s in plan.slices]
+        rows = torch.from_numpy(ends[drawing] - 1).to(self._device)
+        return self._draw(plan, hidden[rows], prompt_logprobs)
 
     def _move_blocks(self, plan: StepPlan) -> None:
         for group, device_block, host_block in plan.swap_out:
@@ -81,22 +101,17 @@ class ModelRunner:
     def _draw(
         self,
         plan: StepPlan,
-        hidden: torch.Tensor,
-        ends: np.ndarray[tuple[int], np.dtype[np.int64]],
+        hidden: torch.Tensor,  # one row for each slice that draws
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
     ) -> StepResult:
-        drawing = [i for i, s in enumerate(plan.slices) if s.samples]
-        if not drawing:
+        draws = [s.samples for s in plan.slices if s.samples]
+        if not draws:
             return StepResult(plan.step, (), prompt_logprobs)
-        slots = np.array([slot for s in plan.slices for slot in s.samples], np.int32)
-        rows = np.repeat(
-            np.arange(len(drawing), dtype=np.int32),
-            [len(plan.slices[i].samples) for i in drawing],
+        slots = np.array([slot for samples in draws for slot in samples], np.int32)
+        rows = np.repeat(np.arange(len(draws), dtype=np.int32), [len(s) for s in draws])
+        sampled = self._sampler.sample(
+            self._model.logits(hidden), Draws(slots, rows), self._history()
         )
-        if len(drawing) < hidden.shape[0]:
-            hidden = hidden[torch.from_numpy(ends[drawing] - 1).to(self._device)]
-        logits = self._model.logits(hidden)
-        sampled = self._sampler.sample(logits, Draws(slots, rows), self._history())
         drawn = make_samples(sampled, slots, self._parameters)
         self._slots.append(slots, np.array([s.token_id for s in drawn.samples], np.int32))
         return StepResult(plan.step, drawn.samples, prompt_logprobs, drawn.failed_slots)

@@ -1,9 +1,9 @@
 """The engine behind an event loop: streams, aborts, refusals, a thread that dies."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,12 +16,12 @@ from engine.sampling import SamplingParams
 from engine.step import StepPlan, StepResult
 from tests.engine.models_on_disk import make_tiny
 
+Answer = TypeVar("Answer")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(
-        "llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048
-    ).folder
+    return make_tiny("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048).folder
 
 
 @pytest.fixture
@@ -58,22 +58,23 @@ async def read(stream: EngineStream) -> tuple[list[int], list[FinishReason]]:
     return tokens, reasons
 
 
-async def idle(serving: AsyncEngine) -> None:
-    """Until the engine's thread has nothing left to do."""
-    async with asyncio.timeout(10):
-        while serving.engine.has_work:
-            await asyncio.sleep(0.001)
-    done = asyncio.Event()
+async def ask(serving: AsyncEngine, question: Callable[[Engine], Answer]) -> Answer:
+    """What the engine's thread answers between two steps."""
     loop = asyncio.get_running_loop()
-
-    def check(engine: Engine) -> None:
-        engine.check_integrity()
-        assert all(group.held == 0 for group in engine.cache_stats().groups)
-        loop.call_soon_threadsafe(done.set)
-
-    serving.call(check)
+    answer: asyncio.Future[Answer] = loop.create_future()
+    serving.call(lambda engine: loop.call_soon_threadsafe(answer.set_result, question(engine)))
     async with asyncio.timeout(10):
-        await done.wait()
+        return await answer
+
+
+async def idle(serving: AsyncEngine) -> None:
+    """Until the engine has nothing left to do; then nothing may be left."""
+    async with asyncio.timeout(10):
+        while await ask(serving, lambda engine: engine.has_work):
+            pass
+    await ask(serving, Engine.check_integrity)
+    stats = await ask(serving, Engine.cache_stats)
+    assert all(group.held == 0 for group in stats.groups)
 
 
 async def test_requests_at_once_get_the_answers_of_requests_alone(serving: AsyncEngine) -> None:
@@ -126,7 +127,7 @@ async def test_refusals_come_from_the_stream(serving: AsyncEngine) -> None:
     streams = [serving.submit(request(f"q{i}", 1500)) for i in range(20)]
     results = await asyncio.gather(*(anext(s) for s in streams), return_exceptions=True)
     refused = [r for r in results if isinstance(r, QueueFullError)]
-    assert len(refused) == 20 - 4 - 8
+    assert 20 - 4 - 8 <= len(refused) <= 20 - 8, "some ran before the last one came"
     for stream in streams:
         stream.close()
     await idle(serving)

@@ -117,24 +117,31 @@ def test_chunked_is_one_shot(
     check(run(engine, jobs_of(prompts)), expected)
 
 
+@pytest.fixture(scope="module")
+def growing(tiny: TinyModel) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts that are short when they are admitted, and what they grow into."""
+    prompts = random_prompts(8, 4, 12, seed=5)
+    return prompts, [tiny.greedy(prompt, 48) for prompt in prompts]
+
+
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("caching", [True, False])
 def test_preempted_is_uninterrupted(
     make: Callable[..., Engine],
-    prompts: list[list[int]],
-    expected: list[list[int]],
+    growing: tuple[list[list[int]], list[list[int]]],
     mode: str,
     caching: bool,
 ) -> None:
-    layouts = make(max_model_len=136).info.cache.layouts
-    one_sequence = bytes_needed(layouts, 136, BASE["max_num_batched_tokens"])
+    prompts, expected = growing
+    small = {"max_model_len": 64, "block_size": 8, "max_num_batched_tokens": 16}
+    layouts = make(**small).info.cache.layouts
     engine = make(
-        max_model_len=136,
+        **small,
         preemption_mode=mode,
         enable_prefix_caching=caching,
-        kv_cache_memory_bytes=one_sequence + 2 * sum(layout.blob_bytes for layout in layouts),
+        kv_cache_memory_bytes=bytes_needed(layouts, 64, 16),
     )
-    check(run(engine, jobs_of(prompts)), expected)
+    check(run(engine, {str(i): (p, greedy(48)) for i, p in enumerate(prompts)}), expected)
     assert engine.scheduler_stats().num_preemptions > 0
 
 
