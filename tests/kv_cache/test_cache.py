@@ -119,6 +119,19 @@ def test_what_comes_from_elsewhere_takes_no_blocks_behind_the_window() -> None:
     assert cache.match(names[:9], 37).num_blocks == 4, "the window blobs of 7 never came"
 
 
+def test_chunks_that_arrive_late_bring_nothing_back_behind_the_window() -> None:
+    cache = make_cache(full_group(), window_group(6))
+    names = names_of(range(40))
+    blocks = cache.open(cache.match(names, 40))
+    cache.extend(blocks, 41, computed=40)
+    held = list(blocks.tables[1])
+    for num_computed in (16, 32, 40):
+        assert cache.advance(blocks, names, num_computed) == []
+        cache.check_integrity([blocks])
+    assert blocks.tables[1] == held
+    assert blocks.num_named == 10
+
+
 def test_decoding_returns_at_once_where_nothing_changes() -> None:
     cache = make_cache(full_group(), window_group(6))
     blocks = start(cache, 13)

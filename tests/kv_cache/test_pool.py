@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kv_cache.errors import CacheError
+from kv_cache.eviction import Frequency
 from kv_cache.pool import BlockPool, BlockState
 
 
@@ -179,6 +180,22 @@ def test_only_the_end_of_its_quarantine_frees_a_block() -> None:
     assert (pool.num_free, pool.num_held, pool.num_quarantined) == (0, 0, 1)
     pool.end_quarantine([block])
     assert pool.num_free == 1
+
+
+def test_a_new_name_does_not_inherit_the_rank_of_the_old_one() -> None:
+    pool: BlockPool[str] = BlockPool(3, Frequency(3))
+    often, once = pool.take(), pool.take()
+    pool.label(often, "often")
+    for _ in range(4):
+        pool.touch(often)
+        pool.release(often)
+    pool.remove(often)
+    pool.label(often, "new")
+    pool.label(once, "twice")
+    pool.touch(once)
+    for block in (once, once, often):
+        pool.release(block)
+    assert pool.victim() == often
 
 
 @pytest.mark.parametrize(
