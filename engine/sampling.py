@@ -4,7 +4,6 @@ With the tokens so far it is all that the choice of the next token needs, so a f
 be drawn on another worker than the rest.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,11 +11,14 @@ from engine.errors import RequestError
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+# Lower temperatures leave probability to equal logits alone; of those, greedy takes the first.
+GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Checked when made; a value out of range is a RequestError that names its field.
+    """Checked when made: a value of a wrong type or out of range is a RequestError that names
+    its field.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch the filter off.
     `seed` None lets the engine draw one; choice i of a request draws from (seed, i, position).
@@ -44,33 +46,52 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check_range("n", self.n, 1, MAX_CHOICES)
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_k", self.top_k, 0, None)
-        _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        for token, bias in self.logit_bias.items():
-            _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids", "must name at least one token")
+        self._check_numbers()
+        self._check_token_lists()
+        self._check_stops()
+
+    def _check_numbers(self) -> None:
+        _check_int("n", self.n, 1, MAX_CHOICES)
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_int("top_k", self.top_k, 0, None)
+        _check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
-            _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
         if self.max_tokens is not None:
-            _check_range("max_tokens", self.max_tokens, 1, None)
-        _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+            _check_int("max_tokens", self.max_tokens, 1, None)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+    def _check_token_lists(self) -> None:
+        _check_type("logit_bias", self.logit_bias, Mapping, "a map from token ids to numbers")
+        _check_token_ids("logit_bias", tuple(self.logit_bias))
+        for token, bias in self.logit_bias.items():
+            _check_float(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids", "must name at least one token")
+        _check_token_ids("stop_token_ids", self.stop_token_ids)
+
+    def _check_stops(self) -> None:
+        _check_type("stop", self.stop, tuple, "a tuple of strings")
+        if any(not isinstance(s, str) for s in self.stop):
+            raise RequestError("stop", "must hold nothing but strings")
         if any(not s for s in self.stop):
             raise RequestError("stop", "a stop string must not be empty")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_range(name, value, 0, MAX_LOGPROBS)
+        for name in ("include_stop_str_in_output", "ignore_eos"):
+            _check_type(name, getattr(self, name), bool, "true or false")
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:
@@ -89,11 +110,45 @@ class SamplingParams:
                     raise RequestError(name, f"token {token}, must be in 0..{vocab_size - 1}")
 
 
+def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+    # a bool is an int to Python, but not to whoever sent `true` for a number
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong_type(name, value, "an integer")
+    _check_range(name, value, low, high)
+
+
+def _check_float(
+    name: str, value: object, low: float, high: float, *, low_open: bool = False
+) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _wrong_type(name, value, "a number")
+    _check_range(name, value, low, high, low_open=low_open)
+
+
+def _check_token_ids(name: str, value: object) -> None:
+    if not isinstance(value, tuple):
+        raise _wrong_type(name, value, "a tuple of token ids")
+    if any(type(token) is not int or not 0 <= token < 2**31 for token in value):
+        raise RequestError(name, f"token ids must be integers in 0..{2**31 - 1}")
+
+
+def _check_type(name: str, value: object, kind: type, words: str) -> None:
+    if not isinstance(value, kind):
+        raise _wrong_type(name, value, words)
+
+
+def _wrong_type(name: str, value: object, words: str) -> RequestError:
+    return RequestError(name, f"must be {words}, not {type(value).__name__}")
+
+
 def _check_range(
     name: str, value: float, low: float, high: float | None, *, low_open: bool = False
 ) -> None:
     too_low = value <= low if low_open else value < low
-    if math.isnan(value) or too_low or (high is not None and value > high):
+    is_nan = value != value  # math.isnan fails on an int beyond every float
+    if is_nan or too_low or (high is not None and value > high):
         opening = f"greater than {low}" if low_open else f"at least {low}"
         closing = "" if high is None else f" and at most {high}"
-        raise RequestError(name, f"{value}, must be {opening}{closing}")
+        # Python refuses to print an int of thousands of digits
+        shown = "too large" if abs(value) >= 2**64 else value
+        raise RequestError(name, f"{shown}, must be {opening}{closing}")
