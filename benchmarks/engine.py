@@ -30,6 +30,9 @@ from benchmarks.process import ROOT, Child
 from benchmarks.sides import OURS, VLLM, Folders, SideSpec, ours, vllm
 from benchmarks.workloads import FIRST_TOKEN, SHAPES, SMALL, START, WORKLOADS, ModelShape
 
+# idle OpenMP threads of the engine before spin for some 0.2 s after their last work
+REST_S = 0.5
+
 
 class Benchmark:
     """Takes the measures and keeps them, by workload and engine."""
@@ -85,11 +88,12 @@ class Benchmark:
                     self.samples[MEMORY][side_name].append(answer)
 
     def _turn(self, name: str, side_name: str, child: Child, seed: int) -> None:
+        time.sleep(REST_S)
         before, started = machine.CpuTime.now({child.session}), time.perf_counter()
         answer = child.ask(name, seed)
         wall_s = time.perf_counter() - started
         foreign_s = machine.CpuTime.now({child.session}).foreign_since(before)
-        self.foreign_share.append(max(0.0, foreign_s / wall_s / machine.num_cores()))
+        self.foreign_share.append(max(0.0, foreign_s / wall_s / len(machine.cores())))
         self.samples[name][side_name].append(answer)
         _say(f"{name}, {side_name}: {answer['total_s']:.3f} s")
 
@@ -133,7 +137,7 @@ def _run(args: argparse.Namespace, work_dir: Path) -> Benchmark:
     sides = [] if args.only == VLLM else [ours()]
     if args.vllm_python and args.only != OURS:
         # not resolved: the link's own place is what makes it an environment's
-        sides.append(vllm(args.vllm_python.absolute(), machine.num_cores()))
+        sides.append(vllm(args.vllm_python.absolute(), machine.cores()))
     wanted = args.workload or [*WORKLOADS, START]
     benchmark = Benchmark(sides, folders, args.repeats)
     for shape in SHAPES.values():

@@ -9,8 +9,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 GIB = 1 << 30
 
 
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0))
+def cores() -> list[int]:
+    """The cores this process may use, by number."""
+    return sorted(os.sched_getaffinity(0))
 
 
 def describe() -> dict[str, str | int | float]:
@@ -22,7 +23,7 @@ def describe() -> dict[str, str | int | float]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": cpu,
-        "cores": num_cores(),
+        "cores": len(cores()),
         "memory_gib": round(memory / GIB, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),

@@ -22,7 +22,7 @@ class Child:
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log
-        self._log_file = log.open("ab")
+        self._log_file = log.open("wb")
         self._pending = b""
         self.started = time.perf_counter()
         self._process = subprocess.Popen(

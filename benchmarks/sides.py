@@ -1,7 +1,7 @@
 """How each engine under measure is started."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,17 +48,17 @@ def ours() -> SideSpec:
     )
 
 
-def vllm(python: Path, num_cores: int) -> SideSpec:
+def vllm(python: Path, cores: Sequence[int]) -> SideSpec:
     """With what its documentation advises for a CPU: all cores bound, and the OpenMP library and
     the allocator it asks for loaded first, where they are there."""
     environment = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_cores - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(num_cores),
+        "OMP_NUM_THREADS": str(len(cores)),
     }
     if libraries := _preloaded(python):
         environment["LD_PRELOAD"] = ":".join(libraries)
