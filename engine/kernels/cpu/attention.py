@@ -5,8 +5,8 @@ import math
 import torch
 
 from engine.kernels.cpu import decode, prefill
+from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.paged import WORDS
-from engine.kernels.cpu.team import Kernel
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from kv_cache.slab import KvSlab
 

@@ -6,12 +6,12 @@ from engine.kernels.cpu.activations import CODES, gated_activation
 from engine.kernels.cpu.activations import WORDS as ACTIVATION_WORDS
 from engine.kernels.cpu.attention import PagedAttention
 from engine.kernels.cpu.features import CpuFeatures
+from engine.kernels.cpu.kernel import Kernel, share, threads_for
 from engine.kernels.cpu.linear import make_linear
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
 from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
 from engine.kernels.cpu.product import product
-from engine.kernels.cpu.team import Kernel, share, threads_for
 from engine.kernels.cpu.writing import KvWriter
 from engine.kernels.interface import (
     Activation,

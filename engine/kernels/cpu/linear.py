@@ -4,8 +4,8 @@ import torch
 from torch.nn import functional as F
 
 from engine.kernels.cpu.features import CpuFeatures
+from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.product import BLOCK_ROWS, INPUTS_PER_STEP, PANELS_TOGETHER
-from engine.kernels.cpu.team import Kernel
 from engine.kernels.cpu.tile import COLUMNS
 from engine.kernels.interface import Linear
 

@@ -12,6 +12,7 @@ job's type carries the element type of the tensors, which is how one kernel's so
 
 import inspect
 import operator
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,9 @@ from numba.core.datamodel import models
 from numba.extending import intrinsic, lower_builtin, register_model, type_callable
 
 LANES = 16
-OWN_WORDS = 2  # a job begins with two counters: pieces claimed, threads numbered
+MACHINE = platform.machine()
+# A job begins with words for running it: pieces claimed, threads numbered, and the team's.
+MAILBOX_WORD, CODE_WORD, SEATS_WORD, OWN_WORDS = 2, 3, 4, 5
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "bf16_dot": 2}
 
 F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
@@ -242,6 +245,72 @@ def has_dot(builder: Any, job: Any) -> Any:
 def atomic_add(builder: Any, address: Any, count: Any) -> Any:
     """Adds to a word that other threads add to; gives what it was before."""
     return builder.atomic_rmw("add", pointer(builder, address, I64), count, "acq_rel")
+
+
+@instruction(types.int64, JOB)
+def address_of(builder: Any, job: Any) -> Any:
+    return builder.ptrtoint(job[0], I64)
+
+
+@instruction(types.int64, types.int64)
+def atomic_load(builder: Any, address: Any) -> Any:
+    return builder.load_atomic(pointer(builder, address, I64), "seq_cst", 8)
+
+
+@instruction(types.void, types.int64, types.int64)
+def atomic_store(builder: Any, address: Any, value: Any) -> Any:
+    builder.store_atomic(value, pointer(builder, address, I64), "seq_cst", 8)
+
+
+@instruction(types.boolean, types.int64, types.int64, types.int64)
+def compare_and_swap(builder: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Whether the word was as expected, and so has been replaced."""
+    place = pointer(builder, address, I64)
+    result = builder.cmpxchg(place, expected, value, "seq_cst", "seq_cst")
+    return builder.extract_value(result, 1)
+
+
+@instruction(types.void)
+def pause(builder: Any) -> Any:
+    """Says that the core is only waiting."""
+    if MACHINE == "x86_64":
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+
+
+@instruction(types.void)
+def give_way(builder: Any) -> Any:
+    """Lets another thread have the core, if one wants it."""
+    call(builder, "sched_yield", I32)
+
+
+@instruction(types.void, types.int64, types.int64)
+def sleep_while(builder: Any, address: Any, value: Any) -> Any:
+    """Sleeps until it is woken up, if the 32 bits at the address have that value."""
+    _futex(builder, address, 0, value)
+
+
+@instruction(types.void, types.int64, types.int64)
+def wake(builder: Any, address: Any, count: Any) -> Any:
+    _futex(builder, address, 1, count)
+
+
+def _futex(builder: Any, address: Any, operation: int, value: Any) -> None:
+    """Linux's futex, private to the process, through libc's variadic `syscall`."""
+    number, private = {"x86_64": 202, "aarch64": 98}.get(MACHINE, 0), 128
+    known = builder.module.globals.get("syscall")
+    if known is None:
+        signature = ir.FunctionType(I64, [I64], var_arg=True)
+        known = ir.Function(builder.module, signature, "syscall")
+    nothing = const(0)
+    arguments = [address, const(operation | private), value, nothing, nothing, nothing]
+    builder.call(known, [const(number), *arguments])
+
+
+@instruction(types.void, types.int64, types.int64)
+def run_code(builder: Any, code: Any, job: Any) -> Any:
+    """Calls a compiled kernel."""
+    signature = ir.FunctionType(ir.VoidType(), [ir.PointerType(I64)])
+    builder.call(pointer(builder, code, signature), [pointer(builder, job, I64)])
 
 
 @instruction(types.void, types.int64)

@@ -1,78 +1,171 @@
-"""Running a compiled kernel on torch's own threads.
+"""Threads that run one job together, and cost nothing while there is none.
 
-Numba's threading layers bring a second pool of threads: beside torch's OpenMP pool, which spins
-while it waits, both fight for the cores, and changing from one to the other costs 7 us. So
-kernels are plain C functions here, and torch's OpenMP runtime calls them on its team, as it
-does for the matrix products: 2 us from Python and back with two threads.
+    caller                                     worker (asleep, or looking for SPINS turns)
+    posts the job and opens its seats   ----►  takes a seat, runs the job
+    runs the job itself                        leaves
+    closes the seats that are left
+    waits for the workers that took one
 
-Every thread of the team gets the same job and claims pieces of it from a shared counter, so
-uneven pieces and threads that come late even out.
+Every runner claims pieces of the job until none are left, so the caller never waits for a
+worker that has not woken up. OpenMP's teams do wait, which is ruinous where cores are shared:
+with as many busy processes beside it as cores, a region of 2 us took up to 7 ms on average.
+Workers sleep after some dozen microseconds without work, so two processes on one machine can
+each have all its cores while the other one is idle.
 """
 
+import atexit
 import ctypes
-import struct
-from collections.abc import Callable
+import os
+import sys
 from functools import cache
-from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 
-import torch
-from numba import cfunc, types
+from numba.extending import register_jitable
 
-from engine.kernels.cpu.cache import kept_on_disk
-from engine.kernels.cpu.simd import Job
+from engine.kernels.cpu.compiled import compiled
+from engine.kernels.cpu.simd import (
+    CODE_WORD,
+    MAILBOX_WORD,
+    OWN_WORDS,
+    SEATS_WORD,
+    address_of,
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    compare_and_swap,
+    give_way,
+    int64_at,
+    pause,
+    put_int64,
+    run_code,
+    sleep_while,
+    wake,
+)
 
-PARALLEL_ELEMENTS = 16384
-
-
-class Kernel:
-    """A function over a job, compiled for one element type at its first call.
-
-    `words` gives the kinds of its words as in `struct`: q an integer, d a float. Calls of one
-    Kernel must not overlap: they share the memory of the words.
-    """
-
-    def __init__(self, function: Callable[[Any], None], element: str, words: str) -> None:
-        self._function = function
-        self._element = element
-        self._pack = struct.Struct("2q" + words).pack_into
-        self._words = ctypes.create_string_buffer(struct.calcsize("2q" + words))
-        self._job = ctypes.addressof(self._words)
-        self._code = 0
-
-    def __call__(self, num_threads: int, *words: float) -> None:
-        code = self._code
-        if not code:
-            code = self._code = compiled(self._function, self._element).address
-        self._pack(self._words, 0, 0, 0, *words)
-        run_on_team(code, self._job, num_threads, 0)
-
-
-def threads_for(num_elements: int) -> int:
-    """Waking the team costs 2 us, about what one thread does to so many elements."""
-    return torch.get_num_threads() if num_elements >= PARALLEL_ELEMENTS else 1
+# A mailbox has three cache lines: the state, the job, and the number of workers asleep. The
+# state is generation << 32 | open seats << 16 | workers inside, and workers sleep on its upper
+# half (x86 and ARM are little-endian). Code 0 tells workers to end.
+CODE, JOB, SLEEPERS, MAILBOX_BYTES = 64, 72, 128, 192
+GENERATION, SEAT = 1 << 32, 1 << 16
+UPPER_HALF = 4
+LAST_GENERATION = 0x7FFFFFFF
+SPINS = 2000
 
 
-def share(pieces: int, threads: int) -> int:
-    """Pieces in one claim: few claims, but enough of them to even out."""
-    return pieces if threads == 1 else max(1, pieces // (4 * threads))
+def lead(job: Any) -> None:
+    """What the caller does."""
+    start = address_of(job)
+    code = int64_at(start + CODE_WORD * 8)
+    seats = int64_at(start + SEATS_WORD * 8)
+    if seats == 0:
+        run_code(code, start)
+        return
+    mailbox = int64_at(start + MAILBOX_WORD * 8)
+    put_int64(mailbox + CODE, code)
+    put_int64(mailbox + JOB, start)
+    generation = (atomic_load(mailbox) // GENERATION + 1) & LAST_GENERATION
+    atomic_store(mailbox, generation * GENERATION + seats * SEAT)
+    if atomic_load(mailbox + SLEEPERS) > 0:
+        wake(mailbox + UPPER_HALF, seats)
+    if code != 0:
+        run_code(code, start)
+    state = atomic_load(mailbox)
+    while not compare_and_swap(mailbox, state, generation * GENERATION + state % SEAT):
+        state = atomic_load(mailbox)
+    turns = 0
+    while atomic_load(mailbox) % SEAT != 0:
+        turns += 1
+        if turns < SPINS:
+            pause()
+        else:
+            give_way()
+
+
+def serve(job: Any) -> None:
+    """What a worker does until it is told to end; `job` is the mailbox."""
+    mailbox = address_of(job)
+    seen = 0
+    while True:
+        seen = next_generation(mailbox, seen)
+        state = atomic_load(mailbox)
+        while state // GENERATION == seen and state // SEAT % SEAT > 0:
+            if compare_and_swap(mailbox, state, state - SEAT + 1):
+                code, posted = int64_at(mailbox + CODE), int64_at(mailbox + JOB)
+                if code != 0:
+                    run_code(code, posted)
+                atomic_add(mailbox, -1)
+                if code == 0:
+                    return
+                break
+            state = atomic_load(mailbox)
+
+
+@register_jitable
+def next_generation(mailbox: Any, seen: Any) -> Any:
+    for _ in range(SPINS):
+        if atomic_load(mailbox) // GENERATION != seen:
+            return atomic_load(mailbox) // GENERATION
+        pause()
+    while atomic_load(mailbox) // GENERATION == seen:
+        atomic_add(mailbox + SLEEPERS, 1)
+        sleep_while(mailbox + UPPER_HALF, seen)
+        atomic_add(mailbox + SLEEPERS, -1)
+    return atomic_load(mailbox) // GENERATION
+
+
+class Team:
+    """The workers of a process: one job at a time, and who finds it taken runs alone."""
+
+    def __init__(self) -> None:
+        self._mailbox = ctypes.create_string_buffer(MAILBOX_BYTES + 64)
+        self.address = ctypes.addressof(self._mailbox) + 63 & ~63
+        self._busy = Lock()
+        self._workers: list[Thread] = []
+
+    def take(self, num_workers: int) -> int:
+        """How many workers the caller may use; if any, it says when it is done with them."""
+        if num_workers < 1 or not CAN_SLEEP or not self._busy.acquire(blocking=False):
+            return 0
+        while len(self._workers) < num_workers:
+            self._add_worker()
+        return num_workers
+
+    def give_back(self) -> None:
+        self._busy.release()
+
+    def _add_worker(self) -> None:
+        serve_mailbox = C_FUNCTION(compiled(serve, "f32").address)
+        name = f"kernels-{len(self._workers)}"
+        worker = Thread(target=serve_mailbox, args=(self.address,), name=name, daemon=True)
+        worker.start()
+        self._workers.append(worker)
+
+    def close(self) -> None:
+        """Ends the workers: code that still runs must not outlive the interpreter."""
+        stop = (ctypes.c_int64 * OWN_WORDS)()
+        stop[MAILBOX_WORD], stop[SEATS_WORD] = self.address, len(self._workers)
+        with self._busy:
+            while any(worker.is_alive() for worker in self._workers):
+                lead_function()(ctypes.addressof(stop))
+                for worker in self._workers:
+                    worker.join(0.001)
+            self._workers.clear()
+
+    def forget(self) -> None:
+        """A forked child has the memory, but none of the threads."""
+        ctypes.memset(self.address, 0, MAILBOX_BYTES)
+        self._busy = Lock()
+        self._workers.clear()
 
 
 @cache
-def compiled(function: Callable[[Any], None], element: str) -> Any:
-    """Numba's C callback; `cache_hits` says whether it came from the disk."""
-    options = {"error_model": "numpy", "fastmath": {"contract"}}
-    with kept_on_disk():
-        return cfunc(types.void(Job(element)), cache=True, **options)(function)
+def lead_function() -> Any:
+    return C_FUNCTION(compiled(lead, "f32").address)
 
 
-def _openmp_entry() -> Any:
-    """torch's own OpenMP: looked up among the libraries that libtorch_cpu was linked with."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    entry = library.GOMP_parallel
-    entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    entry.restype = None
-    return entry
-
-
-run_on_team = _openmp_entry()
+C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+CAN_SLEEP = sys.platform == "linux"  # by futexes; elsewhere every job runs alone
+TEAM = Team()
+atexit.register(TEAM.close)
+os.register_at_fork(after_in_child=TEAM.forget)

@@ -2,8 +2,8 @@
 
 import torch
 
+from engine.kernels.cpu.kernel import Kernel, share, threads_for
 from engine.kernels.cpu.rotary import WORDS, rotate_and_write, write_kv
-from engine.kernels.cpu.team import Kernel, share, threads_for
 from engine.kernels.interface import AttentionSpec, HeadNorm, Rotary
 from kv_cache.slab import KvSlab
 

@@ -1,0 +1,57 @@
+"""A compiled kernel as Python calls it."""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine.kernels.cpu.compiled import compiled
+from engine.kernels.cpu.simd import OWN_WORDS
+from engine.kernels.cpu.team import TEAM, lead_function
+
+# Waking the team costs about what one thread does to so many elements.
+PARALLEL_ELEMENTS = 16384
+
+
+class Kernel:
+    """A function over a job, compiled for one element type at its first call.
+
+    `words` gives the kinds of its words as in `struct`: q an integer, d a float. Calls of one
+    Kernel must not overlap: they share the memory of the words.
+    """
+
+    def __init__(self, function: Callable[[Any], None], element: str, words: str) -> None:
+        self._function = function
+        self._element = element
+        layout = struct.Struct(f"{OWN_WORDS}q" + words)
+        self._pack = layout.pack_into
+        self._words = ctypes.create_string_buffer(layout.size)
+        self._job = ctypes.addressof(self._words)
+        self._code = 0
+        self._start: Any = None
+
+    def __call__(self, num_threads: int, *words: float) -> None:
+        if self._start is None:
+            self._code = compiled(self._function, self._element).address
+            self._start = lead_function()
+        workers = TEAM.take(num_threads - 1)
+        self._pack(self._words, 0, 0, 0, TEAM.address, self._code, workers, *words)
+        if not workers:
+            self._start(self._job)
+            return
+        try:
+            self._start(self._job)
+        finally:
+            TEAM.give_back()
+
+
+def threads_for(num_elements: int) -> int:
+    """One for work so small that waking the team would take longer."""
+    return torch.get_num_threads() if num_elements >= PARALLEL_ELEMENTS else 1
+
+
+def share(pieces: int, threads: int) -> int:
+    """Pieces in one claim: few claims, but enough of them to even out."""
+    return pieces if threads == 1 else max(1, pieces // (4 * threads))
