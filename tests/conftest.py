@@ -4,4 +4,4 @@ import os
 from pathlib import Path
 
 if not Path("/dev/nvidia0").exists():
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
