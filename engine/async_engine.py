@@ -110,6 +110,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
+        self._report_stall()
 
     def stop(self) -> None:
         """Ends the thread after the step it is in; what still runs fails."""
@@ -137,6 +138,16 @@ class AsyncEngine:
         stalled_s = self._watchdog.stalled_s(time.monotonic())
         if stalled_s is not None:
             raise UnavailableError(f"work is queued and no step was made for {stalled_s:.0f} s")
+
+    def _report_stall(self) -> None:
+        """Says so in the log, once a period, for whoever does not ask for the health."""
+        if self._stopping or self._dead is not None or self._loop is None:
+            return
+        try:
+            self.check_health()
+        except UnavailableError as error:
+            logger.error("%s", error)
+        self._loop.call_later(self._watchdog.timeout_s, self._report_stall)
 
     def call(self, command: Callable[[Engine], None]) -> None:
         """Has the engine's thread do something between two steps."""

@@ -93,10 +93,10 @@ class ModelRunner:
     def _move_blocks(self, plan: StepPlan) -> None:
         for group, device_block, host_block in plan.swap_out:
             self._host_slabs[group].blob(host_block).copy_(self._slabs[group].blob(device_block))
-        for group, device_block, host_block in plan.swap_in:
-            self._slabs[group].blob(device_block).copy_(self._host_slabs[group].blob(host_block))
         for group, source, target in plan.copies:
             self._slabs[group].blob(target).copy_(self._slabs[group].blob(source))
+        for group, device_block, host_block in plan.swap_in:
+            self._slabs[group].blob(device_block).copy_(self._host_slabs[group].blob(host_block))
 
     def _draw(
         self,

@@ -68,8 +68,8 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything the runner does in one step, in this order: swap out, swap in, copies,
-    entering sequences, table updates, slices. One-token slices come first."""
+    """Everything the runner does in one step, in this order: swap out, copies (in
+    theirs), swap in, entering sequences, table updates, slices. One-token slices come first."""
 
     step: int
     slices: tuple[Slice, ...]

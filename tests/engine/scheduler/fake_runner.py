@@ -99,10 +99,10 @@ class FakeRunner:
     def _move(self, plan: StepPlan) -> None:
         for group, device, host in plan.swap_out:
             self.host[group, host] = list(self.cells[group, device])
-        for group, device, host in plan.swap_in:
-            self.cells[group, device] = list(self.host[group, host])
         for group, source, target in plan.copies:
             self.cells[group, target] = list(self.cells[group, source])
+        for group, device, host in plan.swap_in:
+            self.cells[group, device] = list(self.host[group, host])
 
     def _write(self, row: Row, position: int) -> None:
         entry, offset = divmod(position, self.block_size)
