@@ -35,20 +35,12 @@ SYSTEM_PROMPTS = (
 )
 ABOUT_NAME = (
     *("What does {} do?", "What is {}?", "Explain {}.", "Document {}", "Describe {}.", "{}"),
-    *(
-        "How does {} work?",
-        "What is {} for?",
-        "Tell me about {}.",
-        "help({})",
-        "Please explain {}.",
-    ),
-    *("Can you explain {} to me?", "Explain what {} does.", "what does {} do", "Summarise {}."),
+    *("How does {} work?", "What is {} for?", "Tell me about {}.", "help({})"),
+    *("Please explain {}.", "Can you explain {} to me?", "Explain what {} does."),
+    *("what does {} do", "Summarise {}."),
 )
 ABOUT_CALL = (
-    "How do I call {}?",
-    "How do I use {}?",
-    "What are the arguments of {}?",
-    "Usage of {}",
+    *("How do I call {}?", "How do I use {}?", "What are the arguments of {}?", "Usage of {}"),
 )
 ABOUT_SOURCE = ("Show me the source of {}.", "How is {} implemented?", "Show the code of {}.")
 ABOUT_MODULE = (
@@ -56,14 +48,9 @@ ABOUT_MODULE = (
     *("What does the module {} do?", "Explain the {} module.", "Tell me about the {} module."),
 )
 ABOUT_TOPIC = (
-    *(
-        "Explain {}.",
-        "What is {}?",
-        "Tell me about {}.",
-        "Describe {} in Python.",
-        "Explain {} to me.",
-    ),
-    *("What does the Python reference say about {}?", "How does {} work in Python?"),
+    *("Explain {}.", "What is {}?", "Tell me about {}.", "Describe {} in Python."),
+    *("Explain {} to me.", "What does the Python reference say about {}?"),
+    "How does {} work in Python?",
 )
 GO_ON = ("Tell me more.", "Go on.", "Continue.", "More, please.", "What else?")
 IDENTITY = (

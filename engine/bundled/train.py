@@ -22,16 +22,16 @@ from engine.bundled.corpus import read_corpus, split_held_out
 from engine.bundled.tokens import (
     MAX_LENGTH,
     VOCAB_SIZE,
+    Documents,
     Stream,
     documents_of,
     streams_of,
     train_tokenizer,
 )
 
-MIX = {"prose": 0.25, "source": 0.25, "chat": 0.5}
 SHORT_LENGTH = 512
 # Positions beyond the short windows are learnt in this last part of the steps.
-LONG_FROM = 0.9
+LONG_FROM = 0.75
 WARM_UP_STEPS = 40
 EVALUATED_TOKENS = 16384
 log = logging.getLogger("train")
@@ -41,7 +41,10 @@ class Settings(NamedTuple):
     """What a run depends on; equal settings and interpreter give equal batches."""
 
     out: Path
+    resume: Path | None
     steps: int
+    limit_s: float
+    source_share: float
     tokens_per_step: int
     learning_rate: float
     seed: int
@@ -79,11 +82,11 @@ def main() -> None:
     training, held_out = (
         documents_of(corpus, settings.seed) for corpus in split_held_out(read_corpus())
     )
-    tokenizer = train_tokenizer(training)
+    tokenizer = start_tokenizer(settings.resume, training)
     streams = streams_of(tokenizer, training)
     measured = streams_of(tokenizer, held_out)
     sizes = ", ".join(f"{name} {len(s.tokens):,}" for name, s in streams.items())
-    model = LlamaForCausalLM(model_config(tokenizer))
+    model = start_model(settings.resume, tokenizer)
     log.info("%s parameters; tokens: %s", f"{model.num_parameters():,}", sizes)
     train(model, streams, settings, lambda: save(model, tokenizer, settings.out))
     for name, stream in measured.items():
@@ -93,7 +96,10 @@ def main() -> None:
 def parse_arguments() -> Settings:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--resume", type=Path, help="start from this folder, optimizers fresh")
     parser.add_argument("--steps", type=int, default=2800)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="anneal by then if slow")
+    parser.add_argument("--source-share", type=float, default=0.25, help="of windows; not prose")
     parser.add_argument("--tokens-per-step", type=int, default=6144, help="multiple of 2048")
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
@@ -104,9 +110,30 @@ def parse_arguments() -> Settings:
     if given.tokens_per_step % MAX_LENGTH:
         parser.error(f"--tokens-per-step must be a multiple of {MAX_LENGTH}")
     return Settings(
-        *(given.out, given.steps, given.tokens_per_step, given.learning_rate, given.seed),
-        *(given.threads, given.compile, given.save_every),
+        out=given.out,
+        resume=given.resume,
+        steps=given.steps,
+        limit_s=given.minutes * 60,
+        source_share=given.source_share,
+        tokens_per_step=given.tokens_per_step,
+        learning_rate=given.learning_rate,
+        seed=given.seed,
+        threads=given.threads,
+        compiled=given.compile,
+        save_every=given.save_every,
     )
+
+
+def start_tokenizer(resume: Path | None, training: Documents) -> PreTrainedTokenizerFast:
+    if resume is None:
+        return train_tokenizer(training)
+    return PreTrainedTokenizerFast.from_pretrained(resume)
+
+
+def start_model(resume: Path | None, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    if resume is None:
+        return LlamaForCausalLM(model_config(tokenizer))
+    return LlamaForCausalLM.from_pretrained(resume, dtype=torch.float32)
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
@@ -135,33 +162,39 @@ def train(
 ) -> None:
     rng = random.Random(settings.seed)
     optimizers = Optimizers(model)
-    loss_of = torch.compile(batch_loss) if settings.compiled else batch_loss
+    loss_of = torch.compile(batch_loss, dynamic=False) if settings.compiled else batch_loss
     smoothed, start = math.nan, time.monotonic()
     for step in range(settings.steps):
-        loss = loss_of(model, batch_of(streams, step / settings.steps, settings, rng))
+        elapsed_s = time.monotonic() - start
+        progress = max(step / settings.steps, elapsed_s / settings.limit_s)
+        if progress >= 1:
+            break
+        loss = loss_of(model, batch_of(streams, progress, settings, rng))
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizers.step(settings.learning_rate * rate_at(step, settings.steps))
+        optimizers.step(settings.learning_rate * rate_at(step, progress))
         smoothed = loss.item() if step == 0 else 0.95 * smoothed + 0.05 * loss.item()
-        if step % 20 == 0 or step == settings.steps - 1:
-            elapsed_s = time.monotonic() - start
-            speed = (step + 1) * settings.tokens_per_step / elapsed_s
-            log.info("step %d: loss %.3f, %.0f s, %.0f tokens/s", step, smoothed, elapsed_s, speed)
-        if (step + 1) % settings.save_every == 0 or step == settings.steps - 1:
+        if step % 20 == 0:
+            log.info("step %d, %.0f s: loss %.3f", step, elapsed_s, smoothed)
+        if (step + 1) % settings.save_every == 0:
             checkpoint()
+    log.info("last step %d, %.0f s: loss %.3f", step, time.monotonic() - start, smoothed)
+    checkpoint()
 
 
-def rate_at(step: int, steps: int) -> float:
-    """Share of the peak rate: linear warm-up, then a cosine down to nearly zero."""
+def rate_at(step: int, progress: float) -> float:
+    """Share of the peak rate: linear warm-up, then a cosine down to zero."""
     warm = min(1.0, (step + 1) / WARM_UP_STEPS)
-    return warm * 0.5 * (1 + math.cos(math.pi * step / steps))
+    return warm * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def batch_of(
     streams: dict[str, Stream], progress: float, settings: Settings, rng: random.Random
 ) -> torch.Tensor:
     length = SHORT_LENGTH if progress < LONG_FROM else MAX_LENGTH
-    names = rng.choices(list(MIX), list(MIX.values()), k=settings.tokens_per_step // length)
+    rest = 1 - settings.source_share
+    mix = {"prose": rest / 3, "source": settings.source_share, "chat": rest * 2 / 3}
+    names = rng.choices(list(mix), list(mix.values()), k=settings.tokens_per_step // length)
     return torch.stack([streams[name].window(length + 1, rng) for name in names])
 
 
