@@ -1,0 +1,1 @@
+"""Choosing tokens from logits; docs/sampling.md says how, engine.sampler.definition exactly."""

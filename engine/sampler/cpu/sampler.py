@@ -1,0 +1,105 @@
+"""The CPU twin of `Sampler`."""
+
+import numpy as np
+import torch
+
+from engine.sampler.cpu import draw, report
+from engine.sampler.cpu.launch import EntryPoint
+from engine.sampler.cpu.memory import Array, scratch_words
+from engine.sampler.interface import Draws, History, IntArray, Logprobs, Sampled
+from engine.sampler.table import SamplingTable
+
+
+class CpuSampler:
+    """Compiled at first use, and cached. Runs on torch's threads, of which the number is taken
+    when made. Not thread-safe: its working memory is its own."""
+
+    def __init__(self, table: SamplingTable) -> None:
+        self._table = table
+        threads = torch.get_num_threads()
+        self._scratch = np.zeros((threads, scratch_words(table.vocab_size)), np.int32)
+        self._draw = {
+            torch.bfloat16: EntryPoint(draw.draw_bf16, draw.NUM_WORDS),
+            torch.float32: EntryPoint(draw.draw_fp32, draw.NUM_WORDS),
+        }
+        self._reports = {
+            torch.bfloat16: EntryPoint(report.report_bf16, report.NUM_WORDS),
+            torch.float32: EntryPoint(report.report_fp32, report.NUM_WORDS),
+        }
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        draws: Draws,
+        history: History,
+        bitmask: torch.Tensor | None = None,
+    ) -> Sampled:
+        logits, table = _readable(logits), self._table
+        num_draws = draws.slots.size
+        results = torch.zeros(2, num_draws, dtype=torch.int32)
+        self._draw[logits.dtype](
+            self._threads(num_draws),
+            *self._rows(logits, draws.logit_rows),
+            _address(draws.slots),
+            _address(table.rows),
+            _address(table.allowed.ids),
+            _address(table.bias.ids),
+            _address(table.bias.values),
+            _address(table.stops.ids),
+            0 if bitmask is None else bitmask.data_ptr(),
+            0 if bitmask is None else bitmask.shape[1],
+            history.tokens.data_ptr(),
+            history.tokens.shape[1],
+            history.num_tokens.data_ptr(),
+            results.data_ptr(),
+        )
+        token_ids, status = results
+        logprobs = None
+        reported = table.num_reported(draws.slots)
+        if reported > 0:
+            logprobs = self._report(logits, draws.logit_rows, token_ids, reported - 1)
+        return Sampled(token_ids, status, logprobs)
+
+    def token_logprobs(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> Logprobs:
+        rows = np.arange(logits.shape[0], dtype=np.int32)
+        return self._report(_readable(logits), rows, targets, num_top)
+
+    def _report(
+        self, logits: torch.Tensor, rows: IntArray, targets: torch.Tensor, num_top: int
+    ) -> Logprobs:
+        num, num_top = rows.size, min(num_top, logits.shape[1])
+        result = Logprobs(
+            logprob=torch.empty(num),
+            rank=torch.empty(num, dtype=torch.int32),
+            top_ids=torch.empty(num, num_top, dtype=torch.int32),
+            top_logprobs=torch.empty(num, num_top),
+        )
+        self._reports[logits.dtype](
+            self._threads(num),
+            *self._rows(logits, rows),
+            targets.data_ptr(),
+            num_top,
+            *(tensor.data_ptr() for tensor in result),
+        )
+        return result
+
+    def _rows(self, logits: torch.Tensor, rows: IntArray) -> tuple[int, ...]:
+        """The common words of a job."""
+        vocab, scratch = self._table.vocab_size, self._scratch
+        assert logits.shape[1] == vocab
+        words = logits.data_ptr(), vocab, rows.size, _address(rows)
+        return *words, _address(scratch), scratch.strides[0]
+
+    def _threads(self, pieces: int) -> int:
+        return max(1, min(pieces, self._scratch.shape[0]))
+
+
+def _readable(logits: torch.Tensor) -> torch.Tensor:
+    """fp32 or bf16, row after row; others become fp32."""
+    if logits.dtype not in (torch.bfloat16, torch.float32):
+        logits = logits.float()
+    return logits.contiguous()
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
