@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from engine.errors import ModelError
 from engine.kernels.interface import AttentionSpec
-from engine.models.mask_reach import mask_window
+from engine.models.mask_reach import MaskFunction, mask_window
 
 PROBE = "kvrelay_probe"
 NUM_TOKENS = 4
@@ -42,10 +43,14 @@ class ProbedAttention:
 
 
 class _MaskMarker:
-    """Rides on the mask tensor that a model hands to its layers."""
+    """Rides on the mask tensor that a model hands to its layers; not every mask is used."""
 
-    def __init__(self, window: int | None) -> None:
-        self.window = window
+    def __init__(self, mask_function: MaskFunction) -> None:
+        self._mask_function = mask_function
+
+    @cached_property
+    def window(self) -> int | None:
+        return mask_window(self._mask_function)
 
 
 class _Recorder:
@@ -110,10 +115,10 @@ def _refuse_arguments(name: str, arguments: Mapping[str, object]) -> None:
 
 
 def _marked_mask(
-    q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], **_: object
+    q_length: int, kv_length: int, mask_function: MaskFunction, **_: object
 ) -> torch.Tensor:
     mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device="meta")
-    mask.kvrelay_marker = _MaskMarker(mask_window(mask_function))  # type: ignore[attr-defined]
+    mask.kvrelay_marker = _MaskMarker(mask_function)  # type: ignore[attr-defined]
     return mask
 
 

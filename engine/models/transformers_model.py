@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engine.checkpoint import open_checkpoint
 from engine.errors import ModelError
 from engine.kernels.interface import Kernels, StepBatch
 from engine.model_source import ModelSource
@@ -109,6 +110,7 @@ def load_transformers_model(
 
 
 def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch.dtype) -> Any:
+    open_checkpoint(source.folder)  # says which file is broken, and how
     with reported(found.architecture):
         model, info = found.model_class.from_pretrained(
             source.folder,
@@ -118,6 +120,7 @@ def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are reported, below
         )
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         found_names = sorted(str(name) for name in info.get(problem) or ())

@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.errors import ModelError
@@ -15,7 +17,7 @@ from engine.kernels.registry import load_kernels
 from engine.model_source import ModelSource
 from engine.models.describe import describe
 from engine.models.load import load_model
-from tests.engine.models.cases import NUM_TOKENS, PROMPT_LEN, SMALL, Case
+from tests.engine.models.cases import NUM_TOKENS, PROMPT_LEN, SMALL, Case, make_model
 from tests.engine.models.conftest import SavedModels
 from tests.engine.models.driver import Driver
 from tests.engine.models.transformers_cases import REFUSED, SERVED_CASES
@@ -23,15 +25,16 @@ from tests.engine.models.transformers_cases import REFUSED, SERVED_CASES
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in SERVED_CASES])
 def test_greedy_tokens_and_logits_are_those_of_dense_attention(
-    saved_models: SavedModels, case: Case
+    saved_models: SavedModels, case: Case, kernels: str
 ) -> None:
     saved = saved_models(case)
     description = describe(saved.source)
     assert not description.native
-    kernels = load_kernels("reference", CPU)
-    model = load_model(saved.source, description, kernels, torch.float32, CPU)
+    twin = load_kernels(kernels, CPU)
+    model = load_model(saved.source, description, twin, torch.float32, CPU)
     driver = Driver(model, description)
     first, second = (driver.start(prompt) for prompt in saved.prompts)
     rows: list[list[torch.Tensor]] = [[], []]
@@ -84,3 +87,45 @@ def test_folders_that_are_no_causal_model_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=reason):
         describe(ModelSource("refused", tmp_path))
+
+
+def test_random_weights_are_a_function_of_config_and_seed(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, vocab_size=96)
+    config.architectures = ["GPT2LMHeadModel"]
+    config.save_pretrained(tmp_path)
+    source = ModelSource("random", tmp_path)
+    description = describe(source)
+    twin = load_kernels("reference", CPU)
+    rows = []
+    for seed in (1, 1, 2):
+        model = load_model(source, description, twin, torch.float32, CPU, "dummy", seed)
+        driver = Driver(model, description)
+        rows += driver.step([(driver.start([5, 6, 7]), 3)])
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.allclose(rows[0], rows[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("transformer.h.0.mlp.c_fc.weight"), "missing tensors: .*c_fc.weight"),
+        (lambda t: t.update({"transformer.h.9.x": torch.ones(1)}), "unexpected tensors: .*h.9.x"),
+        (
+            lambda t: t.update({"transformer.wpe.weight": torch.ones(3, 3)}),
+            "mismatched tensors: .*wpe",
+        ),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], Any], message: str
+) -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=64, vocab_size=96)
+    make_model(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    source = ModelSource("broken", tmp_path)
+    description = describe(source)
+    with pytest.raises(ModelError, match=message):
+        load_model(source, description, load_kernels("reference", CPU), torch.float32, CPU)

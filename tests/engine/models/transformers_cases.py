@@ -27,6 +27,8 @@ SERVED_CASES = (
     case("stablelm", use_qkv_bias=True),
     case("persimmon"),
     case("gemma", head_dim=32),
+    case("vaultgemma", head_dim=32, sliding_window=12, query_pre_attn_scalar=20,
+         attn_logit_softcapping=2.0, final_logit_softcapping=5.0),
     case("olmo", clip_qkv=3.0),
     case("olmo2"),
     case("olmo3", sliding_window=12, num_hidden_layers=4),
