@@ -236,25 +236,25 @@ def score(job: Any, areas: Any, groups: Any) -> None:
 @register_jitable
 def soften(job: Any, areas: Any, piece: Any, start: Any, tokens: Any) -> None:
     """Scores to weights relative to each row's maximum."""
-    window = word(job, WINDOW)
+    window, capped = word(job, WINDOW), real(job, SOFT_CAP) != 0.0
     masked = start + tokens - 1 > piece.lowest or start < piece.highest - window + 1
-    plain = not masked and real(job, SOFT_CAP) == 0.0
-    scale = real(job, SCALE) if plain else 1.0
+    scale = 1.0 if capped else real(job, SCALE)
     renewed = False
     for at in range(0, ROW_BYTES, 64):
         scores = areas.scores + at
-        highest = splat(MASKED)
-        if plain:
-            for t in range(tokens):
-                highest = maximum(highest, load_fp32(scores + t * ROW_BYTES, LANES))
-            highest = highest * scale
-        else:
+        if capped:
+            for place in range(scores, scores + tokens * ROW_BYTES, ROW_BYTES):
+                store_fp32(place, scaled_score(job, load_fp32(place, LANES)), LANES)
+        if masked:
             positions = load_fp32(areas.positions + at, LANES)
             for t in range(tokens):
-                value = scaled_score(job, load_fp32(scores + t * ROW_BYTES, LANES))
+                value = load_fp32(scores + t * ROW_BYTES, LANES)
                 value = where_between(value, start + t, positions, window, MASKED)
                 store_fp32(scores + t * ROW_BYTES, value, LANES)
-                highest = maximum(highest, value)
+        highest = splat(MASKED)
+        for t in range(tokens):
+            highest = maximum(highest, load_fp32(scores + t * ROW_BYTES, LANES))
+        highest = highest * scale
         before = load_fp32(areas.maxima + at, LANES)
         peak = above(highest, before + LAZY, highest, before)
         factor = power_of_two(before - peak)

@@ -1,0 +1,149 @@
+"""The compiled paged attention against the reference, and what it promises beyond it."""
+
+import pytest
+import torch
+
+from engine.kernels.cpu.decode import SPLIT
+from engine.kernels.cpu.features import CpuFeatures
+from engine.kernels.cpu.kernels import CpuKernels
+from engine.kernels.interface import GroupBatch, StepBatch
+from engine.kernels.reference import ReferenceKernels
+from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
+from kv_cache.slab import KvSlab
+from tests.engine.kernels.cases import AttentionCase, attention_case, make_spec, step_batch
+
+REFERENCE = ReferenceKernels()
+PLAIN_CPU = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False)
+BEST, PLAIN = CpuKernels(), CpuKernels(PLAIN_CPU)
+
+# With bf16 products the weights are rounded to bf16 too, half a unit in 2 ** -8 each, and the
+# result is rounded once more; the other types only round the result.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+DTYPES = [
+    pytest.param(torch.float32, BEST, id="fp32"),
+    pytest.param(torch.float16, BEST, id="fp16"),
+    pytest.param(torch.bfloat16, BEST, id="bf16"),
+    pytest.param(torch.bfloat16, PLAIN, id="bf16-plain-cpu"),
+]
+MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (1, 16), (33, 33), (70, 200), (1, SPLIT + 9)]
+
+
+def attended(kernels: CpuKernels | ReferenceKernels, case: AttentionCase) -> torch.Tensor:
+    return kernels.attention(case.q, case.spec, case.slab, case.layer, case.batch, case.group)
+
+
+def assert_as_reference(kernels: CpuKernels, case: AttentionCase) -> None:
+    tolerance = TOLERANCE[case.q.dtype]
+    ours, theirs = attended(kernels, case), attended(REFERENCE, case)
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "value_dim", "block_size"),
+    [
+        (4, 2, 16, 16, 16),
+        (6, 1, 80, 80, 8),
+        (3, 3, 96, 32, 16),
+        (12, 4, 64, 64, 16),
+        (8, 2, 256, 256, 64),
+        (70, 2, 24, 40, 8),
+        (2, 1, 15, 15, 16),
+    ],
+)
+def test_attention_of_any_shape(
+    dtype: torch.dtype,
+    kernels: CpuKernels,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    block_size: int,
+) -> None:
+    spec = make_spec(heads, kv_heads, head_dim, value_dim)
+    assert_as_reference(kernels, attention_case(spec, MIXED, block_size, dtype))
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+@pytest.mark.parametrize(
+    ("window", "soft_cap"), [(1, None), (20, None), (37, 30.0), (130, None), (None, 5.0)]
+)
+def test_windows_and_soft_caps(
+    dtype: torch.dtype, kernels: CpuKernels, window: int | None, soft_cap: float | None
+) -> None:
+    spec = make_spec(6, 2, 32, window=window, soft_cap=soft_cap)
+    assert_as_reference(kernels, attention_case(spec, MIXED, 8, dtype))
+
+
+@pytest.mark.parametrize("length", [SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 3 * SPLIT + 70])
+def test_long_sequences_are_split_and_merged(length: int) -> None:
+    case = attention_case(make_spec(3, 1, 32), [(1, length), (1, 3)])
+    assert_as_reference(BEST, case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_lies_behind_the_last_token_does_not_matter_even_if_nan(dtype: torch.dtype) -> None:
+    spec = make_spec(4, 2, 32)
+    case = attention_case(spec, [(1, 37), (1, 129), (19, 43)], 16, dtype)
+    before = attended(BEST, case)
+    case.slab.data[case.slab.data == 500.0] = torch.nan
+    assert torch.equal(attended(BEST, case), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_sequence_gets_the_same_bits_beside_any_others(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    spec = make_spec(6, 2, 64, window=window)
+    case = attention_case(spec, [(1, 3 * SPLIT), (1, 50), (90, 150), (1, 700)], 16, dtype)
+    together = attended(BEST, case)
+    starts = case.batch.query_starts.tolist()
+    for s, kv_len in enumerate(case.batch.kv_lens.tolist()):
+        tokens = slice(starts[s], starts[s + 1])
+        batch, group = sub_batch(case, s, [(starts[s + 1] - starts[s], kv_len)])
+        alone = BEST.attention(case.q[tokens], spec, case.slab, case.layer, batch, group)
+        assert torch.equal(alone, together[tokens])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_prompt_gets_the_same_bits_in_any_chunks(dtype: torch.dtype, window: int | None) -> None:
+    spec = make_spec(6, 2, 64, window=window)
+    case = attention_case(spec, [(230, 230)], 16, dtype)
+    whole = attended(BEST, case)
+    start = 0
+    for size in (3, 64, 90, 73):
+        batch, group = sub_batch(case, 0, [(size, start + size)])
+        q = case.q[start : start + size]
+        chunk = BEST.attention(q, spec, case.slab, case.layer, batch, group)
+        assert torch.equal(chunk, whole[start : start + size])
+        start += size
+
+
+def sub_batch(
+    case: AttentionCase, sequence: int, lengths: list[tuple[int, int]]
+) -> tuple[StepBatch, GroupBatch]:
+    table = case.group.block_tables[sequence].tolist()
+    return step_batch(lengths, [table], case.slab.layout.block_size)
+
+
+def test_offsets_beyond_32_bits() -> None:
+    spec = make_spec(4, 2, 64)
+    layout = BlockLayout(KvGroup((0, 1), 2, (64, 64)), 16, KV_FORMATS["bf16"])
+    num_blocks = (9 << 30) // layout.blob_bytes  # more than 2 ** 32 elements; touched sparsely
+    storage = torch.empty(num_blocks * layout.blob_bytes // 2, dtype=torch.bfloat16)
+    slab = KvSlab(layout, storage)
+    table = [num_blocks - 1, 1, num_blocks - 7]
+    for block in table:
+        slab.blob(block).zero_()
+    k, v = torch.randn(2, 40, 2, 64).bfloat16()
+    batch, group = step_batch([(40, 40)], [table], 16)
+    BEST.write_kv(k, v, slab, 1, group.slots)
+    q = torch.randn(40, 4, 64).bfloat16()
+    for queries in (40, 1):
+        batch, group = step_batch([(queries, 40)], [table], 16)
+        ours = BEST.attention(q[-queries:], spec, slab, 1, batch, group)
+        theirs = REFERENCE.attention(q[-queries:], spec, slab, 1, batch, group)
+        torch.testing.assert_close(ours, theirs, rtol=2**-6, atol=2**-6)

@@ -1,0 +1,140 @@
+"""The compiled kernels outside attention against the reference, for every element type."""
+
+import pytest
+import torch
+
+from engine.kernels.cpu.features import CpuFeatures
+from engine.kernels.cpu.kernels import CpuKernels
+from engine.kernels.interface import Activation, HeadNorm, Rotary
+from engine.kernels.reference import ReferenceKernels
+from tests.engine.kernels.cases import make_slab, make_spec, random_slots
+
+REFERENCE = ReferenceKernels()
+PLAIN_CPU = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False)
+BEST, PLAIN = CpuKernels(), CpuKernels(PLAIN_CPU)
+
+# Both sides compute in fp32 and round once: half precision may differ by one unit in the last
+# place where the fp32 results lie on two sides of a rounding boundary.
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+DTYPES = [
+    pytest.param(torch.float32, BEST, id="fp32"),
+    pytest.param(torch.float16, BEST, id="fp16"),
+    pytest.param(torch.bfloat16, BEST, id="bf16"),
+    pytest.param(torch.bfloat16, PLAIN, id="bf16-plain-cpu"),
+]
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.dtype == theirs.dtype
+    tolerance = TOLERANCE[ours.dtype]
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+@pytest.mark.parametrize("width", [7, 16, 40, 768])
+@pytest.mark.parametrize("rows", [1, 37])
+def test_norms(dtype: torch.dtype, kernels: CpuKernels, width: int, rows: int) -> None:
+    x, residual = torch.randn(2, rows, width).to(dtype)
+    weight = torch.randn(width)
+    theirs_residual = residual.clone()
+    assert_same(kernels.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+    ours = kernels.add_rms_norm(x, residual, weight, 1e-5)
+    theirs = REFERENCE.add_rms_norm(x, theirs_residual, weight, 1e-5)
+    assert_same(residual, theirs_residual)
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize("width", [5, 48, 1000])
+def test_gated_activation(
+    dtype: torch.dtype, kernels: CpuKernels, activation: Activation, width: int
+) -> None:
+    gate_up = torch.randn(21, 2 * width).mul(5).to(dtype)
+    gate_up[0, : min(width, 3)] = torch.tensor([200.0, -200.0, 0.0])[:width].to(dtype)
+    ours = kernels.gated_activation(gate_up, activation)
+    assert_same(ours, REFERENCE.gated_activation(gate_up, activation))
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (1, 16), (200, 96), (130, 33)])
+def test_linear(dtype: torch.dtype, kernels: CpuKernels, outputs: int, inputs: int) -> None:
+    weight = torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype)
+    bias = torch.randn(outputs).to(dtype)
+    for used_bias in (bias, None):
+        ours = kernels.linear(weight.clone(), used_bias)
+        theirs = REFERENCE.linear(weight, used_bias)
+        for rows in (1, 2, 3, 6, 13, 400):
+            x = torch.randn(rows, inputs).to(dtype)
+            assert_same(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
+    linear = BEST.linear(torch.randn(192, 320).to(dtype), None)
+    x = torch.randn(29, 320).to(dtype)
+    together = linear(x)
+    for rows in (1, 2, 5, 7, 16):
+        assert torch.equal(linear(x[3 : 3 + rows]), together[3 : 3 + rows])
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "value_dim", "half", "normed"),
+    [
+        (4, 2, 64, 64, 32, False),
+        (3, 1, 16, 16, 8, True),
+        (2, 2, 96, 40, 12, True),
+        (5, 1, 80, 80, 40, False),
+    ],
+)
+def test_rotate_and_write(
+    dtype: torch.dtype,
+    kernels: CpuKernels,
+    block_size: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    half: int,
+    normed: bool,
+) -> None:
+    spec, tokens = make_spec(heads, kv_heads, head_dim, value_dim), 13
+    width = (heads + kv_heads) * head_dim + kv_heads * value_dim
+    qkv = torch.randn(tokens, width).to(dtype)
+    positions = torch.randint(0, 50, (tokens,))
+    rotary = Rotary(torch.randn(50, half), torch.randn(50, half))
+    weights = torch.randn(head_dim), torch.randn(head_dim)
+    norm = HeadNorm(*weights, 1e-6) if normed else None
+    slots = random_slots(tokens, 12 * block_size)
+    ours, theirs = (make_slab(spec, 12, block_size, dtype=dtype) for _ in range(2))
+    q = kernels.rotate_and_write(qkv, positions, rotary, norm, spec, ours, 1, slots)
+    expected = REFERENCE.rotate_and_write(qkv, positions, rotary, norm, spec, theirs, 1, slots)
+    assert_same(q, expected)
+    assert_same(ours.data, theirs.data)
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+def test_write_kv_copies_every_bit(dtype: torch.dtype, kernels: CpuKernels) -> None:
+    spec = make_spec(4, 2, 24, 40)
+    slab, expected = (make_slab(spec, 6, dtype=dtype) for _ in range(2))
+    k, v = torch.randn(11, 2, 24).to(dtype), torch.randn(11, 2, 40).to(dtype)
+    k[0, 0, 0] = 1e-40
+    slots = random_slots(11, 96)
+    kernels.write_kv(k, v, slab, 2, slots)
+    REFERENCE.write_kv(k, v, expected, 2, slots)
+    assert torch.equal(slab.data.view(torch.uint8), expected.data.view(torch.uint8))
+
+
+def test_a_cache_of_another_type_than_the_model() -> None:
+    spec, tokens = make_spec(4, 2, 32), 9
+    qkv = torch.randn(tokens, 8 * 32)
+    rotary = Rotary(torch.randn(20, 16), torch.randn(20, 16))
+    positions, slots = torch.arange(tokens), random_slots(tokens, 64)
+    ours, theirs = (make_slab(spec, 4, dtype=torch.bfloat16) for _ in range(2))
+    q = BEST.rotate_and_write(qkv, positions, rotary, None, spec, ours, 0, slots)
+    expected = REFERENCE.rotate_and_write(qkv, positions, rotary, None, spec, theirs, 0, slots)
+    assert q.dtype == torch.float32
+    torch.testing.assert_close(q, expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(ours.data, theirs.data, rtol=2e-2, atol=2e-2, equal_nan=True)
