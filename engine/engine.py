@@ -86,7 +86,7 @@ class Engine:
             shape=shape,
             cache=plan,
             defaults=read_generation_defaults(source.folder),
-            fingerprint=fingerprint(source, _load_format(config), config.seed),
+            fingerprint=fingerprint(source, _load_format(config), config.seed, model.variant),
         )
         engine = cls(info, *_assemble(config, info, loaded))
         _report(info)

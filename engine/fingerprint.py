@@ -23,7 +23,13 @@ SAMPLES_PER_TENSOR = 16
 SAMPLE_BYTES = 4096
 
 
-def fingerprint(source: ModelSource, load_format: LoadFormat, seed: int) -> str:
+def fingerprint(source: ModelSource, load_format: LoadFormat, seed: int, variant: str = "") -> str:
+    """`variant` is `ModelDescription.variant`, with the max_model_len that will be served."""
+    weights = _weights(source, load_format, seed)
+    return f"{weights}+{variant}" if variant else weights
+
+
+def _weights(source: ModelSource, load_format: LoadFormat, seed: int) -> str:
     if load_format == "dummy":
         return f"dummy:{_hash_config(source.config_values, seed).hexdigest()}"
     if source.commit is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from engine.models.interface import DtypeName
-from engine.models.rope_config import RopeConfig, longest_context
+from engine.models.rope_config import LongRopeScaling, RopeConfig, longest_context
 from kv_cache.layout import KvGroup
 
 
@@ -65,6 +65,12 @@ class DecoderConfig:
     @property
     def max_context(self) -> int:
         return min(longest_context(self.max_positions, layer.rope) for layer in self.layers)
+
+    @property
+    def longrope_limit(self) -> int | None:
+        scalings = (layer.rope.scaling for layer in self.layers)
+        limits = [s.original_max_positions for s in scalings if isinstance(s, LongRopeScaling)]
+        return limits[0] if limits else None
 
     @cached_property
     def groups(self) -> tuple[KvGroup, ...]:

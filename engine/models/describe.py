@@ -37,4 +37,5 @@ def describe_decoder(config: DecoderConfig) -> ModelDescription:
         dtype=config.dtype,
         num_parameters=decoder_tensors(config, "").num_parameters,
         groups=groups,
+        longrope_limit=config.longrope_limit,
     )

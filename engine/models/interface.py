@@ -58,3 +58,11 @@ class ModelDescription:
     dtype: DtypeName  # the checkpoint's
     num_parameters: int  # tied weights once; weight bytes = this x itemsize
     groups: tuple[KvGroup, ...]  # the full-attention group first
+    # Where max_model_len is above this, longrope's other factors serve: other keys are cached.
+    longrope_limit: int | None = None
+
+    @property
+    def variant(self) -> str:
+        """What max_model_len makes of the cache's contents, as a part of its fingerprint."""
+        limit = self.longrope_limit
+        return "longrope" if limit is not None and self.max_model_len > limit else ""

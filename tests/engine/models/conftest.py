@@ -1,5 +1,6 @@
 """Saved tiny models, made once a session and shared by all tests of a case."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,10 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> SavedModels:
     return SavedModels(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """These models are too small to share out."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.fingerprint import SAMPLE_BYTES, SAMPLES_PER_TENSOR, fingerprint
 from engine.model_source import ModelSource
+from engine.models.describe import describe
 
 LARGE = SAMPLES_PER_TENSOR * SAMPLE_BYTES  # bytes; above this only samples are hashed
 
@@ -123,3 +125,26 @@ def test_a_hundred_gigabytes_cost_little(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert path.stat().st_size > 100e9
     assert of(tmp_path).startswith("folder:")
+
+
+def test_a_cache_with_other_rotations_has_another_fingerprint(folder: Path) -> None:
+    """longrope: the server's longest sequence decides which factors its keys were turned with."""
+    phi3 = {
+        "architectures": ["Phi3ForCausalLM"],
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "longrope", "short_factor": [1] * 8, "long_factor": [2] * 8},
+    }
+    (folder / "config.json").write_text(json.dumps(phi3))
+    source = ModelSource("phi3", folder)
+    description = describe(source)
+    names = [
+        fingerprint(source, "auto", 0, replace(description, max_model_len=length).variant)
+        for length in (32, 64, 65, 256)
+    ]
+    assert names[0] == names[1] != names[2] == names[3]

@@ -15,7 +15,9 @@ from safetensors.torch import save
 
 from engine.errors import ModelError
 from engine.fingerprint import fingerprint
+from engine.generation_defaults import read_generation_defaults
 from engine.model_source import ModelSource, resolve_model
+from engine.models.describe import describe
 from tests.engine.models.hub_server import Hub, Repository
 
 FIRST, SECOND, OTHER = "1" * 40, "2" * 40, "3" * 40
@@ -147,6 +149,12 @@ def test_a_hub_that_does_not_answer_is_said(client: Client) -> None:
     nobody = "http://127.0.0.1:9"
     (answer,) = client.resolve({"model": "some/model"}, HF_ENDPOINT=nobody)
     assert "the hub cannot be reached" in answer["error"]
+
+
+def test_the_bundled_model_is_there() -> None:
+    source = resolve_model("bundled")
+    assert describe(source).native
+    assert read_generation_defaults(source.folder).eos_token_ids
 
 
 def test_folders(tmp_path: Path) -> None:

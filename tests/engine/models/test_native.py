@@ -1,13 +1,18 @@
 """The native decoder against transformers, for every covered family."""
 
 import copy
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from engine.kernels.registry import load_kernels
+from engine.model_source import ModelSource
 from engine.models.describe import describe
 from engine.models.interface import CausalModel, ModelDescription
 from engine.models.load import load_model
@@ -75,6 +80,24 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(
         torch.testing.assert_close(
             ours, saved.logits[index], rtol=0, atol=TOLERANCE, check_dtype=False
         )
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_both_spellings_of_a_text_half_load(
+    saved_models: SavedModels, tmp_path: Path, prefix: str
+) -> None:
+    saved = saved_models(next(c for c in NATIVE_CASES if c.name == "gemma3-with-vision"))
+    folder = tmp_path / "model"
+    shutil.copytree(saved.source.folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        re.sub(r"^(language_model\.model|model\.language_model)\.", prefix, name): tensor
+        for name, tensor in tensors.items()
+    }
+    assert f"{prefix}norm.weight" in renamed
+    save_file(renamed, folder / "model.safetensors")
+    driver = Driver(*loaded(replace(saved, source=ModelSource("renamed", folder))))
+    assert driver.greedy(saved.prompts[0], NUM_TOKENS, chunk=64).tokens == saved.answers[0]
 
 
 HEAD_SIZES = [16, 24, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256]
