@@ -62,7 +62,11 @@ async def ask(serving: AsyncEngine, question: Callable[[Engine], Answer]) -> Ans
     """What the engine's thread answers between two steps."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Answer] = loop.create_future()
-    serving.call(lambda engine: loop.call_soon_threadsafe(answer.set_result, question(engine)))
+
+    def put(engine: Engine) -> None:
+        loop.call_soon_threadsafe(answer.set_result, question(engine))
+
+    serving.call(put)
     async with asyncio.timeout(10):
         return await answer
 
