@@ -6,7 +6,7 @@ compute, so that a decode step of many sequences carries a few numbers for each.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.sampling import SamplingParams
@@ -103,10 +103,10 @@ class StepResult:
 
     `prompt_logprobs` has, for every slot that asked, the entries of the tokens
     start + 1 .. start + num_tokens of its slice (those that are prompt tokens). The samples
-    of `failed_slots` mean nothing: their logits were not finite.
+    of `failed_slots` mean nothing, for the reason given there.
     """
 
     step: int
     samples: Sequence[Sample]
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]]
-    failed_slots: frozenset[int] = frozenset()
+    failed_slots: Mapping[int, str] = field(default_factory=dict)

@@ -3,23 +3,29 @@
 from itertools import repeat
 from typing import NamedTuple
 
-from engine.sampler.interface import IntArray, Logprobs, Sampled
+from engine.sampler.interface import DrawStatus, IntArray, Logprobs, Sampled
 from engine.sampler.table import SamplingTable
 from engine.step import Sample, TokenLogprobs
 
+_FAILURES = {
+    DrawStatus.NOT_FINITE: "the model's logits are not finite",
+    DrawStatus.NO_CANDIDATE: "no token is left by allowed_token_ids, logit_bias and min_tokens",
+}
+
 
 class Drawn(NamedTuple):
-    """`samples` has every draw in order; those of `failed_slots` mean nothing."""
+    """`samples` has every draw in order; those of `failed_slots` mean nothing, for the reason
+    given there."""
 
     samples: tuple[Sample, ...]
-    failed_slots: frozenset[int]
+    failed_slots: dict[int, str]
 
 
 def make_samples(sampled: Sampled, slots: IntArray, table: SamplingTable) -> Drawn:
     """Waits for the device: the one synchronisation of a step."""
     tokens, status = sampled.token_ids.tolist(), sampled.status.tolist()
     slot_ids = slots.tolist()
-    failed = frozenset(slot for slot, bad in zip(slot_ids, status, strict=True) if bad)
+    failed = {slot: _FAILURES[bad] for slot, bad in zip(slot_ids, status, strict=True) if bad}
     if sampled.logprobs is None:
         return Drawn(tuple(map(Sample, slot_ids, tokens, repeat(None))), failed)
     wanted = table.rows["reported"][slots].tolist()

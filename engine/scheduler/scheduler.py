@@ -209,7 +209,7 @@ class Scheduler:
         self._roster.requeue(victim, state)
 
     def complete(self, step: ScheduledStep, result: StepResult) -> StepOutput:
-        """Takes over what the runner drew; requests whose logits were not finite fail."""
+        """Takes over what the runner drew; requests that nothing could be drawn for fail."""
         outbox = Outbox()
         samples = iter(result.samples)
         for part in step.parts:
@@ -242,8 +242,9 @@ class Scheduler:
         self, sequence: Sequence, sample: Sample, result: StepResult, outbox: Outbox
     ) -> None:
         request = sequence.request
-        if sequence.slot in result.failed_slots:
-            outbox.fail(request, StepError("the model's logits are not finite"))
+        problem = result.failed_slots.get(_slot(sequence))
+        if problem is not None:
+            outbox.fail(request, StepError(problem))
             return
         sequence.tokens.append(sample.token_id)
         end = find_end(sequence, self._limits.eos_token_ids)
