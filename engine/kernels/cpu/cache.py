@@ -21,28 +21,33 @@ def kept_on_disk() -> Iterator[None]:
 
     Numba would put them beside the source, which may be read-only, and would not see that a
     function in another file changed; the directory's name covers every file of this package.
+    It is in NUMBA_CACHE_DIR if that is set, else in the user's cache.
     Numba replaces its files atomically, so processes that start at once do not disturb each
     other.
     """
     with _lock:
         before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(directory())
+        numba.config.CACHE_DIR = str(_directory())
         try:
             yield
         finally:
             numba.config.CACHE_DIR = before
 
 
-@cache
-def directory() -> Path:
-    """NUMBA_CACHE_DIR if set, else the user's cache; a private temporary one if unwritable."""
-    place = Path(numba.config.CACHE_DIR or _user_cache()) / "kvrelay" / f"kernels-{_sources()}"
+def cache_directory(home: Path) -> Path:
+    """A private directory below `home`, or a temporary one if `home` cannot be written."""
+    place = home / "kvrelay" / f"kernels-{_sources()}"
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         tempfile.TemporaryFile(dir=place).close()
     except OSError:
         return Path(tempfile.mkdtemp(prefix="kvrelay-kernels-"))
     return place
+
+
+@cache
+def _directory() -> Path:
+    return cache_directory(Path(numba.config.CACHE_DIR or _user_cache()))
 
 
 def _user_cache() -> Path:

@@ -123,6 +123,10 @@ class Team:
         self._busy = Lock()
         self._workers: list[Thread] = []
 
+    @property
+    def num_workers(self) -> int:
+        return len(self._workers)
+
     def take(self, num_workers: int) -> int:
         """How many workers the caller may use; if any, it says when it is done with them."""
         if num_workers < 1 or not CAN_SLEEP or not self._busy.acquire(blocking=False):

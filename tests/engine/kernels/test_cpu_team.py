@@ -1,0 +1,126 @@
+"""The threads under the compiled kernels, and the compiled code that is kept on disk."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+
+from engine.kernels.cpu.cache import cache_directory
+from engine.kernels.cpu.kernels import CpuKernels
+from engine.kernels.cpu.team import TEAM
+from engine.kernels.interface import Activation
+from engine.kernels.reference import ReferenceKernels
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def activated(kernels: CpuKernels, x: torch.Tensor) -> torch.Tensor:
+    return kernels.gated_activation(x, Activation.SILU)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_every_piece_is_done_whatever_the_number_of_threads() -> None:
+    kernels, x = CpuKernels(), torch.randn(512, 512)
+    expected = ReferenceKernels().gated_activation(x, Activation.SILU)
+    for _ in range(300):
+        torch.testing.assert_close(activated(kernels, x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_engines_of_one_process_compute_at_once() -> None:
+    expected = ReferenceKernels()
+    wrong: list[int] = []
+
+    def compute(seed: int) -> None:
+        kernels = CpuKernels()
+        x = torch.randn(256, 512, generator=torch.Generator().manual_seed(seed))
+        right = expected.gated_activation(x, Activation.SILU)
+        for _ in range(200):
+            if not torch.allclose(activated(kernels, x), right, rtol=1e-5, atol=1e-5):
+                wrong.append(seed)
+
+    threads = [Thread(target=compute, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_team_that_is_taken_gives_no_workers_to_others() -> None:
+    assert TEAM.take(0) == 0
+    workers = TEAM.take(1)
+    try:
+        assert workers == 1
+        assert TEAM.take(1) == 0
+    finally:
+        TEAM.give_back()
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_a_forked_child_makes_workers_of_its_own() -> None:
+    kernels, x = CpuKernels(), torch.randn(512, 512)
+    expected = activated(kernels, x).numpy().tobytes()
+    child = os.fork()
+    if child == 0:  # no torch operation here: its OpenMP does not survive a fork
+        right = activated(kernels, x).numpy().tobytes() == expected and TEAM.num_workers == 3
+        os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+PROGRAM = """
+    import torch
+    from engine.kernels.cpu.activations import gated_activation
+    from engine.kernels.cpu.compiled import compiled
+    from engine.kernels.cpu.kernels import CpuKernels
+    from engine.kernels.interface import Activation
+
+    out = CpuKernels().gated_activation(torch.full((2, 4), 3.0), Activation.SILU)
+    assert abs(out[0, 0].item() - 8.5732) < 1e-3
+    print(compiled(gated_activation, "f32").cache_hits)
+"""
+
+
+def start_program(cache: Path) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    return subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def cache_hits(process: "subprocess.Popen[str]") -> int:
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return int(out)
+
+
+def test_a_second_process_loads_what_the_first_ones_compiled(tmp_path: Path) -> None:
+    first = [start_program(tmp_path), start_program(tmp_path)]
+    for process in first:
+        cache_hits(process)
+    assert cache_hits(start_program(tmp_path)) == 1
+
+
+def test_without_a_home_kernels_are_kept_for_the_process(tmp_path: Path) -> None:
+    place = tmp_path / "a-file"
+    place.write_text("not a directory")
+    assert cache_hits(start_program(place)) == 0
+
+
+def test_the_cache_is_named_after_the_sources(tmp_path: Path) -> None:
+    assert cache_directory(tmp_path).parent == tmp_path / "kvrelay"
+    assert cache_directory(tmp_path).name.startswith("kernels-")
