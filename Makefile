@@ -5,6 +5,8 @@ PYTHON ?= python3
 MODEL ?= bundled
 ARGS ?=
 TESTS ?= tests
+# processes that run tests side by side
+JOBS ?= 2
 
 BIN := .venv/bin
 
@@ -29,7 +31,7 @@ serve: setup
 	$(BIN)/kvrelay serve $(MODEL) $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,7 +1,12 @@
-"""Triton chooses when it is imported whether its kernels are interpreted or compiled."""
+"""What must be decided before a library is loaded."""
 
 import os
 from pathlib import Path
 
+# Triton chooses when it is imported whether its kernels are interpreted or compiled.
 if not Path("/dev/nvidia0").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# Several test processes share the cores: OpenMP threads that spin while they wait make the suite
+# three times as slow.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
