@@ -65,6 +65,7 @@ from engine.kernels.cpu.simd import (
     store_fp32,
     thread_number,
     total,
+    weight_of,
     word,
     zero,
 )
@@ -249,7 +250,7 @@ def soften(job: Any, areas: Any, piece: Any, start: Any, groups: Any) -> None:
         weights = areas.weights + i * TILE_BYTES
         added = load_fp32(totals, LANES)
         for at in range(0, tokens, LANES):
-            weight = power_of_two(load_fp32(scores + at * 4, LANES) - peak)
+            weight = weight_of(job, load_fp32(scores + at * 4, LANES) - peak)
             added = added + weight
             if has_dot(job):
                 store(job, weights + at * element_bytes(job), weight, LANES)

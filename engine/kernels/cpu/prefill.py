@@ -60,6 +60,7 @@ from engine.kernels.cpu.simd import (
     store,
     store_fp32,
     thread_number,
+    weight_of,
     where_between,
     word,
 )
@@ -164,7 +165,8 @@ def prefill(job: Any) -> None:
             values = areas.lists + LIST_BYTES // 2
             hide_unseen(job, areas.edges, start, first, end, groups, values)
             score(job, areas, groups)
-            soften(job, areas, piece, start, groups * GROUP)
+            limit(job, areas, piece, start, groups * GROUP)
+            soften(job, areas, groups * GROUP, fresh, piece.rows)
             weigh(job, areas, piece, groups, fresh)
             start, fresh = stop, False
         put_out(job, areas, piece)
@@ -199,14 +201,18 @@ def set_queries(job: Any, areas: Any, piece: Any) -> None:
     heads, dim = word(job, HEADS), word(job, HEAD_DIM)
     group = heads // word(job, KV_HEADS)
     token = query_start(job, piece.sequence)
+    query, member = piece.row // group, piece.row % group
+    position = piece.lowest
     for i in range(ROWS):
-        row = piece.row + min(i, piece.rows - 1)
-        at = (token + row // group) * heads + piece.head * group + row % group
+        at = (token + query) * heads + piece.head * group + member
         put_int64(areas.rows + i * 8, word(job, QUERIES) + at * dim * element_bytes(job))
-        position = piece.lowest + row // group - piece.row // group if i < piece.rows else -1
-        put_float(areas.positions + i * 4, position)
+        put_float(areas.positions + i * 4, position if i < piece.rows else -1)
         put_float(areas.maxima + i * 4, LOWEST)
         put_float(areas.totals + i * 4, 0.0)
+        if i + 1 < piece.rows:
+            member += 1
+            if member == group:
+                member, query, position = 0, query + 1, position + 1
     step_elements = 2 if has_dot(job) else 1
     for i in range(0, ROWS, LANES):
         for first in range(0, dim, LANES * step_elements):
@@ -234,27 +240,31 @@ def score(job: Any, areas: Any, groups: Any) -> None:
 
 
 @register_jitable
-def soften(job: Any, areas: Any, piece: Any, start: Any, tokens: Any) -> None:
-    """Scores to weights relative to each row's maximum."""
-    window, capped = word(job, WINDOW), real(job, SOFT_CAP) != 0.0
-    masked = start + tokens - 1 > piece.lowest or start < piece.highest - window + 1
-    scale = 1.0 if capped else real(job, SCALE)
-    renewed = False
-    for at in range(0, ROW_BYTES, 64):
-        scores = areas.scores + at
-        if capped:
-            for place in range(scores, scores + tokens * ROW_BYTES, ROW_BYTES):
-                store_fp32(place, scaled_score(job, load_fp32(place, LANES)), LANES)
-        if masked:
+def limit(job: Any, areas: Any, piece: Any, start: Any, tokens: Any) -> None:
+    """Caps the scores, and hides those of tokens that a row does not see."""
+    if real(job, SOFT_CAP) != 0.0:
+        for place in range(areas.scores, areas.scores + tokens * ROW_BYTES, 64):
+            store_fp32(place, scaled_score(job, load_fp32(place, LANES)), LANES)
+    window = word(job, WINDOW)
+    crosses_window = start < piece.highest - window + 1
+    first = 0 if crosses_window else max(0, piece.lowest + 1 - start)
+    for t in range(first, tokens):
+        for at in range(0, ROW_BYTES, 64):
+            place = areas.scores + t * ROW_BYTES + at
             positions = load_fp32(areas.positions + at, LANES)
-            for t in range(tokens):
-                value = load_fp32(scores + t * ROW_BYTES, LANES)
-                value = where_between(value, start + t, positions, window, MASKED)
-                store_fp32(scores + t * ROW_BYTES, value, LANES)
-        highest = splat(MASKED)
-        for t in range(tokens):
-            highest = maximum(highest, load_fp32(scores + t * ROW_BYTES, LANES))
-        highest = highest * scale
+            value = load_fp32(place, LANES)
+            value = where_between(value, start + t, positions, window, MASKED)
+            store_fp32(place, value, LANES)
+
+
+@register_jitable
+def soften(job: Any, areas: Any, tokens: Any, fresh: Any, rows: Any) -> None:
+    """Scores to weights relative to each row's maximum."""
+    scale = 1.0 if real(job, SOFT_CAP) != 0.0 else real(job, SCALE)
+    renewed = False
+    put_highest(areas, tokens)
+    for at in range(0, ROW_BYTES, 64):
+        highest = load_fp32(areas.factors + at, LANES) * scale
         before = load_fp32(areas.maxima + at, LANES)
         peak = above(highest, before + LAZY, highest, before)
         factor = power_of_two(before - peak)
@@ -262,10 +272,26 @@ def soften(job: Any, areas: Any, piece: Any, start: Any, tokens: Any) -> None:
         store_fp32(areas.maxima + at, peak, LANES)
         store_fp32(areas.factors + at, factor, LANES)
         added = load_fp32(areas.totals + at, LANES) * factor
-        added = exponentiate(job, scores, tokens, splat(scale), peak, added)
+        added = exponentiate(job, areas.scores + at, tokens, splat(scale), peak, added)
         store_fp32(areas.totals + at, added, LANES)
-    if renewed:
-        shrink(job, areas, piece)
+    if renewed and not fresh:
+        shrink(job, areas, rows)
+
+
+@register_jitable
+def put_highest(areas: Any, tokens: Any) -> None:
+    """Each row's highest score of the tile, where its factor will be; one loop for all rows,
+    as one maximum after the other waits for the one before."""
+    a = b = c = d = splat(MASKED)
+    for row in range(areas.scores, areas.scores + tokens * ROW_BYTES, ROW_BYTES):
+        a = maximum(a, load_fp32(row, LANES))
+        b = maximum(b, load_fp32(row + 64, LANES))
+        c = maximum(c, load_fp32(row + 128, LANES))
+        d = maximum(d, load_fp32(row + 192, LANES))
+    store_fp32(areas.factors, a, LANES)
+    store_fp32(areas.factors + 64, b, LANES)
+    store_fp32(areas.factors + 128, c, LANES)
+    store_fp32(areas.factors + 192, d, LANES)
 
 
 @register_jitable
@@ -273,8 +299,8 @@ def exponentiate(job: Any, scores: Any, tokens: Any, scale: Any, peak: Any, adde
     """Weights in place of the scores of 16 rows; `added` plus their total."""
     none = splat(0.0) - peak
     for t in range(0, tokens, 2):
-        x = power_of_two(fma(load_fp32(scores + t * ROW_BYTES, LANES), scale, none))
-        y = power_of_two(fma(load_fp32(scores + (t + 1) * ROW_BYTES, LANES), scale, none))
+        x = weight_of(job, fma(load_fp32(scores + t * ROW_BYTES, LANES), scale, none))
+        y = weight_of(job, fma(load_fp32(scores + (t + 1) * ROW_BYTES, LANES), scale, none))
         added = added + x + y
         if has_dot(job):
             pair_up(scores + t // 2 * ROW_BYTES, x, y)
@@ -285,9 +311,9 @@ def exponentiate(job: Any, scores: Any, tokens: Any, scale: Any, peak: Any, adde
 
 
 @register_jitable
-def shrink(job: Any, areas: Any, piece: Any) -> None:
+def shrink(job: Any, areas: Any, rows: Any) -> None:
     row = sums_row(word(job, VALUE_DIM))
-    for i in range(piece.rows):
+    for i in range(rows):
         factor = float_at(areas.factors + i * 4)
         for at in range(areas.sums + i * row, areas.sums + (i + 1) * row, 64):
             store_fp32(at, load_fp32(at, LANES) * factor, LANES)
@@ -321,11 +347,13 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
 def put_out(job: Any, areas: Any, piece: Any) -> None:
     heads, dim = word(job, HEADS), word(job, VALUE_DIM)
     group = heads // word(job, KV_HEADS)
-    token = query_start(job, piece.sequence)
+    query, member = query_start(job, piece.sequence) + piece.row // group, piece.row % group
     for i in range(piece.rows):
-        row = piece.row + i
-        head = (token + row // group) * heads + piece.head * group + row % group
+        head = query * heads + piece.head * group + member
         target = word(job, OUT) + head * dim * element_bytes(job)
+        member += 1
+        if member == group:
+            member, query = 0, query + 1
         factor = 1.0 / float_at(areas.totals + i * 4)
         sums = areas.sums + i * sums_row(dim)
         for at in range(0, dim, LANES):

@@ -484,32 +484,49 @@ def _rotated(builder: Any, x: Any, count: int) -> Any:
 
 @instruction(floats, floats)
 def power_of_two(builder: Any, x: Any) -> Any:
-    """2 ** x within 1.6e-7 of itself, for x limited to -126 .. 127.
+    """2 ** x within 1.6e-7 of itself, for x limited to -126 .. 127."""
+    highest = const(127.0, FLOATS)
+    x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
+    return _exponential(builder, x, EXP2_FINE)
 
-    Adding 1.5 * 2 ** 23 rounds x to an integer and leaves it in the low bits, from where a
+
+@instruction(floats, JOB, floats)
+def weight_of(builder: Any, job: Any, x: Any) -> Any:
+    """2 ** x for x < 127; within 2.9e-6 where weights are rounded to bf16 anyway."""
+    return _exponential(builder, x, EXP2_COARSE if job[1] == "bf16_dot" else EXP2_FINE)
+
+
+def _exponential(builder: Any, x: Any, polynomial: tuple[float, ...]) -> Any:
+    """Adding 1.5 * 2 ** 23 rounds x to an integer and leaves it in the low bits, from where a
     shift takes it to the exponent; what is left, in -0.5 .. 0.5, goes through a polynomial.
     """
-    for bound, beyond in ((-126.0, "<"), (127.0, ">")):  # ordered: a NaN stays one
-        limit = const(bound, FLOATS)
-        x = builder.select(builder.fcmp_ordered(beyond, x, limit), limit, x)
+    lowest = const(-126.0, FLOATS)
+    x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)  # a NaN stays one
     magic = const(12582912.0, FLOATS)
     shifted = builder.fadd(x, magic)
     rest = builder.fsub(x, builder.fsub(shifted, magic))
-    value = const(_EXP2[0], FLOATS)
-    for factor in _EXP2[1:]:
+    value = const(polynomial[0], FLOATS)
+    for factor in polynomial[1:]:
         value = call(builder, "llvm.fma.v16f32", FLOATS, value, rest, const(factor, FLOATS))
     exponent = builder.shl(builder.bitcast(shifted, INTS), const(23, INTS))
     return builder.bitcast(builder.add(builder.bitcast(value, INTS), exponent), FLOATS)
 
 
-# Best relative fit of degree 5 to 2 ** x in -0.5 .. 0.5 that is 1 at 0, highest power first: a
-# row whose maximum stays must keep its sums to the last bit.
-_EXP2 = (
+# Best relative fits to 2 ** x in -0.5 .. 0.5 that are 1 at 0, highest power first: a row whose
+# maximum stays must keep its sums to the last bit.
+EXP2_FINE = (
     0.001326472731307149,
     0.009671512991189957,
     0.05550733581185341,
     0.24022242426872253,
     0.6931470036506653,
+    1.0,
+)
+EXP2_COARSE = (
+    0.009582852944731712,
+    0.055906426161527634,
+    0.24024099111557007,
+    0.6931241750717163,
     1.0,
 )
 
