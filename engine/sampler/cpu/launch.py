@@ -10,7 +10,7 @@ from typing import Any
 import numba
 from numba import cfunc, types
 
-from engine.kernels.cpu.cache import directory, kept_on_disk
+from engine.kernels.cpu.cache import kept_on_disk
 from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.simd import Job
 from engine.kernels.cpu.team import lead_function
@@ -38,11 +38,12 @@ def _code(function: Callable[[Any], None]) -> int:
 
 @contextmanager
 def _kept_on_disk() -> Iterator[None]:
-    """In a folder named by this package's sources, inside that of the kernels."""
+    """In a folder named by the sampler's sources, inside the one that the kernels would use."""
     digest = hashlib.blake2b(digest_size=8)
     here = Path(__file__).parent
     for source in sorted([*here.glob("*.py"), *here.parent.glob("*.py")]):
         digest.update(source.read_bytes())
     with kept_on_disk():
-        numba.config.CACHE_DIR = str(directory() / f"sampler-{digest.hexdigest()}")
+        folder = Path(numba.config.CACHE_DIR) / f"sampler-{digest.hexdigest()}"
+        numba.config.CACHE_DIR = str(folder)
         yield

@@ -22,15 +22,17 @@ _REACH_MARGIN = 32 * math.log(2) + 0.01
 
 
 @compiled
-def mass(y: Array, nearest: Array, limit: Any) -> Any:
-    """Sum of the weights of tokens up to the limit."""
-    total = np.int64(0)
+def masses(y: Array, nearest: Array, inner: Any, outer: Any) -> Any:
+    """Sums of the weights of tokens up to two limits, of which `outer` is not the nearer one."""
+    within, total = np.int64(0), np.int64(0)
     for chunk in range(nearest.size):
-        if nearest[chunk] <= limit:
+        if nearest[chunk] <= outer:
             part = y[chunk * CHUNK : (chunk + 1) * CHUNK]
             for i in range(CHUNK):
-                total += weight(part[i]) if float_bits(part[i]) <= limit else np.int64(0)
-    return total
+                distance, w = float_bits(part[i]), weight(part[i])
+                total += w if distance <= outer else np.int64(0)
+                within += w if distance <= inner else np.int64(0)
+    return within, total
 
 
 @compiled
@@ -126,12 +128,15 @@ def draw(own: Scratch, row: Any, position: Any) -> Any:
     limit = float_bits(min(row.max_distance, _MAX_DISTANCE))
     if 0 < row.top_k < own.logits.size:
         limit = min(limit, kth_distance(own, row.top_k))
-    budget = np.inf
-    if row.top_p < 1.0:
-        budget = row.top_p * np.float64(mass(y, nearest, limit))
+    outer, budget = limit, np.inf  # of weight, not known until a winner needs it
     while True:
         token = race(own, limit, row.seed, position, row.choice)
         nearer = np.int32(float_bits(y[token]) - 1)
-        if budget == np.inf or nearer < 0 or np.float64(mass(y, nearest, nearer)) < budget:
+        if row.top_p >= 1.0 or nearer < 0:
             return token
-        limit = nearer
+        within, total = masses(y, nearest, nearer, outer)
+        if budget == np.inf:
+            budget = row.top_p * np.float64(total)
+        if np.float64(within) < budget:
+            return token
+        limit = outer = nearer

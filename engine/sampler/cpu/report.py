@@ -11,7 +11,7 @@ from engine.sampler.cpu.arithmetic import INFINITY_BITS, F, float_bits
 from engine.sampler.cpu.jit import compiled
 from engine.sampler.cpu.job import ENTRIES, OWN, bf16_row, entry_of, fp32_row, own_scratch
 from engine.sampler.cpu.memory import CHUNK, Array, Scratch, floats, int32s
-from engine.sampler.cpu.race import kth_distance, mass
+from engine.sampler.cpu.race import kth_distance, masses
 from engine.sampler.cpu.rows import distances, finite, float_of, scan
 
 NUM_WORDS = OWN + 6
@@ -57,7 +57,8 @@ def _report(job: Any, i: Any, bits: Array, shift: Any, own: Scratch) -> None:
         return
     y = own.y
     distances(bits, shift, float_of(top, shift), F(1.0), y, own.nearest)
-    log_total = math.log(np.float64(mass(y, own.nearest, _INFINITY)) / d.WEIGHT_ONE)
+    _, total = masses(y, own.nearest, _INFINITY, _INFINITY)
+    log_total = math.log(np.float64(total) / d.WEIGHT_ONE)
     logprobs[i] = F(-np.float64(y[target]) - log_total)
     ranks[i] = 1 + _count_nearer(y, y[target])
     if num_top > 0:

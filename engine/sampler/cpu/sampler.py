@@ -36,6 +36,8 @@ class CpuSampler:
     ) -> Sampled:
         logits, table = _readable(logits), self._table
         num_draws = draws.slots.size
+        assert _fits(draws.slots, table.rows.size)
+        assert all(_is_plain(tensor.numpy()) for tensor in history)
         results = torch.zeros(2, num_draws, dtype=torch.int32)
         self._draw[logits.dtype](
             self._threads(num_draws),
@@ -68,6 +70,8 @@ class CpuSampler:
         self, logits: torch.Tensor, rows: IntArray, targets: torch.Tensor, num_top: int
     ) -> Logprobs:
         num, num_top = rows.size, min(num_top, logits.shape[1])
+        assert targets.shape == rows.shape
+        assert _fits(targets.numpy(), logits.shape[1])
         result = Logprobs(
             logprob=torch.empty(num),
             rank=torch.empty(num, dtype=torch.int32),
@@ -87,6 +91,7 @@ class CpuSampler:
         """The common words of a job."""
         vocab, scratch = self._table.vocab_size, self._scratch
         assert logits.shape[1] == vocab
+        assert _fits(rows, logits.shape[0])
         words = logits.data_ptr(), vocab, rows.size, _address(rows)
         return *words, _address(scratch), scratch.strides[0]
 
@@ -99,6 +104,16 @@ def _readable(logits: torch.Tensor) -> torch.Tensor:
     if logits.dtype not in (torch.bfloat16, torch.float32):
         logits = logits.float()
     return logits.contiguous()
+
+
+def _fits(numbers: Array, limit: int) -> bool:
+    """Compiled code takes addresses: what it must never be given, it cannot notice."""
+    in_range = numbers.size == 0 or 0 <= numbers.min() <= numbers.max() < limit
+    return in_range and _is_plain(numbers)
+
+
+def _is_plain(numbers: Array) -> bool:
+    return numbers.dtype == np.int32 and numbers.flags.c_contiguous
 
 
 def _address(array: Array) -> int:
