@@ -65,35 +65,39 @@ class KvCache:
         """Whether `open(match)` and then `extend` to `num_tokens` and one block can succeed.
 
         Full-attention groups are counted whole, window groups with the most they hold at
-        once. The watermark stays free, unless no block is held by anyone.
+        once, the hit's blocks among them. The watermark stays free, unless no block is held
+        by anyone.
         """
-        needs = self._needs(num_tokens, match.num_blocks)
+        beyond = blocks_of(num_tokens, self.block_size) + 1 - match.num_blocks
+        most = self._most_held(num_tokens)
         idle = all(pool.num_held == 0 for pool in self._pools)
-        spare = [
-            pool.num_available - need - (0 if idle else margin)
-            for pool, need, margin in zip(self._pools, needs, self._margins, strict=True)
+        room = [
+            pool.num_available - (0 if idle else margin)
+            for pool, margin in zip(self._pools, self._margins, strict=True)
         ]
         # The hit's own blocks may be among those that are available now; they are counted
         # only where that decides.
-        if min(spare) < 0:
+        spare = min(left - min(beyond, held) for left, held in zip(room, most, strict=True))
+        if spare < 0:
             return False
-        if min(spare) >= match.num_blocks:
+        if spare >= match.num_blocks:
             return True
-        pinned = self._tree.num_idle(match)
-        return all(left >= taken for left, taken in zip(spare, pinned, strict=True))
+        return all(
+            left >= min(beyond + pinned, held)
+            for left, pinned, held in zip(room, self._tree.num_idle(match), most, strict=True)
+        )
 
     def ever_fits(self, num_tokens: int) -> bool:
         """Whether a sequence of `num_tokens` fits an idle cache."""
-        needs = self._needs(num_tokens, 0)
-        return all(need <= pool.total for need, pool in zip(needs, self._pools, strict=True))
+        most = self._most_held(num_tokens)
+        return all(held <= pool.total for held, pool in zip(most, self._pools, strict=True))
 
-    def _needs(self, num_tokens: int, num_hit_blocks: int) -> list[int]:
-        """Blocks beyond the hit, for each group."""
+    def _most_held(self, num_tokens: int) -> list[int]:
+        """What a sequence ever holds at once, and one more, of each group."""
         config = self.config
-        beyond = blocks_of(num_tokens, self.block_size) + 1 - num_hit_blocks
         return [
-            min(beyond, blocks_needed(g, self.block_size, num_tokens, config.max_chunk_tokens))
-            for g in config.groups
+            blocks_needed(group, self.block_size, num_tokens, config.max_chunk_tokens)
+            for group in config.groups
         ]
 
     def open(self, match: Match, *, priority: int = 0, resumed: bool = False) -> SequenceBlocks:

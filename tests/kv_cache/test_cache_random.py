@@ -18,7 +18,7 @@ prompts = st.builds(
 class CacheMachine(RuleBasedStateMachine):
     @initialize(
         groups=st.sampled_from(sorted(GROUPS)),
-        num_blocks=st.integers(8, 24),
+        num_blocks=st.integers(6, 24),
         eviction=st.sampled_from(["lru", "priority", "frequency"]),
         watermark=st.sampled_from([0.0, 0.2]),
         max_events=st.sampled_from([3, 1000]),
