@@ -1,5 +1,6 @@
 """What the scheduler may hand out, and which requests can never be served with it."""
 
+from array import array
 from dataclasses import dataclass
 
 from engine.errors import RequestError
@@ -24,6 +25,7 @@ class SchedulerLimits:
 
 def check_request(request: GenerationRequest, limits: SchedulerLimits, cache: KvCache) -> None:
     """RequestError for what can never run here, however long it waits."""
+    _check_types(request)
     params, num_prompt = request.params, len(request.prompt_token_ids)
     if num_prompt == 0:
         raise RequestError("prompt", "must have at least one token")
@@ -47,4 +49,24 @@ def check_request(request: GenerationRequest, limits: SchedulerLimits, cache: Kv
         raise RequestError("priority", "needs the scheduling_policy 'priority'")
     if not cache.ever_fits(num_prompt):
         raise RequestError("prompt", f"{num_prompt} tokens never fit into this engine's cache")
+    # the last token's keys are never written
+    longest = num_prompt + (params.max_tokens or room) - 1
+    if not cache.ever_fits(longest):
+        raise RequestError(
+            "max_tokens", f"{longest + 1} tokens with the prompt never fit into this engine's cache"
+        )
     params.check_token_ids(limits.vocab_size)
+
+
+def _check_types(request: GenerationRequest) -> None:
+    """What would break a step, or the naming of blocks, for everyone."""
+    try:
+        array("q", list(request.prompt_token_ids))
+    except (TypeError, OverflowError):
+        raise RequestError("prompt", "must hold nothing but token ids") from None
+    if not isinstance(request.priority, int):
+        raise RequestError("priority", "must be an integer")
+    try:
+        request.cache_salt.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise RequestError("cache_salt", "must be a text of whole characters") from None

@@ -6,7 +6,8 @@ from engine.scheduler.sequence import Sequence, SequenceState
 
 
 class WaitingQueue:
-    """A heap; those that finished meanwhile are dropped when they come up, and do not count.
+    """A heap; those that finished meanwhile do not count. They are dropped when they come up,
+    and all at once when they are the most of it.
 
     A preempted sequence keeps its key, so it goes before all that arrived later.
     """
@@ -35,3 +36,6 @@ class WaitingQueue:
     def forget(self) -> None:
         """One that waited here has finished."""
         self._num_waiting -= 1
+        if len(self._heap) > 2 * self._num_waiting + 16:
+            self._heap = [s for s in self._heap if s.state is not SequenceState.FINISHED]
+            heapq.heapify(self._heap)

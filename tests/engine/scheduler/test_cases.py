@@ -1,12 +1,15 @@
 """What the scheduler promises, case by case."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from engine.errors import QueueFullError, RequestError
 from engine.request import FinishReason, GenerationRequest, PromptReport, RequestId
 from engine.sampling import SamplingParams
+from kv_cache.config import blocks_needed
+from kv_cache.layout import KvGroup
 from tests.engine.scheduler.fake_runner import VOCAB, answer
 from tests.engine.scheduler.test_scheduler import BLOCK, FULL, WINDOW, Bench
 
@@ -167,6 +170,70 @@ def test_a_prompt_larger_than_the_cache_is_refused() -> None:
     bench = Bench(num_blocks=5)
     with pytest.raises(RequestError, match="never fit"):
         bench.add("r", [1] * 60, max_tokens=1)
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_an_answer_larger_than_the_cache_is_refused(prefix_caching: bool) -> None:
+    """It would be preempted for good: nobody else is left to give it blocks."""
+    bench = Bench(num_blocks=5, prefix_caching=prefix_caching)
+    with pytest.raises(RequestError, match="never fit") as caught:
+        bench.add("r", [1] * 8, max_tokens=18)
+    assert caught.value.field == "max_tokens"
+    bench.add("r", [1] * 8, max_tokens=17)  # the last token is not written
+    bench.run()
+    assert len(bench.tokens["r", 0]) == 17
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("prompt", {"prompt_token_ids": [1.5]}),
+        ("prompt", {"prompt_token_ids": ["1"]}),
+        ("prompt", {"prompt_token_ids": [None]}),
+        ("prompt", {"prompt_token_ids": "12"}),
+        ("prompt", {"prompt_token_ids": 7}),
+        ("prompt", {"prompt_token_ids": [2**70]}),
+        ("priority", {"priority": "high"}),
+        ("priority", {"priority": 0.5}),
+        ("cache_salt", {"cache_salt": "\ud800"}),
+        ("cache_salt", {"cache_salt": b"mine"}),
+    ],
+)
+def test_what_would_break_a_step_is_refused(field: str, wrong: dict[str, Any]) -> None:
+    bench = Bench(by_priority=True)
+    request = GenerationRequest(RequestId("r"), [1], SamplingParams(max_tokens=1))
+    with pytest.raises(RequestError) as caught:
+        bench.scheduler.add(replace(request, **wrong), seed=0)
+    assert caught.value.field == field
+    assert not bench.scheduler.has_work
+
+
+@pytest.mark.parametrize("groups", [(WINDOW,), (FULL, WINDOW)])
+def test_a_hit_in_the_smallest_cache_is_no_obstacle(groups: tuple[KvGroup, ...]) -> None:
+    """The hit's window blocks are a part of what the sequence holds at once, not beside it."""
+    budget, prompt = 24, [i % 7 for i in range(56)]
+    longer = prompt + [3] * 40
+    sizes = [blocks_needed(g, BLOCK, len(longer) + 3, budget) for g in groups]
+    bench = Bench(groups=groups, num_blocks=tuple(n + 1 for n in sizes), max_model_len=100)
+    bench.add("first", prompt, max_tokens=1)
+    bench.run()
+    bench.add("second", longer, max_tokens=3)
+    bench.run()
+    assert bench.tokens["second", 0] == answer(longer, 1, 0, 3)
+    assert report(bench, "second").num_cached_tokens == len(prompt)
+
+
+def test_requests_that_were_given_up_are_not_kept_in_the_queue() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.add("runs", [1], max_tokens=60, ignore_eos=True)
+    bench.step()
+    bench.add("waits", [1], max_tokens=1)
+    for i in range(200):
+        bench.add(str(i), [1])
+        bench.scheduler.abort(RequestId(str(i)))
+    assert len(bench.scheduler._roster.waiting._heap) < 40
+    bench.run()
+    assert len(bench.tokens["waits", 0]) == 1
 
 
 def test_priority_needs_its_policy() -> None:

@@ -28,7 +28,7 @@ class Bench:
     """A scheduler with a fake runner, and what every request has been told so far."""
 
     groups: tuple[KvGroup, ...] = (FULL,)
-    num_blocks: int = 13
+    num_blocks: int | tuple[int, ...] = 13  # of every group, or of each
     budget: int = 24
     max_num_seqs: int = 4
     max_model_len: int = 80
@@ -42,10 +42,11 @@ class Bench:
     prompts: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        each = self.num_blocks
         self.cache = KvCache(
             CacheConfig(
                 groups=self.groups,
-                num_blocks=(self.num_blocks,) * len(self.groups),
+                num_blocks=(each,) * len(self.groups) if isinstance(each, int) else each,
                 block_size=BLOCK,
                 max_chunk_tokens=self.budget,
             )
