@@ -27,8 +27,8 @@ class EngineStream:
     """The updates of one request; used on its event loop's thread only."""
 
     def __init__(self, engine: "AsyncEngine", request_id: RequestId, num_choices: int) -> None:
+        self.request_id = request_id
         self._engine = engine
-        self._request_id = request_id
         self._open = set(range(num_choices))  # choices whose end is neither known nor wished
         self._updates: deque[GenerationUpdate] = deque()
         self._error: EngineError | None = None
@@ -42,7 +42,6 @@ class EngineStream:
         while not self._updates:
             if self._error is not None:
                 error, self._error = self._error, None
-                self._open.clear()
                 raise error
             if not self._open or self._closed:
                 raise StopAsyncIteration
@@ -71,13 +70,14 @@ class EngineStream:
 
     def fail(self, error: EngineError) -> None:
         self._error = error
+        self._open.clear()
         self._news.set()
 
     def stop_choice(self, choice: int) -> None:
         if choice not in self._open:
             return
         self._open.discard(choice)
-        self._engine.call(lambda engine: engine.stop_choice(self._request_id, choice))
+        self._engine.call(lambda engine: engine.stop_choice(self.request_id, choice))
         self._news.set()
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class EngineStream:
             return
         self._closed = True
         self._news.set()
-        self._engine.forget(self._request_id)
+        self._engine.forget(self)
 
 
 class AsyncEngine:
@@ -155,10 +155,11 @@ class AsyncEngine:
             self._commands.append(command)
             self._wake.notify()
 
-    def forget(self, request_id: RequestId) -> None:
-        """Nobody reads the request's news any more."""
-        if self._streams.pop(request_id, None) is not None:
-            self.call(lambda engine: engine.abort(request_id))
+    def forget(self, stream: EngineStream) -> None:
+        """Nobody reads the stream any more; one that was refused has no request to end."""
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+            self.call(lambda engine: engine.abort(stream.request_id))
 
     def _add(self, engine: Engine, request: GenerationRequest) -> None:
         try:

@@ -32,7 +32,7 @@ class EngineConfig:
         "auto", "which kernels do the work", ("auto", "reference", "cpu", "triton")
     )
     num_threads: int | None = _knob(None, "CPU threads of this engine")
-    seed: int = _knob(0, "of random weights, and of requests that bring no seed")
+    seed: int = _knob(0, "of random weights, and of what requests without a seed draw")
 
     block_size: int | None = _knob(None, "tokens in a cache block, a power of two")
     kv_cache_dtype: str = _knob(
@@ -75,6 +75,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:  # nor NaN
                 raise ConfigError(name, f"{value}, must be positive")
+        if self.max_model_len == 1:
+            raise ConfigError("max_model_len", "1, must be at least 2: a prompt and an answer")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError("seed", "must be an integer of 64 bits")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError("gpu_memory_utilization", "must be above 0 and at most 1")
         if not 0 <= self.watermark < 0.5:

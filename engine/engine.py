@@ -56,12 +56,19 @@ class Engine:
     requests in it and leaves the others as they are.
     """
 
-    def __init__(self, info: EngineInfo, scheduler: Scheduler, cache: KvCache, runner: ModelRunner):
+    def __init__(
+        self,
+        info: EngineInfo,
+        scheduler: Scheduler,
+        cache: KvCache,
+        runner: ModelRunner,
+        seed: int,
+    ) -> None:
         self.info = info
         self._scheduler = scheduler
         self._cache = cache
         self._runner = runner
-        self._seeds = torch.Generator().manual_seed(0)
+        self._seeds = torch.Generator().manual_seed(seed)
         self.num_steps = 0
 
     @classmethod
@@ -88,7 +95,7 @@ class Engine:
             defaults=read_generation_defaults(source.folder),
             fingerprint=fingerprint(source, _load_format(config), config.seed, model.variant),
         )
-        engine = cls(info, *_assemble(config, info, loaded))
+        engine = cls(info, *_assemble(config, info, loaded), config.seed)
         _report(info)
         engine.warm_up()
         logger.info("ready after %.1f s", time.monotonic() - started)
@@ -139,12 +146,13 @@ class Engine:
     def warm_up(self) -> None:
         """A prompt of some blocks and a few tokens, so that no user waits for a compiler."""
         shape = self.info.shape
-        length = min(4 * shape.block_size + 1, shape.max_model_len - 2)
+        length = min(4 * shape.block_size + 1, max(1, shape.max_model_len - 2))
+        num_tokens = min(2, shape.max_model_len - length)
         self.add(
             GenerationRequest(
                 RequestId("warm-up"),
-                [0] * max(length, 1),
-                SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0),
+                [0] * length,
+                SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0),
             )
         )
         while self.has_work:

@@ -39,12 +39,10 @@ class CachePlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one endless sequence, or of many, where every layer sees everything."""
-        return min(
-            (n - NULL_BLOCKS) * layout.block_size
-            for n, layout in zip(self.num_blocks, self.layouts, strict=True)
-            if layout.group.window is None or len(self.layouts) == 1
-        )
+        """Tokens that all layers which see everything hold; all layers, where none does."""
+        pools = list(zip(self.num_blocks, self.layouts, strict=True))
+        whole = [(n, layout) for n, layout in pools if layout.group.window is None]
+        return min((n - NULL_BLOCKS) * layout.block_size for n, layout in whole or pools)
 
 
 def bytes_needed(layouts: Sequence[BlockLayout], num_tokens: int, chunk_tokens: int) -> int:

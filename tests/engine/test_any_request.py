@@ -1,5 +1,7 @@
 """Whatever is asked for, the engine answers or says why not, and goes on."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,3 +96,36 @@ def test_it_is_answered_or_refused(
     assert all(name.split("[")[0] in {*asked[0][0], "prompt"} for name in named)
     assert all(not left for left in open_choices.values())
     assert all(group.held == 0 for group in engine.cache_stats().groups)
+
+
+def test_the_shortest_of_all_models_answers(tmp_path: Path) -> None:
+    folder = make_tiny("llama", tmp_path).folder
+    engine = Engine.create(
+        EngineConfig(
+            model=str(folder), dtype="float32", max_model_len=2, kv_cache_memory_bytes=100_000
+        )
+    )
+    engine.add(GenerationRequest(RequestId("r"), [1], SamplingParams(ignore_eos=True)))
+    (update,) = engine.step().updates.values()
+    assert len(update.deltas[0].token_ids) == 1
+    assert not engine.has_work
+
+
+def test_the_configs_seed_draws_for_requests_without_one(tmp_path: Path) -> None:
+    folder = make_tiny("llama", tmp_path).folder
+
+    def tokens(seed: int) -> list[int]:
+        config = EngineConfig(
+            model=str(folder), dtype="float32", kv_cache_memory_bytes=1_000_000, seed=seed
+        )
+        engine = Engine.create(config)
+        hot = SamplingParams(max_tokens=12, ignore_eos=True)
+        engine.add(GenerationRequest(RequestId("r"), [1], hot))
+        drawn: list[int] = []
+        while engine.has_work:
+            for update in engine.step().updates.values():
+                drawn += update.deltas[0].token_ids
+        return drawn
+
+    assert tokens(1) == tokens(1)
+    assert tokens(1) != tokens(2)

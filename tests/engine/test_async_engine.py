@@ -137,6 +137,34 @@ async def test_refusals_come_from_the_stream(serving: AsyncEngine) -> None:
     await idle(serving)
 
 
+async def test_a_refused_twin_leaves_the_first_request_alone(serving: AsyncEngine) -> None:
+    first = serving.submit(request("same", 40))
+    twin = serving.submit(request("same", 40))
+    twin.stop_choice(0)
+    with pytest.raises(RequestError, match="request_id"):
+        await anext(twin)
+    twin.stop_choice(0)
+    twin.close()
+    async with asyncio.timeout(10):
+        tokens, _ = await read(first)
+    assert len(tokens) == 40
+    await idle(serving)
+
+
+async def test_a_stream_that_failed_does_not_end_its_ids_next_request(
+    serving: AsyncEngine,
+) -> None:
+    refused = serving.submit(request("again", 10_000))
+    with pytest.raises(RequestError, match="max_tokens"):
+        await anext(refused)
+    second = serving.submit(request("again", 40))
+    refused.close()
+    async with asyncio.timeout(10):
+        tokens, _ = await read(second)
+    assert len(tokens) == 40
+    await idle(serving)
+
+
 async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
     serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

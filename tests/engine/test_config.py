@@ -35,6 +35,8 @@ def test_an_unknown_option_is_named() -> None:
         ("model", 3),
         ("model", ""),
         ("max_model_len", 0),
+        ("max_model_len", 1),
+        ("seed", 2**63),
         ("scheduling_policy", "lifo"),
     ],
 )

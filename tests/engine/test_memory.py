@@ -63,6 +63,14 @@ def test_both_groups_get_blocks_for_short_and_long_sequences() -> None:
     assert plan.num_bytes <= 512 * MIB
 
 
+def test_tokens_are_those_of_the_layers_that_see_everything_if_there_are_any() -> None:
+    mixed = plan_cache([FULL, LOCAL], BF16, 16, 512 * MIB, 32768, 512)
+    assert mixed.num_tokens == (mixed.num_blocks[0] - 1) * 16
+    wider = KvGroup((24,), 2, (64, 64), window=1024)
+    local = plan_cache([LOCAL, wider], BF16, 16, 512 * MIB, 32768, 512)
+    assert local.num_tokens == (min(local.num_blocks) - 1) * 16
+
+
 def test_capacity_counts_formats_that_are_only_planned() -> None:
     model = ModelDescription(
         architecture="LlamaForCausalLM",
