@@ -75,6 +75,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:  # nor NaN
                 raise ConfigError(name, f"{value}, must be positive")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ConfigError(name, f"{value}, must be at most {most}")
         if self.max_model_len == 1:
             raise ConfigError("max_model_len", "1, must be at least 2: a prompt and an answer")
         if not -(2**63) <= self.seed < 2**63:
@@ -113,3 +117,5 @@ _POSITIVE = (
     "max_num_queued_reqs",
     "stall_timeout_s",
 )
+# far beyond every machine: what would exhaust one before it is noticed
+_MOST = {"num_threads": 1024, "max_num_seqs": 65536, "max_model_len": 2**27}

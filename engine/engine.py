@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import EngineError, StepError
+from engine.errors import ConfigError, EngineError, StepError
 from engine.fingerprint import fingerprint
 from engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from engine.kernels.registry import load_kernels
@@ -233,6 +233,12 @@ def _host_slabs(config: EngineConfig, plan: CachePlan) -> list[KvSlab]:
     """Swap space in the ratio of the groups' own blocks; none without swapping."""
     if config.preemption_mode != "swap":
         return []
+    if config.swap_space_bytes > available_memory():
+        raise ConfigError(
+            "swap_space_bytes",
+            f"{format_bytes(config.swap_space_bytes)}, and"
+            f" {format_bytes(available_memory())} are available",
+        )
     share = config.swap_space_bytes / plan.num_bytes
     return [
         KvSlab.allocate(layout, max(1, int(count * share)), torch.device("cpu"))

@@ -23,9 +23,12 @@ class Activation(Enum):
 
 @dataclass(frozen=True, eq=False)
 class GroupBatch:
-    """Where the tokens of a step lie in one group's slab."""
+    """Where the tokens of a step lie in one group's slab.
 
-    block_tables: torch.Tensor  # [num_seqs, max_blocks] int32; entries out of reach are 0
+    Entries of a block table are 0 behind a window, and anything beyond the sequence's length.
+    """
+
+    block_tables: torch.Tensor  # [num_seqs, max_blocks] int32
     slots: torch.Tensor  # [num_tokens] int64, block * block_size + offset, or NO_SLOT
 
 

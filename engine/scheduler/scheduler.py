@@ -155,10 +155,10 @@ class Scheduler:
         if sequence is None:
             return False
         request = sequence.request
-        num_tokens = len(sequence.tokens)
-        match = self._cache.match(self._readable_names(sequence), num_tokens)
         if 1 + len(request.forking) > self._roster.num_free_slots:
             return False
+        num_tokens = len(sequence.tokens)
+        match = self._cache.match(self._readable_names(sequence), num_tokens)
         if not self._cache.fits(match, num_tokens):
             return False
         resumed = request.num_cached is not None

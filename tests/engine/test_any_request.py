@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import RequestError, StepError
+from engine.errors import ConfigError, RequestError, StepError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from tests.engine.models_on_disk import VOCAB, make_tiny
@@ -129,3 +129,11 @@ def test_the_configs_seed_draws_for_requests_without_one(tmp_path: Path) -> None
 
     assert tokens(1) == tokens(1)
     assert tokens(1) != tokens(2)
+
+
+@pytest.mark.parametrize("size", [10**15, 10**20])
+def test_swap_space_that_is_not_there_is_refused(tmp_path: Path, size: int) -> None:
+    folder = make_tiny("llama", tmp_path).folder
+    with pytest.raises(ConfigError, match="are available") as caught:
+        Engine.create(EngineConfig(str(folder), preemption_mode="swap", swap_space_bytes=size))
+    assert caught.value.field == "swap_space_bytes"

@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
 from engine.request import FinishReason, GenerationRequest, RequestId
 from engine.sampling import SamplingParams
+from engine.scheduler.outbox import StepOutput
 from engine.step import StepPlan, StepResult
 from tests.engine.models_on_disk import make_tiny
 
@@ -198,6 +199,26 @@ async def test_a_dead_thread_is_told_to_everyone(
         serving.check_health()
     with pytest.raises(UnavailableError):
         await anext(serving.submit(request("too late")))
+
+
+async def test_work_without_steps_is_said_to_whoever_asks_and_in_the_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(model=str(folder), dtype="float32", kv_cache_memory_bytes=4 << 20)
+    serving = AsyncEngine(Engine.create(config), stall_timeout_s=0.05)
+    serving.start()
+    serving.check_health()
+    monkeypatch.setattr(serving.engine, "step", lambda: StepOutput({}, {}))
+    stream = serving.submit(request("stuck"))
+    async with asyncio.timeout(10):
+        while "no step was made" not in caplog.text:
+            await ask(serving, lambda engine: None)
+    with pytest.raises(UnavailableError, match="no step was made"):
+        serving.check_health()
+    stream.close()
+    await idle(serving)
+    serving.check_health()
+    serving.stop()
 
 
 async def test_stopping_fails_what_runs(serving: AsyncEngine) -> None:

@@ -37,6 +37,9 @@ def test_an_unknown_option_is_named() -> None:
         ("max_model_len", 0),
         ("max_model_len", 1),
         ("seed", 2**63),
+        ("num_threads", 10**12),
+        ("max_num_seqs", 10**9),
+        ("max_model_len", 10**12),
         ("scheduling_policy", "lifo"),
     ],
 )

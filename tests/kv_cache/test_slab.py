@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.machine import resident_bytes
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import ELEMENT_DTYPES, KvSlab
 
@@ -75,3 +76,22 @@ def test_blobs_beyond_4_gib_are_addressed_right(tmp_path: Path) -> None:
         assert memory[end - 3 : end] == b"\x00\x07\x07"
         wrapped = (start % 2**32) // layout.blob_bytes
         assert not slab.blob(wrapped).any(), "the offset was cut to 32 bits"
+
+
+def test_a_touched_slab_is_in_memory_and_holds_what_it_held() -> None:
+    layout = make_layout()
+    slab = KvSlab.allocate(layout, (64 << 20) // layout.blob_bytes, CPU)
+    slab.blob(5).fill_(3)
+    before = resident_bytes()
+    touched = slab.touch()
+    assert touched == (resident_bytes() - before > 0.9 * slab.data.nbytes)
+    assert (slab.blob(5) == 3).all()
+    assert not slab.blob(6).any()
+
+
+def test_touching_ends_when_it_is_told_to() -> None:
+    layout = make_layout()
+    slab = KvSlab.allocate(layout, (64 << 20) // layout.blob_bytes, CPU)
+    before = resident_bytes()
+    slab.touch(stop=lambda: True)
+    assert resident_bytes() - before < slab.data.nbytes / 2
