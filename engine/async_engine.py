@@ -118,6 +118,7 @@ class AsyncEngine:
             self._stopping = True
             self._wake.notify()
         self._thread.join()
+        self.engine.close()
         self._fail_all(UnavailableError("the engine is stopping"))
 
     def submit(self, request: GenerationRequest) -> EngineStream:

@@ -1,52 +1,31 @@
 """One model on one device, serving many requests step by step."""
 
 import logging
-import secrets
-import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from engine.assemble import EngineInfo, EngineParts, assemble
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineError, StepError
+from engine.errors import EngineError, StepError
 from engine.fingerprint import fingerprint
-from engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from engine.generation_defaults import read_generation_defaults
 from engine.kernels.registry import load_kernels
 from engine.machine import available_memory
-from engine.memory import CachePlan, format_bytes
+from engine.memory import format_bytes
 from engine.model_source import ModelSource, resolve_model
 from engine.models.describe import describe
 from engine.models.interface import CausalModel, LoadFormat, ModelDescription
 from engine.models.load import load_model
 from engine.request import GenerationRequest, RequestId
-from engine.runner import ModelRunner
-from engine.sampler.registry import load_sampler
-from engine.sampler.table import SamplingTable
 from engine.sampling import SamplingParams
-from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import StepOutput
-from engine.scheduler.scheduler import Scheduler, SchedulerStats
-from engine.scheduler.swap import SwapSpace
+from engine.scheduler.scheduler import SchedulerStats
 from engine.sizing import EngineShape, decide_shape, size_cache
-from engine.slots import SlotTable
-from kv_cache.cache import CacheStats, KvCache
-from kv_cache.config import CacheConfig
-from kv_cache.slab import KvSlab
+from kv_cache.cache import CacheStats
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EngineInfo:
-    """What an engine is, for those who route to it, report it or check that it fits."""
-
-    source: ModelSource
-    model: ModelDescription
-    shape: EngineShape
-    cache: CachePlan
-    defaults: GenerationDefaults
-    fingerprint: str
 
 
 class Engine:
@@ -56,18 +35,12 @@ class Engine:
     requests in it and leaves the others as they are.
     """
 
-    def __init__(
-        self,
-        info: EngineInfo,
-        scheduler: Scheduler,
-        cache: KvCache,
-        runner: ModelRunner,
-        seed: int,
-    ) -> None:
+    def __init__(self, info: EngineInfo, parts: EngineParts, seed: int) -> None:
         self.info = info
-        self._scheduler = scheduler
-        self._cache = cache
-        self._runner = runner
+        self._scheduler = parts.scheduler
+        self._cache = parts.cache
+        self._runner = parts.runner
+        self._closing = parts.closing
         self._seeds = torch.Generator().manual_seed(seed)
         self.num_steps = 0
 
@@ -95,8 +68,9 @@ class Engine:
             defaults=read_generation_defaults(source.folder),
             fingerprint=fingerprint(source, _load_format(config), config.seed, model.variant),
         )
-        engine = cls(info, *_assemble(config, info, loaded), config.seed)
+        engine = cls(info, assemble(config, info, loaded), config.seed)
         _report(info)
+        logger.info("warming up; what is to be compiled is compiled on a machine's first start")
         engine.warm_up()
         logger.info("ready after %.1f s", time.monotonic() - started)
         return engine
@@ -133,6 +107,7 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forgets every cached block that no sequence holds."""
         self._cache.reset()
+        self._cache.events.flush()
 
     def scheduler_stats(self) -> SchedulerStats:
         return self._scheduler.stats()
@@ -159,7 +134,11 @@ class Engine:
             failures = self.step().failures
             if failures:
                 raise failures[RequestId("warm-up")]
-        self._cache.reset()
+        self.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Nothing of ours touches the cache's memory from here on but a last piece of it."""
+        self._closing.set()
 
 
 def _as_step_error(error: Exception) -> EngineError:
@@ -185,79 +164,6 @@ def _load(
 
 def _load_format(config: EngineConfig) -> LoadFormat:
     return "dummy" if config.load_format == "dummy" else "auto"
-
-
-def _assemble(
-    config: EngineConfig, info: EngineInfo, model: CausalModel
-) -> tuple[Scheduler, KvCache, ModelRunner]:
-    shape, plan = info.shape, info.cache
-    cache = KvCache(
-        CacheConfig(
-            groups=info.model.groups,
-            num_blocks=plan.num_blocks,
-            block_size=shape.block_size,
-            max_chunk_tokens=shape.chunk_tokens,
-            eviction=config.eviction_policy,
-            watermark=config.watermark,
-            incarnation=secrets.randbits(63),
-        )
-    )
-    slabs = [
-        KvSlab.allocate(layout, count, shape.device)
-        for layout, count in zip(plan.layouts, plan.num_blocks, strict=True)
-    ]
-    host_slabs = _host_slabs(config, plan)
-    _touch_in_background(slabs + host_slabs)
-    eos = info.defaults.eos_token_ids
-    limits = SchedulerLimits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=shape.max_model_len,
-        max_num_queued_reqs=config.max_num_queued_reqs,
-        by_priority=config.scheduling_policy == "priority",
-        prefix_caching=config.enable_prefix_caching,
-        vocab_size=info.model.vocab_size,
-        eos_token_ids=frozenset(eos),
-        fingerprint=f"{info.fingerprint}/{shape.kv_format.name}/{shape.block_size}",
-    )
-    swap = SwapSpace([s.num_blocks for s in host_slabs] or [0] * len(slabs))
-    scheduler = Scheduler(limits, cache, swap)
-    parameters = SamplingTable(config.max_num_seqs, info.model.vocab_size)
-    slots = SlotTable(config.max_num_seqs, shape.max_model_len, shape.block_size, len(slabs))
-    sampler = load_sampler(config.kernels, shape.device, parameters)
-    runner = ModelRunner(model, sampler, parameters, slots, slabs, host_slabs, eos)
-    return scheduler, cache, runner
-
-
-def _host_slabs(config: EngineConfig, plan: CachePlan) -> list[KvSlab]:
-    """Swap space in the ratio of the groups' own blocks; none without swapping."""
-    if config.preemption_mode != "swap":
-        return []
-    if config.swap_space_bytes > available_memory():
-        raise ConfigError(
-            "swap_space_bytes",
-            f"{format_bytes(config.swap_space_bytes)}, and"
-            f" {format_bytes(available_memory())} are available",
-        )
-    share = config.swap_space_bytes / plan.num_bytes
-    return [
-        KvSlab.allocate(layout, max(1, int(count * share)), torch.device("cpu"))
-        for layout, count in zip(plan.layouts, plan.num_blocks, strict=True)
-    ]
-
-
-def _touch_in_background(slabs: list[KvSlab]) -> None:
-    """From the start on, since the first touch of memory may be slower than a prompt."""
-
-    def touch() -> None:
-        started = time.monotonic()
-        if all(slab.touch() for slab in slabs):
-            size = sum(slab.data.nbytes for slab in slabs)
-            logger.info(
-                "%s of cache touched in %.1f s", format_bytes(size), time.monotonic() - started
-            )
-
-    threading.Thread(target=touch, name="touch-cache", daemon=True).start()
 
 
 def _report(info: EngineInfo) -> None:

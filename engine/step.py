@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from engine.sampling import SamplingParams
 
+NOT_FINITE = "the model's logits are not finite"
+
 
 class EnteringSequence(NamedTuple):
     """A sequence takes a slot: admitted, forked, or back from preemption."""

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from engine.sampler.interface import DrawStatus, IntArray, Logprobs, Sampled
 from engine.sampler.table import SamplingTable
-from engine.step import Sample, TokenLogprobs
+from engine.step import NOT_FINITE, Sample, TokenLogprobs
 
 _FAILURES = {
-    DrawStatus.NOT_FINITE: "the model's logits are not finite",
+    DrawStatus.NOT_FINITE: NOT_FINITE,
     DrawStatus.NO_CANDIDATE: "no token is left by allowed_token_ids, logit_bias and min_tokens",
 }
 

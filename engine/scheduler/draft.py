@@ -26,6 +26,46 @@ class Part:
     entering: list[EnteringSequence] = field(default_factory=list)
 
 
+def make_part(sequence: Sequence, num_tokens: int, copies: Seq[BlockCopy]) -> Part:
+    """The next `num_tokens` of a sequence; takes over what the runner has not been told yet."""
+    request = sequence.request
+    start = sequence.num_computed
+    draws: tuple[Sequence, ...] = ()
+    entering = []
+    if start + num_tokens == len(sequence.tokens):
+        draws = (sequence, *request.forking)
+        entering = [_entering(sibling) for sibling in draws[1:]]
+    if sequence.enters:
+        entering.append(_entering(sequence))
+        sequence.enters = False
+        sequence.changes.clear()
+    updates = sequence.changes
+    sequence.changes = []
+    part = Slice(
+        sequence.own_slot,
+        start,
+        num_tokens,
+        max(start, sequence.num_written),
+        tuple([one.own_slot for one in draws]),
+        request.source.params.prompt_logprobs if request.wants_prompt_logprobs else None,
+    )
+    return Part(sequence, part, draws, updates, copies, entering)
+
+
+def _entering(sequence: Sequence) -> EnteringSequence:
+    """Everything about a slot; one that is yet to be forked has no tables of its own."""
+    tables = () if sequence.blocks is None else sequence.blocks.tables
+    return EnteringSequence(
+        slot=sequence.own_slot,
+        token_ids=sequence.tokens.copy(),
+        num_prompt_tokens=sequence.request.num_prompt,
+        params=sequence.params,
+        seed=sequence.request.seed,
+        choice=sequence.choice,
+        tables=tuple([table.copy() for table in tables]),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """A plan, and the sequences behind its numbers for when the result comes back."""

@@ -44,7 +44,9 @@ def check_request(request: GenerationRequest, limits: SchedulerLimits, cache: Kv
             f"{params.max_tokens} after a prompt of {num_prompt} tokens, must be at most {room}",
         )
     if params.n > limits.max_num_seqs:
-        raise RequestError("n", f"{params.n}, must be at most {limits.max_num_seqs}")
+        raise RequestError(
+            "n", f"{params.n}, must be at most {limits.max_num_seqs}, the engine's max_num_seqs"
+        )
     if request.priority and not limits.by_priority:
         raise RequestError("priority", "needs the scheduling_policy 'priority'")
     if not cache.ever_fits(num_prompt):

@@ -1,25 +1,18 @@
 """Which tokens the next step computes, for whom, and in which blocks."""
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 
 from engine.errors import EngineError, StepError
 from engine.request import GenerationRequest, RequestId
-from engine.scheduler.draft import Draft, Part, ScheduledStep
+from engine.scheduler.draft import Draft, Part, ScheduledStep, make_part
 from engine.scheduler.limits import SchedulerLimits, check_request
 from engine.scheduler.outbox import Outbox, StepOutput, find_end
 from engine.scheduler.roster import Roster
 from engine.scheduler.sequence import QUEUED, Sequence, SequenceState
 from engine.scheduler.swap import SwapSpace
-from engine.step import (
-    BlockCopy,
-    EnteringSequence,
-    Sample,
-    Slice,
-    StepResult,
-    TableUpdate,
-)
+from engine.step import NOT_FINITE, BlockCopy, Sample, StepResult
 from kv_cache.cache import KvCache
 from kv_cache.names import BlockName
 from kv_cache.tree import Match
@@ -95,7 +88,7 @@ class Scheduler:
                 num_tokens = min(sequence.num_uncomputed, draft.budget)
                 copies = self._make_room(sequence, num_tokens, draft)
                 if copies is not None:
-                    draft.add(self._part(sequence, num_tokens, copies))
+                    draft.add(make_part(sequence, num_tokens, copies))
 
     def _make_room(
         self, sequence: Sequence, num_tokens: int, draft: Draft
@@ -109,45 +102,15 @@ class Scheduler:
         while True:
             changes = self._cache.extend(blocks, end)
             if changes is not None:
-                self._note(sequence, changes)
+                sequence.note(changes)
                 copied = self._cache.make_writable(blocks, sequence.num_computed)
                 if copied is not None:
-                    self._note(sequence, [(c.group, c.entry, c.target) for c in copied])
+                    sequence.note([(c.group, c.entry, c.target) for c in copied])
                     return [BlockCopy(c.group, c.source, c.target) for c in copied]
             victim = self._roster.running[-1]
             self._preempt(victim, draft)
             if victim is sequence:
                 return None
-
-    @staticmethod
-    def _note(sequence: Sequence, changes: Iterable[tuple[int, int, int]]) -> None:
-        slot = _slot(sequence)
-        sequence.changes += [TableUpdate(slot, *change) for change in changes]
-
-    @staticmethod
-    def _part(sequence: Sequence, num_tokens: int, copies: list[BlockCopy]) -> Part:
-        request = sequence.request
-        start = sequence.num_computed
-        draws: tuple[Sequence, ...] = ()
-        entering = []
-        if start + num_tokens == len(sequence.tokens):
-            draws = (sequence, *request.forking)
-            entering = [_entering(sibling) for sibling in draws[1:]]
-        if sequence.enters:
-            entering.append(_entering(sequence))
-            sequence.enters = False
-            sequence.changes.clear()
-        updates = sequence.changes
-        sequence.changes = []
-        part = Slice(
-            _slot(sequence),
-            start,
-            num_tokens,
-            max(start, sequence.num_written),
-            tuple([_slot(one) for one in draws]),
-            request.source.params.prompt_logprobs if request.wants_prompt_logprobs else None,
-        )
-        return Part(sequence, part, draws, updates, copies, entering)
 
     def _admit_next(self, draft: Draft) -> bool:
         """The first in line gets blocks for its whole prompt, a slot, and a first chunk."""
@@ -191,7 +154,7 @@ class Scheduler:
         assert changes is not None, "what fits can be extended"
         if sequence.host_blocks:
             draft.swap_in += self._swap.bring_back(sequence, match.num_blocks)
-        draft.add(self._part(sequence, num_tokens, []))
+        draft.add(make_part(sequence, num_tokens, []))
 
     def _preempt(self, victim: Sequence, draft: Draft) -> None:
         """Takes blocks and slot; what was computed goes to the host where that has room."""
@@ -209,23 +172,38 @@ class Scheduler:
         self._roster.requeue(victim, state)
 
     def complete(self, step: ScheduledStep, result: StepResult) -> StepOutput:
-        """Takes over what the runner drew; requests that nothing could be drawn for fail."""
+        """Takes over what the runner drew.
+
+        A request that nothing could be drawn for fails, and what its slice wrote is not named:
+        it may not be finite.
+        """
         outbox = Outbox()
         samples = iter(result.samples)
         for part in step.parts:
-            sequence = part.sequence
-            self._commit(part)
-            if part.slice.prompt_logprobs is not None:
-                entries = result.prompt_logprobs[part.slice.slot]
-                outbox.take_prompt_logprobs(sequence.request, part.slice.start, entries)
-            for sibling in part.draws[1:]:
-                self._roster.fork(sequence, sibling)
-            for drawn in part.draws:
-                self._append(drawn, next(samples), result, outbox)
-        for request_id in outbox.failures:
-            self.abort(request_id)
-        self._cache.events.flush()
-        return outbox.output()
+            drawn = list(islice(samples, len(part.draws)))
+            problem = _find_problem(part, result)
+            if problem is None:
+                self._take_over(part, drawn, result, outbox)
+            else:
+                outbox.fail(part.sequence.request, StepError(problem))
+        return self._close(outbox)
+
+    def _take_over(
+        self, part: Part, drawn: list[Sample], result: StepResult, outbox: Outbox
+    ) -> None:
+        sequence = part.sequence
+        self._commit(part)
+        if part.slice.prompt_logprobs is not None:
+            entries = result.prompt_logprobs[part.slice.slot]
+            outbox.take_prompt_logprobs(sequence.request, part.slice.start, entries)
+        for sibling in part.draws[1:]:
+            self._roster.fork(sequence, sibling)
+        for choice, sample in zip(part.draws, drawn, strict=True):
+            choice.tokens.append(sample.token_id)
+            end = find_end(choice, self._limits.eos_token_ids)
+            outbox.take(choice, sample, end)
+            if end is not None:
+                self._roster.finish(choice)
 
     def _commit(self, part: Part) -> None:
         """The slice's keys and values are written: full blocks get their names."""
@@ -236,21 +214,7 @@ class Scheduler:
         if sequence.num_computed >= blocks.next_advance:
             caching = self._limits.prefix_caching
             names = sequence.names.grow(sequence.tokens) if caching else ()
-            self._note(sequence, self._cache.advance(blocks, names, sequence.num_computed))
-
-    def _append(
-        self, sequence: Sequence, sample: Sample, result: StepResult, outbox: Outbox
-    ) -> None:
-        request = sequence.request
-        problem = result.failed_slots.get(_slot(sequence))
-        if problem is not None:
-            outbox.fail(request, StepError(problem))
-            return
-        sequence.tokens.append(sample.token_id)
-        end = find_end(sequence, self._limits.eos_token_ids)
-        outbox.take(sequence, sample, end)
-        if end is not None:
-            self._roster.finish(sequence)
+            sequence.note(self._cache.advance(blocks, names, sequence.num_computed))
 
     def fail(self, step: ScheduledStep, error: EngineError) -> StepOutput:
         """The runner could not do the step: the requests in it end, the others go on."""
@@ -260,8 +224,13 @@ class Scheduler:
         for sequence in step.swapped:
             if sequence.state is SequenceState.SWAPPED:
                 outbox.fail(sequence.request, error)
+        return self._close(outbox)
+
+    def _close(self, outbox: Outbox) -> StepOutput:
+        """The step is over for the cache's subscribers too."""
         for request_id in outbox.failures:
             self.abort(request_id)
+        self._cache.events.flush()
         return outbox.output()
 
     def stats(self) -> SchedulerStats:
@@ -279,20 +248,12 @@ class Scheduler:
         self._roster.check_integrity()
 
 
-def _entering(sequence: Sequence) -> EnteringSequence:
-    """Everything about a slot; one that is yet to be forked has no tables of its own."""
-    tables = () if sequence.blocks is None else sequence.blocks.tables
-    return EnteringSequence(
-        slot=_slot(sequence),
-        token_ids=sequence.tokens.copy(),
-        num_prompt_tokens=sequence.request.num_prompt,
-        params=sequence.params,
-        seed=sequence.request.seed,
-        choice=sequence.choice,
-        tables=tuple([table.copy() for table in tables]),
-    )
-
-
-def _slot(sequence: Sequence) -> int:
-    assert sequence.slot is not None
-    return sequence.slot
+def _find_problem(part: Part, result: StepResult) -> str | None:
+    """Why nothing can be taken over of a part."""
+    for slot in part.slice.samples:
+        if slot in result.failed_slots:
+            return result.failed_slots[slot]
+    entries = result.prompt_logprobs.get(part.slice.slot, ())
+    if any(math.isnan(entry.logprob) for entry in entries):
+        return NOT_FINITE
+    return None

@@ -1,5 +1,6 @@
 """One choice of one request on its way through the engine."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -88,8 +89,19 @@ class Sequence:
         return self.request.source.params
 
     @property
+    def own_slot(self) -> int:
+        """Of a sequence that has one."""
+        assert self.slot is not None
+        return self.slot
+
+    @property
     def num_uncomputed(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    def note(self, changes: Iterable[tuple[int, int, int]]) -> None:
+        """Changes of the block tables (group, entry, block), for the runner's next step."""
+        slot = self.own_slot
+        self.changes += [TableUpdate(slot, *change) for change in changes]
 
 
 @dataclass(slots=True)

@@ -132,6 +132,19 @@ def test_a_failing_step_ends_its_own_requests_only() -> None:
     assert bench.tokens["waits", 0] == answer([1, 2, 3], 1, 0, 5)
 
 
+def test_what_is_not_finite_is_not_found_again() -> None:
+    bench = Bench()
+    prompt = list(range(3 * BLOCK))
+    bench.add("poisoned", prompt, max_tokens=3)
+    step = bench.scheduler.schedule()
+    assert step is not None
+    result = replace(bench.runner.execute(step.plan), failed_slots={step.plan.slices[0].slot: "x"})
+    assert set(bench.scheduler.complete(step, result).failures) == {"poisoned"}
+    bench.add("next", prompt, max_tokens=1)
+    bench.run()
+    assert report(bench, "next").num_cached_tokens == 0
+
+
 def test_stop_tokens_end_a_choice_after_min_tokens() -> None:
     prompt = [1, 2, 3]
     said = answer(prompt, 1, 0, 10)
