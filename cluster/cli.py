@@ -4,9 +4,10 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from cluster.commands.console import say
+from cluster.version import version
 from engine.errors import EngineError
 
 # Each is a module of cluster.commands with `add_arguments` and `run`; loaded when it is called
@@ -38,10 +39,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+class Parser(argparse.ArgumentParser):
+    """What is wrong in one line, without the usage, which fills a screen; flags in full."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{self.prog}: {message.removeprefix('argument ')}; see `{self.prog} --help`")
+        raise SystemExit(2)
+
+
 def _parser(command: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kvrelay", description="Serves large language models; see `kvrelay COMMAND --help`."
     )
+    parser.add_argument("--version", action="version", version=f"kvrelay {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         subparser = commands.add_parser(name, help=text, description=text)

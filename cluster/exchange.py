@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from cluster.openai.errors import ApiError, api_error, internal_error
-from engine.errors import EngineError
+from engine.errors import EngineError, UnavailableError
 
 log = logging.getLogger("kvrelay.http")
 
@@ -172,7 +172,8 @@ class Endpoint:
             await exchange.send_error(error)
         except EngineError as error:
             answer = api_error(error)
-            if answer.status >= 500:
+            # What makes an engine unavailable is in the log already, once and not for each client.
+            if answer.status >= 500 and not isinstance(error, UnavailableError):
                 log.error("%s failed: %s", exchange.path, error)
             await exchange.send_error(answer)
         except Disconnected:

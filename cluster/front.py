@@ -4,7 +4,6 @@ import asyncio
 import math
 import uuid
 from collections.abc import Callable
-from importlib import metadata
 from typing import TypeVar
 
 from cluster.answering import Answer
@@ -21,6 +20,7 @@ from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from cluster.openai.wording import Json
 from cluster.served_model import ServedModel
+from cluster.version import version
 from engine.errors import EngineError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
@@ -87,7 +87,7 @@ class Front:
         await _send(exchange, self._model.card(name))
 
     async def version(self, exchange: Exchange) -> None:
-        await _send(exchange, {"version": _version()})
+        await _send(exchange, {"version": version()})
 
     async def health(self, exchange: Exchange) -> None:
         """The process answers and its engine can still generate."""
@@ -205,10 +205,3 @@ async def _off_loop(work: Callable[[bytes], T], body: bytes) -> T:
 
 async def _send(exchange: Exchange, answer: Json) -> None:
     await exchange.send_json(dump(answer).encode())
-
-
-def _version() -> str:
-    try:
-        return metadata.version("kvrelay")
-    except metadata.PackageNotFoundError:
-        return "not installed"

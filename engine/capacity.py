@@ -1,10 +1,16 @@
 """What a model needs and what fits, from its description alone."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.memory import CachePlan, plan_cache
+from engine.memory import (
+    CachePlan,
+    bytes_needed,
+    format_bytes,
+    largest_model_len,
+    plan_cache,
+)
 from engine.models.interface import ModelDescription
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvFormat
 
@@ -82,14 +88,12 @@ def _format_capacity(
 ) -> FormatCapacity:
     layouts = [BlockLayout(group, block_size, kv_format) for group in model.groups]
     block_bytes = sum(layout.blob_bytes for layout in layouts)
+    problem = _problem(layouts, cache_bytes, context_tokens, chunk_tokens)
     plan: CachePlan | None = None
-    problem = None
-    try:
+    if problem is None:
         plan = plan_cache(
             model.groups, kv_format, block_size, cache_bytes, context_tokens, chunk_tokens
         )
-    except ConfigError as error:
-        problem = str(error)
     return FormatCapacity(
         kv_format=kv_format.name,
         served=kv_format.name in SERVED_FORMATS,
@@ -99,3 +103,14 @@ def _format_capacity(
         num_sequences=None if plan is None else plan.num_sequences(context_tokens),
         problem=problem,
     )
+
+
+def _problem(
+    layouts: Sequence[BlockLayout], cache_bytes: int, context_tokens: int, chunk_tokens: int
+) -> str | None:
+    need = bytes_needed(layouts, context_tokens, chunk_tokens)
+    if need <= cache_bytes:
+        return None
+    problem = f"a sequence of {context_tokens} tokens needs {format_bytes(need)} of cache"
+    fitting = largest_model_len(layouts, cache_bytes, context_tokens, chunk_tokens)
+    return f"{problem}; the longest that fits has {fitting} tokens" if fitting else problem

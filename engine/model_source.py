@@ -114,7 +114,10 @@ def _download_failure(revision: str | None, error: Exception) -> str:
         case errors.LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
             return "not, or not wholly, in the download folder, and HF_HUB_OFFLINE is set"
         case errors.LocalEntryNotFoundError():
-            return f"not in the download folder, and the hub cannot be reached: {error.__cause__}"
+            return (
+                "no such folder, not in the download folder either, and the hub cannot be"
+                f" reached: {error.__cause__}"
+            )
         case _:
             return f"the download failed: {type(error).__name__}: {error}"
 

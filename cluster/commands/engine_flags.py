@@ -56,8 +56,11 @@ def _reader(name: str) -> Callable[[str], Any]:
             if int in _types(name):
                 return int(text)
             return float(text) if float in _types(name) else text
-        except (ValueError, ConfigError) as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {_metavar(name, None)}") from error
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{name}: ")) from error
+        except ValueError as error:
+            kind = "a whole number" if int in _types(name) else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r}, must be {kind}") from error
 
     return read
 

@@ -10,6 +10,7 @@ from typing import Any
 from cluster.commands.console import answer, say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
 from cluster.local_engine import LocalEngine, load_local_engine
+from cluster.openai.body import from_fields
 from cluster.openai.chat_request import ChatMessage, ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.errors import ApiError
@@ -45,16 +46,21 @@ def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
     show_progress()
     engine = load_local_engine(config)
-    try:
-        plan = make_plan(arguments, engine.model)
-    except ApiError as error:
-        raise RequestError(error.param or "prompt", error.message) from error
+    plan = make_plan(arguments, engine.model)
     asyncio.run(_generate(engine, plan, stream=arguments.stream))
     return 0
 
 
 def make_plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
     """By the rules of the HTTP API."""
+    try:
+        return _plan(arguments, model)
+    except ApiError as error:
+        field = error.param or "prompt"
+        raise RequestError(field, error.message.removeprefix(f"{field}: ")) from error
+
+
+def _plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     fields: dict[str, Any] = {
         "temperature": arguments.temperature,
@@ -70,10 +76,10 @@ def make_plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
         messages = [
             ChatMessage(role=role, content=said) for role, said in turns if said is not None
         ]
-        return plan_chat(ChatRequest(messages=messages, **fields), model)
+        return plan_chat(from_fields(ChatRequest, {"messages": messages, **fields}), model)
     if arguments.max_tokens is None:
         fields["max_tokens"] = _DEFAULT_MAX_TOKENS
-    return plan_completion(CompletionRequest(prompt=text, **fields), model)
+    return plan_completion(from_fields(CompletionRequest, {"prompt": text, **fields}), model)
 
 
 async def _generate(engine: LocalEngine, plan: Plan, *, stream: bool) -> None:

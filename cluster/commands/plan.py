@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     memory = available_memory()
     if arguments.memory is not None:
         memory = parse_bytes("memory", arguments.memory)
-    context = arguments.context or model.max_model_len
+    context = model.max_model_len if arguments.context is None else arguments.context
     if not 1 <= context <= model.max_model_len:
         raise ConfigError("context", f"{context}, must be in 1..{model.max_model_len}")
     capacity = plan_capacity(
@@ -55,20 +55,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def as_table(capacity: Capacity) -> str:
     native = "our decoder" if capacity.native else "through transformers"
+    left = format_bytes(capacity.cache_bytes) if capacity.cache_bytes else "nothing"
     lines = [
         f"{capacity.architecture} ({native}), {capacity.num_parameters / 1e6:.1f} M parameters",
         f"weights {format_bytes(capacity.weight_bytes)} of {format_bytes(capacity.memory_bytes)},"
-        f" {format_bytes(capacity.cache_bytes)} left for the cache",
+        f" {left} left for the cache",
         f"sequences of {capacity.context_tokens} tokens, blocks of {capacity.block_size}",
         "",
-        f"{'KV format':<12}{'bytes/token':>12}{'bytes/block':>13}{'blocks':>14}{'sequences':>11}",
+        f"{'KV format':<12}{'bytes/token':>12}{'bytes/block':>13}{'blocks':>14} {'sequences':>10}",
     ]
     for row in capacity.formats:
         blocks = "-" if row.num_blocks is None else "+".join(map(str, row.num_blocks))
         sequences = "none" if row.num_sequences is None else str(row.num_sequences)
         name = row.kv_format + ("" if row.served else " *")
         lines.append(
-            f"{name:<12}{row.bytes_per_token:>12}{row.block_bytes:>13}{blocks:>14}{sequences:>11}"
+            f"{name:<12}{row.bytes_per_token:>12}{row.block_bytes:>13} {blocks:>13} {sequences:>10}"
         )
     lines += ["", "* planned only: the engine does not serve this format yet"]
     lines += [f"{row.kv_format}: {row.problem}" for row in capacity.formats if row.problem]

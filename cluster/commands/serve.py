@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import json
 import signal
@@ -137,10 +138,14 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except OverflowError as error:
         listener.close()
-        reason = error.strerror if isinstance(error, OSError) else "must be in 0..65535"
-        raise ConfigError("port", f"{port} on {host}: {reason}") from error
+        raise ConfigError("port", f"{port}, must be in 0..65535") from error
+    except OSError as error:
+        listener.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError("host", f"{host} is no address here: {error.strerror}") from error
+        raise ConfigError("port", f"{port} on {host}: {error.strerror}") from error
     return listener
 
 

@@ -1,6 +1,6 @@
 """Request bodies: JSON to typed values, where every unknown or unsupported field is an error."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -39,8 +39,17 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
+    return _checked(lambda: kind.model_validate_json(data))
+
+
+def from_fields(kind: type[AnyBody], fields: Mapping[str, Any]) -> AnyBody:
+    """By the same rules, for a caller in this process."""
+    return _checked(lambda: kind.model_validate(fields))
+
+
+def _checked(read: Callable[[], AnyBody]) -> AnyBody:
     try:
-        body = kind.model_validate_json(data)
+        body = read()
     except ValidationError as error:
         raise _explain(error.errors(include_url=False, include_input=False)) from error
     body.check_extra_fields()
@@ -61,8 +70,22 @@ def _explain(errors: Sequence[ErrorDetails]) -> ApiError:
         case "missing":
             return bad_request(path, f"{path} is required", "missing_required_parameter")
         case _:
-            reason = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            return bad_request(path, f"{path}: must be {reason}", "invalid_value")
+            return bad_request(path, f"{path}: must {_rule(first)}", "invalid_value")
+
+
+def _rule(error: ErrorDetails) -> str:
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "too_short":
+            return f"have at least {limits['min_length']} element"
+        case "too_long":
+            return f"have at most {limits['max_length']} elements"
+        case "string_too_long":
+            return f"have at most {limits['max_length']} characters"
+        case "none_required":
+            return "be null"
+        case _:
+            return "be " + error["msg"].removeprefix("Input should be ")
 
 
 def _path(location: Sequence[int | str]) -> str:

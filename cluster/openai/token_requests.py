@@ -24,7 +24,7 @@ class TokenizeRequest(Body):
 
     def check_one_source(self) -> None:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError("prompt", "either prompt or messages must be given")
+            raise RequestError("prompt", "either this or messages must be given, and not both")
 
     def chat_options(self) -> ChatOptions:
         return ChatOptions(

@@ -168,6 +168,23 @@ async def test_wrong_values_of_chat_name_their_parameter(
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages: must have at least 1 element"),
+        ({"messages": HELLO * 4097}, "messages: must have at most 4096 elements"),
+        ({"cache_salt": "x" * 129}, "cache_salt: must have at most 128 characters"),
+        ({"messages": [{"role": "user", "audio": 1}]}, "messages[0].audio: must be null"),
+        ({"max_tokens": "4"}, "max_tokens: must be a valid integer"),
+    ],
+)
+async def test_rules_are_told_in_words(
+    server: Server, fields: dict[str, Any], message: str
+) -> None:
+    error = await refused(server, CHAT, {"messages": HELLO, **fields})
+    assert error["message"] == message
+
+
+@pytest.mark.parametrize(
     ("path", "params"),
     [
         (COMPLETIONS, ["best_of", "suffix", "use_beam_search", "bad_words", "response_format"]),
@@ -291,13 +308,18 @@ async def test_request_ids_that_are_no_ids(server: Server, value: str) -> None:
         (EngineError("the step failed"), 500),
     ],
 )
-async def test_the_engines_errors_have_their_status(error: EngineError, status: int) -> None:
+async def test_the_engines_errors_have_their_status(
+    error: EngineError, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     server = make_server(lambda request: iter([error]))
     for stream in (False, True):
         response = await server.post(COMPLETIONS, prompt="x", stream=stream)
         assert response.status_code == status
         assert str(error) in error_of(response)["message"]
         assert ("retry-after" in response.headers) == (status == 503)
+    assert caplog.text.count(str(error)) == (2 if status == 500 else 0), (
+        "an operator's, not a user's"
+    )
     assert all(stream.num_closed for stream in server.backend.streams)
 
 

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import fields
+from importlib import metadata
 
 import pytest
 
@@ -13,7 +14,7 @@ from cluster.commands import engine_flags, generate, serve
 from cluster.commands.sizes import parse_bytes
 from cluster.openai.plan import Plan
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestError
 from tests.cluster.fakes import small_model, small_tokenizer
 
 
@@ -60,6 +61,8 @@ def test_every_knob_has_a_flag() -> None:
         ("1.5ki", 1536),
         ("4096", 4096),
         ("2g", 2 * 10**9),
+        ("1.5TiB", 3 << 39),
+        ("1TB", 10**12),
     ],
 )
 def test_sizes_as_people_write_them(text: str, size: int) -> None:
@@ -81,7 +84,9 @@ def test_sizes_that_are_none(text: str) -> None:
         (["serve", "--dtype", "float64"], "dtype: 'float64', must be one of auto"),
         (["serve", "--host", "0.0.0.0"], "host: 0.0.0.0 is beyond this machine"),
         (["serve", "--host", "example.org"], "host: example.org is beyond"),
-        (["serve", "--port", "70000"], "port: 70000"),
+        (["serve", "--port", "70000"], "port: 70000, must be in 0..65535"),
+        (["serve", "--host", "192.0.2.1", "--allow-unauthenticated"], "host: 192.0.2.1 is no addr"),
+        (["plan", "--context", "0"], "context: 0, must be in 1..2048"),
         (["serve", "--max-body-bytes", "0"], "max_body_bytes: 0, must be above 0"),
         (["serve", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["generate", "bundled", "--prompt", "x", "--system", "y"], "system: needs --chat"),
@@ -102,17 +107,30 @@ def test_wrong_values_are_told_in_one_line(
         ([], "required: COMMAND"),
         (["dance"], "invalid choice"),
         (["serve", "--blok-size", "16"], "unrecognized arguments: --blok-size"),
-        (["serve", "--max-num-seqs", "many"], "--max-num-seqs: 'many' is no N"),
+        (["serve", "--block-siz", "16"], "unrecognized arguments: --block-siz"),
+        (["serve", "--max-num-seqs", "many"], "--max-num-seqs: 'many', must be a whole number"),
+        (["serve", "--watermark", "x"], "--watermark: 'x', must be a number"),
+        (["serve", "--swap-space-bytes", "1XB"], "--swap-space-bytes: '1XB', must be a size such"),
         (["generate", "bundled"], "required: --prompt"),
     ],
 )
-def test_wrong_words_are_told_with_the_usage(
+def test_wrong_words_are_told_in_one_line_that_names_the_help(
     words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(words)
     assert caught.value.code == 2
-    assert reason in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert reason in error
+    assert "--help" in error
+    assert error.count("\n") == 1
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"kvrelay {metadata.version('kvrelay')}\n"
 
 
 def test_an_address_in_use_is_told_before_anything_is_loaded(
@@ -155,3 +173,33 @@ def test_generate_goes_by_the_rules_of_the_http_api() -> None:
         "<|im_start|>assistant\n"
     )
     assert chat.params.max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--temperature", "nan"], "temperature: must be a finite number"),
+        (["--top-k", "-5"], "top_k: -5, must be at least 0"),
+        (["--chat", "--prompt", "x " * 3000], "messages: "),
+    ],
+)
+def test_what_generate_refuses_names_the_field_once(words: list[str], reason: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_of(["--prompt", "x", *words])
+    field = reason.partition(":")[0]
+    assert str(caught.value).startswith(reason)
+    assert str(caught.value).count(f"{field}:") == 1
+
+
+def test_a_plan_says_what_does_not_fit_and_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "bundled", "--memory", "20MB"]) == 0
+    table = capsys.readouterr().out
+    assert "fp32: a sequence of 2048 tokens needs 12.2 MiB of cache; the longest that" in table
+    longest = table.rsplit("has ", 1)[1].split()[0]
+    assert cli.main(["plan", "bundled", "--memory", "20MB", "--context", longest]) == 0
+    assert "fp32:" not in capsys.readouterr().out
+    assert cli.main(["plan", "bundled", "--memory", "5MB"]) == 0
+    assert "of 4.8 MiB, nothing left for the cache" in capsys.readouterr().out
+    assert cli.main(["plan", "bundled", "--memory", "900000000TB"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert all(len(row.split()) == 5 for row in rows if row.startswith(("fp32 ", "bf16 ")))
