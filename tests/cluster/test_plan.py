@@ -1,0 +1,49 @@
+"""`kvrelay plan` as its user starts it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from kv_cache.layout import KV_FORMATS
+
+
+def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cluster.cli", "plan", "bundled", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_table_names_every_format() -> None:
+    done = plan("--memory", "1GiB", "--context", "1024")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
+    assert set(KV_FORMATS) <= rows
+
+
+def test_json_adds_up() -> None:
+    done = plan("--memory", "1GiB", "--context", "1024", "--json")
+    found = json.loads(done.stdout)
+    assert found["cache_bytes"] == (1 << 30) - found["weight_bytes"]
+    bf16 = next(row for row in found["formats"] if row["kv_format"] == "bf16")
+    (num_blocks,) = bf16["num_blocks"]
+    assert num_blocks == found["cache_bytes"] // bf16["block_bytes"]
+    blocks_of_one = 1024 // found["block_size"] + 1
+    assert bf16["num_sequences"] == (num_blocks - 1) // blocks_of_one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--memory", "lots"], "memory"),
+        (["--context", "1000000"], "context"),
+        (["--block-size", "17"], "block_size"),
+        (["--dtype", "int8"], "dtype"),
+    ],
+)
+def test_a_wrong_value_is_named(arguments: list[str], named: str) -> None:
+    done = plan(*arguments)
+    assert done.returncode != 0
+    assert named in done.stderr.replace("-", "_")
+    assert "Traceback" not in done.stderr
