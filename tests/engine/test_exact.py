@@ -5,12 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.memory import bytes_needed
 from engine.request import FinishReason, GenerationRequest, PromptReport, RequestId
+from engine.sampler.interface import Draws, History
+from engine.sampler.reference import ReferenceSampler
+from engine.sampler.table import SamplingTable
 from engine.sampling import SamplingParams
 from engine.step import TokenLogprobs
 from tests.engine.models_on_disk import CONFIGS, VOCAB, TinyModel, make_tiny
@@ -145,15 +150,36 @@ def test_preempted_is_uninterrupted(
     assert engine.scheduler_stats().num_preemptions > 0
 
 
-def test_a_fork_is_separate_requests(make: Callable[..., Engine]) -> None:
+@torch.inference_mode()
+def drawn_by_hand(
+    tiny: TinyModel, prompt: list[int], params: SamplingParams, choice: int
+) -> list[int]:
+    """What a request of this choice alone gets: transformers' logits, the slow twin's draws."""
+    assert params.seed is not None
+    assert params.max_tokens is not None
+    table = SamplingTable(1, VOCAB)
+    table.enter(0, params, params.seed, choice, len(prompt))
+    sampler, first = ReferenceSampler(table), np.zeros(1, np.int32)
+    tokens = list(prompt)
+    for _ in range(params.max_tokens):
+        logits = tiny.twin(torch.tensor([tokens]), use_cache=False).logits[0, -1:].float()
+        history = History(
+            torch.tensor([tokens], dtype=torch.int32),
+            torch.tensor([len(tokens)], dtype=torch.int32),
+        )
+        tokens += sampler.sample(logits, Draws(first, first), history).token_ids.tolist()
+    return tokens[len(prompt) :]
+
+
+def test_a_fork_is_separate_requests(make: Callable[..., Engine], tiny: TinyModel) -> None:
     (prompt,) = random_prompts(1, 40, 40, seed=9)
     hot = SamplingParams(temperature=1.3, seed=11, max_tokens=20, ignore_eos=True, n=3)
     answers = run(make(), {"fork": (prompt, hot)})["fork"]
     assert len({tuple(t) for t in answers.tokens.values()}) == 3, "each choice draws its own"
+    for choice, tokens in answers.tokens.items():
+        assert tokens == drawn_by_hand(tiny, prompt, hot, choice)
     again = run(make(max_num_batched_tokens=9), {"fork": (prompt, hot)})["fork"]
     assert again.tokens == answers.tokens
-    one = SamplingParams(temperature=1.3, seed=11, max_tokens=20, ignore_eos=True)
-    assert run(make(), {"one": (prompt, one)})["one"].tokens[0] == answers.tokens[0]
 
 
 def test_a_fork_of_a_greedy_request_is_the_same_n_times(
