@@ -6,8 +6,7 @@ sequence and many short ones both keep all threads busy, and what a sequence get
 depend on its neighbours, to the last bit.
 
 Within a piece, tokens go by in tiles of 64, and while a tile is computed the next one's rows
-are fetched, beyond the end of the piece too: without that a thread waits for memory at the
-start of every block.
+are fetched, beyond the end of the piece too.
 """
 
 from typing import Any, NamedTuple
@@ -72,7 +71,7 @@ from engine.kernels.cpu.simd import (
 
 SPLIT = 256  # tokens
 TILE_BYTES = TILE * 4  # of one query's scores
-VECTOR_BYTES = 64
+VECTOR_BYTES = LINE_BYTES = 64
 HEADER = LANES  # floats before the sums of a partial result: its maximum, its total
 
 
@@ -154,9 +153,10 @@ def decode(job: Any) -> None:
                 next_groups = list_groups(
                     job, upcoming.sequence, upcoming.head, next_start, upcoming.end, following
                 )
-            score(job, areas, piece, current, groups, following, next_groups)
+            ahead = following if next_groups > 0 else current
+            score(job, areas, piece, current, groups, ahead)
             soften(job, areas, piece, start - TILE, groups)
-            weigh(job, areas, piece, start - TILE, groups, current)
+            weigh(job, areas, piece, start - TILE, groups, current, ahead)
             current, following = following, current
             groups = next_groups
         finish(job, areas, piece)
@@ -192,40 +192,35 @@ def begin(job: Any, areas: Any) -> None:
 
 
 @register_jitable
-def score(
-    job: Any,
-    areas: Any,
-    piece: Any,
-    current: Any,
-    groups: Any,
-    following: Any,
-    next_groups: Any,
-) -> None:
-    """The scores of a tile, and meanwhile the next tile's rows on their way."""
+def score(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: Any) -> None:
+    """The scores of a tile, and meanwhile the next tile's keys on their way."""
     heads, dim = word(job, HEADS), word(job, HEAD_DIM)
     queries = heads // word(job, KV_HEADS)
     row_bytes = dim * element_bytes(job)
     token = query_start(job, piece.sequence)
     query = word(job, QUERIES) + (token * heads + piece.head * queries) * row_bytes
-    for group in range(0, TILE // GROUP, 2):
-        if group < next_groups:
-            fetch(job, following + group * ADDRESS_BYTES)
-            fetch(job, following + (group + 1) * ADDRESS_BYTES)
-        if group < groups:
-            for i in range(queries):
-                scores = areas.scores + i * TILE_BYTES + group * GROUP * 4
-                place = current + group * ADDRESS_BYTES
-                score_rows(job, query + i * row_bytes, place, dim, scores)
+    share = (2 * GROUP * row_bytes // LINE_BYTES + queries - 1) // queries
+    for group in range(0, groups, 2):
+        at = group * ADDRESS_BYTES
+        for i in range(queries):
+            fetch(ahead + at, i * share, share, GROUP * row_bytes // LINE_BYTES)
+            scores = areas.scores + i * TILE_BYTES + group * GROUP * 4
+            score_rows(job, query + i * row_bytes, current + at, dim, scores)
 
 
 @register_jitable
-def fetch(job: Any, place: Any) -> None:
-    """The keys and values of a listed group."""
-    keys, values = int64_at(place), int64_at(place + LIST_BYTES // 2)
-    for line in range(0, GROUP * word(job, HEAD_DIM) * element_bytes(job), 64):
-        prefetch(keys + line)
-    for line in range(0, GROUP * word(job, VALUE_DIM) * element_bytes(job), 64):
-        prefetch(values + line)
+def fetch(place: Any, line: Any, count: Any, half: Any) -> None:
+    """Asks for `count` lines of two listed groups, the first one having `half` of them.
+
+    Lines must be asked for evenly over the work: while 32 at once were on their way all loads
+    waited behind them, and a thread got 8 GB/s out of scattered blocks, instead of 17.
+    """
+    end = min(line + count, 2 * half)
+    first, second = int64_at(place), int64_at(place + ADDRESS_BYTES) - half * LINE_BYTES
+    for i in range(line, min(end, half)):
+        prefetch(first + i * LINE_BYTES)
+    for i in range(max(line, half), end):
+        prefetch(second + i * LINE_BYTES)
 
 
 @register_jitable
@@ -269,8 +264,11 @@ def shrink(job: Any, areas: Any, i: Any, factor: Any) -> None:
 
 
 @register_jitable
-def weigh(job: Any, areas: Any, piece: Any, start: Any, groups: Any, current: Any) -> None:
-    values = current + LIST_BYTES // 2
+def weigh(
+    job: Any, areas: Any, piece: Any, start: Any, groups: Any, current: Any, ahead: Any
+) -> None:
+    """Adds the tile's weighted values, and meanwhile the next tile's values are on their way."""
+    values, later = current + LIST_BYTES // 2, ahead + LIST_BYTES // 2
     hide_unseen(job, areas.edges, start, piece.first, piece.end, groups, values)
     dim = word(job, VALUE_DIM)
     row = row_floats(dim) * 4
@@ -279,13 +277,13 @@ def weigh(job: Any, areas: Any, piece: Any, start: Any, groups: Any, current: An
     while i < queries:
         weights, sums = areas.weights + i * TILE_BYTES, areas.sums + i * row
         if queries - i >= 3:
-            weigh_4(job, weights, TILE_BYTES, values, groups, dim, sums, row)
+            weigh_4(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += 4
         elif queries - i == 2:
-            weigh_2(job, weights, TILE_BYTES, values, groups, dim, sums, row)
+            weigh_2(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += 2
         else:
-            weigh_1(job, weights, TILE_BYTES, values, groups, dim, sums, row)
+            weigh_1(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += 1
 
 

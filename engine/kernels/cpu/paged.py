@@ -87,9 +87,10 @@ def query_start(job: Any, sequence: Any) -> Any:
 
 @register_jitable
 def list_groups(job: Any, sequence: Any, head: Any, start: Any, end: Any, addresses: Any) -> Any:
-    """Lists the groups of the tile at `start`, of an even number; gives how many there are."""
+    """Lists the groups of the tile at `start`, the last one up to the end of the list; gives
+    how many there are."""
     groups = (min(end - start, TILE) + GROUP - 1) // GROUP
-    for i in range(groups + groups % 2):
+    for i in range(TILE // GROUP if groups > 0 else 0):
         token = start + min(i, groups - 1) * GROUP
         place = addresses + i * ADDRESS_BYTES
         put_int64(place, key_row(job, sequence, head, token))

@@ -316,6 +316,10 @@ def run_code(builder: Any, code: Any, job: Any) -> Any:
 @instruction(types.void, types.int64)
 def prefetch(builder: Any, address: Any) -> Any:
     """Asks for a cache line, into the second level: the first is too small to look far ahead."""
+    prefetch_line(builder, address)
+
+
+def prefetch_line(builder: Any, address: Any) -> None:
     line = pointer(builder, address, ir.IntType(8))
     read, locality, data = const(0, I32), const(2, I32), const(1, I32)
     call(builder, "llvm.prefetch.p0", ir.VoidType(), line, read, locality, data)
