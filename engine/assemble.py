@@ -1,9 +1,7 @@
 """The parts of an engine, made for one model in one shape."""
 
-import logging
 import secrets
 import threading
-import time
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +21,10 @@ from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.swap import SwapSpace
 from engine.sizing import EngineShape
 from engine.slots import SlotTable
+from engine.touching import touch_in_background
 from kv_cache.cache import KvCache
 from kv_cache.config import CacheConfig
 from kv_cache.slab import KvSlab
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def assemble(config: EngineConfig, info: EngineInfo, model: CausalModel) -> Engi
     ]
     host_slabs = _host_slabs(config, info.cache)
     closing = threading.Event()
-    _touch_in_background(slabs + host_slabs, closing)
+    touch_in_background(slabs + host_slabs, closing)
     cache = _make_cache(config, info)
     swap = SwapSpace([s.num_blocks for s in host_slabs] or [0] * len(slabs))
     scheduler = Scheduler(_limits(config, info), cache, swap)
@@ -125,17 +122,3 @@ def _host_slabs(config: EngineConfig, plan: CachePlan) -> list[KvSlab]:
         KvSlab.allocate(layout, max(1, int(count * share)), torch.device("cpu"))
         for layout, count in zip(plan.layouts, plan.num_blocks, strict=True)
     ]
-
-
-def _touch_in_background(slabs: list[KvSlab], closing: threading.Event) -> None:
-    """From the start on, since the first touch of memory may be slower than a prompt."""
-
-    def touch() -> None:
-        started = time.monotonic()
-        if all(slab.touch(closing.is_set) for slab in slabs) and not closing.is_set():
-            size = sum(slab.data.nbytes for slab in slabs)
-            logger.info(
-                "%s of cache touched in %.1f s", format_bytes(size), time.monotonic() - started
-            )
-
-    threading.Thread(target=touch, name="touch-cache", daemon=True).start()
