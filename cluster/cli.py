@@ -60,6 +60,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, help=text, description=text)
         if name == command:
             _module(name).add_arguments(subparser)
+            parser.prog = subparser.prog  # what the command does not know is told by this parser
     return parser
 
 

@@ -127,7 +127,13 @@ class Engine:
             GenerationRequest(
                 RequestId("warm-up"),
                 [0] * length,
-                SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0),
+                SamplingParams(
+                    max_tokens=num_tokens,
+                    ignore_eos=True,
+                    temperature=0.0,
+                    logprobs=1,  # reporting has kernels of its own
+                    prompt_logprobs=1,
+                ),
             )
         )
         while self.has_work:

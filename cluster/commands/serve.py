@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         max_body_bytes=int(_positive("max_body_bytes", arguments.max_body_bytes)),
         request_timeout_s=_positive("request_timeout", arguments.request_timeout),
     )
+    if not all(arguments.served_model_name):
+        raise ConfigError("served_model_name", "must not be empty")
     _check_host(arguments.host, arguments.allow_unauthenticated)
     # Before the model, so that an address in use is told at once.
     with listen(arguments.host, arguments.port) as listener:

@@ -1,9 +1,11 @@
 """The command line: its flags are the engine's knobs, and its errors name what is wrong."""
 
 import argparse
+import logging
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from importlib import metadata
 
@@ -16,6 +18,17 @@ from cluster.openai.plan import Plan
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
 from tests.cluster.fakes import small_model, small_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def no_handler_stays() -> Iterator[None]:
+    """A command's log goes to the stream that a test captures, and must end with it."""
+    root = logging.getLogger()
+    before = set(root.handlers)
+    yield
+    for handler in set(root.handlers) - before:
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -87,6 +100,7 @@ def test_sizes_that_are_none(text: str) -> None:
         (["serve", "--port", "70000"], "port: 70000, must be in 0..65535"),
         (["serve", "--host", "192.0.2.1", "--allow-unauthenticated"], "host: 192.0.2.1 is no addr"),
         (["plan", "--context", "0"], "context: 0, must be in 1..2048"),
+        (["serve", "--served-model-name", "a", ""], "served_model_name: must not be empty"),
         (["serve", "--max-body-bytes", "0"], "max_body_bytes: 0, must be above 0"),
         (["serve", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["generate", "bundled", "--prompt", "x", "--system", "y"], "system: needs --chat"),
@@ -106,7 +120,10 @@ def test_wrong_values_are_told_in_one_line(
     [
         ([], "required: COMMAND"),
         (["dance"], "invalid choice"),
-        (["serve", "--blok-size", "16"], "unrecognized arguments: --blok-size"),
+        (
+            ["serve", "--blok-size", "16"],
+            "unrecognized arguments: --blok-size; see `kvrelay serve -",
+        ),
         (["serve", "--block-siz", "16"], "unrecognized arguments: --block-siz"),
         (["serve", "--max-num-seqs", "many"], "--max-num-seqs: 'many', must be a whole number"),
         (["serve", "--watermark", "x"], "--watermark: 'x', must be a number"),
