@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from numba.extending import register_jitable
-
 from engine.kernels.cpu.simd import (
     LANES,
     claim,
     element_bytes,
     load,
     magnitude,
+    part_of_kernel,
     power_of_two,
     splat,
     store,
@@ -41,7 +40,7 @@ def gated_activation(job: Any) -> None:
                 store(job, out + row * row_bytes + at, value, count)
 
 
-@register_jitable
+@part_of_kernel
 def activated(x: Any, code: Any) -> Any:
     if code == 0:
         return x * sigmoid(x)
@@ -50,12 +49,12 @@ def activated(x: Any, code: Any) -> Any:
     return x * 0.5 * (error_function(x * 0.7071067811865476) + 1.0)
 
 
-@register_jitable
+@part_of_kernel
 def sigmoid(x: Any) -> Any:
     return splat(1.0) / (power_of_two(x * -LOG2_E) + 1.0)
 
 
-@register_jitable
+@part_of_kernel
 def error_function(x: Any) -> Any:
     """Abramowitz and Stegun 7.1.26, within 1.5e-7."""
     size = magnitude(x)

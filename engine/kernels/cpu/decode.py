@@ -11,8 +11,6 @@ are fetched, beyond the end of the piece too.
 
 from typing import Any, NamedTuple
 
-from numba.extending import register_jitable
-
 from engine.kernels.cpu.paged import (
     ADDRESS_BYTES,
     ARRIVALS,
@@ -55,6 +53,7 @@ from engine.kernels.cpu.simd import (
     largest,
     load_fp32,
     maximum,
+    part_of_kernel,
     power_of_two,
     prefetch,
     put_float,
@@ -97,19 +96,19 @@ class Areas(NamedTuple):
     sums: int  # of weighted values
 
 
-@register_jitable
+@part_of_kernel
 def row_floats(value_dim: int) -> Any:
     """fp32 sums of one query, padded to what `weigh` writes."""
     return (value_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
 
 
-@register_jitable
+@part_of_kernel
 def padded(queries: int) -> Any:
     """Three queries are weighed as four."""
     return (queries + 3) // 4 * 4
 
 
-@register_jitable
+@part_of_kernel
 def areas_of(job: Any, thread: Any) -> Any:
     queries = padded(word(job, HEADS) // word(job, KV_HEADS))
     lists = word(job, SCRATCH) + thread * word(job, SCRATCH_STRIDE)
@@ -127,7 +126,7 @@ def scratch_bytes(queries: int, value_dim: int, element_size: int) -> Any:
     return 2 * LIST_BYTES + edge_bytes(value_dim, element_size) + padded(queries) * state
 
 
-@register_jitable
+@part_of_kernel
 def partial_bytes(queries: int, value_dim: int) -> Any:
     return queries * (HEADER + row_floats(value_dim)) * 4
 
@@ -164,7 +163,7 @@ def decode(job: Any) -> None:
         start = piece.first // GROUP * GROUP
 
 
-@register_jitable
+@part_of_kernel
 def find(job: Any, number: Any, sequence: Any, base: Any) -> Any:
     """Piece `number`, at or after the sequence whose first piece is `base`; empty if none."""
     kv_heads = word(job, KV_HEADS)
@@ -182,7 +181,7 @@ def find(job: Any, number: Any, sequence: Any, base: Any) -> Any:
     return Piece(number, sequence, base, 0, 0, 0, 0)
 
 
-@register_jitable
+@part_of_kernel
 def begin(job: Any, areas: Any) -> None:
     queries = padded(word(job, HEADS) // word(job, KV_HEADS))
     for i in range(queries):
@@ -191,7 +190,7 @@ def begin(job: Any, areas: Any) -> None:
     zero(areas.totals, end - areas.totals)
 
 
-@register_jitable
+@part_of_kernel
 def score(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: Any) -> None:
     """The scores of a tile, and meanwhile the next tile's keys on their way."""
     heads, dim = word(job, HEADS), word(job, HEAD_DIM)
@@ -208,7 +207,7 @@ def score(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: An
             score_rows(job, query + i * row_bytes, current + at, dim, scores)
 
 
-@register_jitable
+@part_of_kernel
 def fetch(place: Any, line: Any, count: Any, half: Any) -> None:
     """Asks for `count` lines of two listed groups, the first one having `half` of them.
 
@@ -223,7 +222,7 @@ def fetch(place: Any, line: Any, count: Any, half: Any) -> None:
         prefetch(second + i * LINE_BYTES)
 
 
-@register_jitable
+@part_of_kernel
 def soften(job: Any, areas: Any, piece: Any, start: Any, groups: Any) -> None:
     """Scores to weights relative to the maximum so far; older sums follow a new maximum."""
     tokens = groups * GROUP
@@ -254,7 +253,7 @@ def soften(job: Any, areas: Any, piece: Any, start: Any, groups: Any) -> None:
         store_fp32(totals, added, LANES)
 
 
-@register_jitable
+@part_of_kernel
 def shrink(job: Any, areas: Any, i: Any, factor: Any) -> None:
     place = areas.totals + i * VECTOR_BYTES
     store_fp32(place, load_fp32(place, LANES) * factor, LANES)
@@ -263,7 +262,7 @@ def shrink(job: Any, areas: Any, i: Any, factor: Any) -> None:
         store_fp32(at, load_fp32(at, LANES) * factor, LANES)
 
 
-@register_jitable
+@part_of_kernel
 def weigh(
     job: Any, areas: Any, piece: Any, start: Any, groups: Any, current: Any, ahead: Any
 ) -> None:
@@ -287,7 +286,7 @@ def weigh(
             i += 1
 
 
-@register_jitable
+@part_of_kernel
 def finish(job: Any, areas: Any, piece: Any) -> None:
     queries, dim = word(job, HEADS) // word(job, KV_HEADS), word(job, VALUE_DIM)
     partial = word(job, PARTIALS) + piece.number * partial_bytes(queries, dim)
@@ -311,7 +310,7 @@ def finish(job: Any, areas: Any, piece: Any) -> None:
             merge(job, areas, piece)
 
 
-@register_jitable
+@part_of_kernel
 def merge(job: Any, areas: Any, piece: Any) -> None:
     """The sequence's head from its partial results, in the order of its tokens."""
     queries, dim = word(job, HEADS) // word(job, KV_HEADS), word(job, VALUE_DIM)
@@ -335,7 +334,7 @@ def merge(job: Any, areas: Any, piece: Any) -> None:
         put_out(job, piece, i, sums, 1.0 / largest(added))
 
 
-@register_jitable
+@part_of_kernel
 def put_out(job: Any, piece: Any, i: Any, sums: Any, factor: Any) -> None:
     heads, dim = word(job, HEADS), word(job, VALUE_DIM)
     head = piece.head * (heads // word(job, KV_HEADS)) + i

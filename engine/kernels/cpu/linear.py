@@ -5,12 +5,14 @@ from torch.nn import functional as F
 
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernel import Kernel
-from engine.kernels.cpu.product import BLOCK_ROWS, INPUTS_PER_STEP, PANELS_TOGETHER
+from engine.kernels.cpu.product import INPUTS_PER_STEP
 from engine.kernels.cpu.tile import COLUMNS
 from engine.kernels.interface import Linear
 
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
 ONEDNN_PACK_ROWS = 64
+
+MOST_TOGETHER = 8  # panels in one claim: within one, the next panel is fetched early
 
 
 def make_linear(
@@ -41,8 +43,9 @@ class PanelLinear:
         if inputs % INPUTS_PER_STEP[x.dtype]:
             x = F.pad(x, (0, 1))
         out = torch.empty((rows, self._columns), dtype=x.dtype)
+        threads = torch.get_num_threads()
         self._product(
-            torch.get_num_threads(),
+            threads,
             x.data_ptr(),
             x.stride(0) * x.itemsize,
             self._panels.data_ptr(),
@@ -51,8 +54,7 @@ class PanelLinear:
             out.data_ptr(),
             self._columns,
             rows,
-            BLOCK_ROWS,
-            PANELS_TOGETHER,
+            min(max(1, self._panels.shape[0] // (2 * threads)), MOST_TOGETHER),
         )
         return out
 

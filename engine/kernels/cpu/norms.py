@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from numba.extending import register_jitable
-
 from engine.kernels.cpu.simd import (
     LANES,
     claim,
@@ -11,6 +9,7 @@ from engine.kernels.cpu.simd import (
     fma,
     load,
     load_fp32,
+    part_of_kernel,
     real,
     root,
     splat,
@@ -42,7 +41,7 @@ def rms_norm(job: Any) -> None:
             scaled(job, source, weight, scale, out + row * row_bytes, width)
 
 
-@register_jitable
+@part_of_kernel
 def add_to(job: Any, x: Any, residual: Any, width: Any) -> None:
     for i in range(0, width, LANES):
         place, count = residual + i * element_bytes(job), width - i
@@ -50,7 +49,7 @@ def add_to(job: Any, x: Any, residual: Any, width: Any) -> None:
         store(job, place, value, count)
 
 
-@register_jitable
+@part_of_kernel
 def norm_scale(job: Any, x: Any, width: Any, eps: Any) -> Any:
     """1 / root of (mean square + eps)."""
     squares = splat(0.0)
@@ -60,7 +59,7 @@ def norm_scale(job: Any, x: Any, width: Any, eps: Any) -> Any:
     return 1.0 / root(total(squares) / width + eps)
 
 
-@register_jitable
+@part_of_kernel
 def scaled(job: Any, x: Any, weight: Any, scale: Any, out: Any, width: Any) -> None:
     for i in range(0, width, LANES):
         value = load(job, x + i * element_bytes(job), width - i) * scale

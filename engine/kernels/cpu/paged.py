@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from numba.extending import register_jitable
-
 from engine.kernels.cpu.simd import (
     copy,
     element_bytes,
     int32_at,
     int64_at,
+    part_of_kernel,
     power_of_two,
     put_int64,
     real,
@@ -53,19 +52,19 @@ WORDS = "22q2d"
 ) = range(24)
 
 
-@register_jitable
+@part_of_kernel
 def key_row(job: Any, sequence: Any, head: Any, token: Any) -> Any:
     row_bytes = word(job, HEAD_DIM) * element_bytes(job)
     return block_row(job, sequence, head, token, row_bytes) + word(job, KEYS)
 
 
-@register_jitable
+@part_of_kernel
 def value_row(job: Any, sequence: Any, head: Any, token: Any) -> Any:
     row_bytes = word(job, VALUE_DIM) * element_bytes(job)
     return block_row(job, sequence, head, token, row_bytes) + word(job, VALUES)
 
 
-@register_jitable
+@part_of_kernel
 def block_row(job: Any, sequence: Any, head: Any, token: Any, row_bytes: Any) -> Any:
     """Offset from block 0 and head 0; every product is 64 bits wide."""
     shift = word(job, BLOCK_SHIFT)
@@ -75,17 +74,17 @@ def block_row(job: Any, sequence: Any, head: Any, token: Any, row_bytes: Any) ->
     return block * word(job, BLOCK_STRIDE) + head * word(job, HEAD_STRIDE) + inside * row_bytes
 
 
-@register_jitable
+@part_of_kernel
 def kv_len(job: Any, sequence: Any) -> Any:
     return int32_at(word(job, KV_LENS) + sequence * 4)
 
 
-@register_jitable
+@part_of_kernel
 def query_start(job: Any, sequence: Any) -> Any:
     return int32_at(word(job, QUERY_STARTS) + sequence * 4)
 
 
-@register_jitable
+@part_of_kernel
 def list_groups(job: Any, sequence: Any, head: Any, start: Any, end: Any, addresses: Any) -> Any:
     """Lists the groups of the tile at `start`, the last one up to the end of the list; gives
     how many there are."""
@@ -98,7 +97,7 @@ def list_groups(job: Any, sequence: Any, head: Any, start: Any, end: Any, addres
     return groups
 
 
-@register_jitable
+@part_of_kernel
 def hide_unseen(
     job: Any, edge: Any, start: Any, first: Any, end: Any, groups: Any, values: Any
 ) -> None:
@@ -120,13 +119,13 @@ def hide_unseen(
             edge += row_bytes
 
 
-@register_jitable
+@part_of_kernel
 def edge_bytes(value_dim: int, element_size: int) -> Any:
     """Room for the first and the last group."""
     return (2 * GROUP * value_dim * element_size + 63) // 64 * 64
 
 
-@register_jitable
+@part_of_kernel
 def scaled_score(job: Any, value: Any) -> Any:
     """Times log2(e), so that weights are powers of two; capped if there is a cap."""
     value = value * real(job, SCALE)

@@ -11,8 +11,6 @@ gives the same bits in whatever chunks it comes.
 
 from typing import Any, NamedTuple
 
-from numba.extending import register_jitable
-
 from engine.kernels.cpu.paged import (
     END_SEQUENCE,
     FIRST_SEQUENCE,
@@ -52,6 +50,7 @@ from engine.kernels.cpu.simd import (
     largest,
     load_fp32,
     maximum,
+    part_of_kernel,
     power_of_two,
     put_float,
     put_int64,
@@ -98,12 +97,12 @@ class Areas(NamedTuple):
     keys: int  # [TILE][keys] fp32, without `bf16_dot`
 
 
-@register_jitable
+@part_of_kernel
 def rounded(number: int, multiple: int) -> Any:
     return (number + multiple - 1) // multiple * multiple
 
 
-@register_jitable
+@part_of_kernel
 def areas_of(start: int, dim: int, value_dim: int, element_size: int) -> Any:
     """The scratch that begins at `start`; what is only needed for fp32 products is at its end."""
     lists = start + ROWS * 8
@@ -130,17 +129,17 @@ def areas_of(start: int, dim: int, value_dim: int, element_size: int) -> Any:
     )
 
 
-@register_jitable
+@part_of_kernel
 def sums_row(value_dim: int) -> Any:
     return rounded(value_dim, LANES) * 4
 
 
-@register_jitable
+@part_of_kernel
 def values_row(value_dim: int) -> Any:
     return rounded(value_dim, 2 * LANES) * 4
 
 
-@register_jitable
+@part_of_kernel
 def keys_row(dim: int) -> Any:
     return rounded(dim, LANES) * 4
 
@@ -173,7 +172,7 @@ def prefill(job: Any) -> None:
         piece = find(job, claim(job, 1), piece.sequence, piece.base)
 
 
-@register_jitable
+@part_of_kernel
 def find(job: Any, number: Any, sequence: Any, base: Any) -> Any:
     """Piece `number`, at or after the sequence whose first piece is `base`; no rows if none.
 
@@ -195,7 +194,7 @@ def find(job: Any, number: Any, sequence: Any, base: Any) -> Any:
     return Piece(sequence, base, 0, 0, 0, 0, 0)
 
 
-@register_jitable
+@part_of_kernel
 def set_queries(job: Any, areas: Any, piece: Any) -> None:
     """Packs the rows' queries and resets their state; rows beyond the last one see no token."""
     heads, dim = word(job, HEADS), word(job, HEAD_DIM)
@@ -220,7 +219,7 @@ def set_queries(job: Any, areas: Any, piece: Any) -> None:
             transpose_rows(job, areas.rows + i * 8, first, dim - first, target, ROW_BYTES)
 
 
-@register_jitable
+@part_of_kernel
 def score(job: Any, areas: Any, groups: Any) -> None:
     dim = word(job, HEAD_DIM)
     if has_dot(job):
@@ -236,10 +235,10 @@ def score(job: Any, areas: Any, groups: Any) -> None:
             keys = areas.keys + four * row_bytes
         target = areas.scores + four * ROW_BYTES
         queries = areas.queries
-        tile_4x64(job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False)
+        tile_4x64(job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False, 0)
 
 
-@register_jitable
+@part_of_kernel
 def limit(job: Any, areas: Any, piece: Any, start: Any, tokens: Any) -> None:
     """Caps the scores, and hides those of tokens that a row does not see."""
     if real(job, SOFT_CAP) != 0.0:
@@ -257,7 +256,7 @@ def limit(job: Any, areas: Any, piece: Any, start: Any, tokens: Any) -> None:
             store_fp32(place, value, LANES)
 
 
-@register_jitable
+@part_of_kernel
 def soften(job: Any, areas: Any, tokens: Any, fresh: Any, rows: Any) -> None:
     """Scores to weights relative to each row's maximum."""
     scale = 1.0 if real(job, SOFT_CAP) != 0.0 else real(job, SCALE)
@@ -278,7 +277,7 @@ def soften(job: Any, areas: Any, tokens: Any, fresh: Any, rows: Any) -> None:
         shrink(job, areas, rows)
 
 
-@register_jitable
+@part_of_kernel
 def put_highest(areas: Any, tokens: Any) -> None:
     """Each row's highest score of the tile, where its factor will be; one loop for all rows,
     as one maximum after the other waits for the one before."""
@@ -294,7 +293,7 @@ def put_highest(areas: Any, tokens: Any) -> None:
     store_fp32(areas.factors + 192, d, LANES)
 
 
-@register_jitable
+@part_of_kernel
 def exponentiate(job: Any, scores: Any, tokens: Any, scale: Any, peak: Any, added: Any) -> Any:
     """Weights in place of the scores of 16 rows; `added` plus their total."""
     none = splat(0.0) - peak
@@ -310,7 +309,7 @@ def exponentiate(job: Any, scores: Any, tokens: Any, scale: Any, peak: Any, adde
     return added
 
 
-@register_jitable
+@part_of_kernel
 def shrink(job: Any, areas: Any, rows: Any) -> None:
     row = sums_row(word(job, VALUE_DIM))
     for i in range(rows):
@@ -319,7 +318,7 @@ def shrink(job: Any, areas: Any, rows: Any) -> None:
             store_fp32(at, load_fp32(at, LANES) * factor, LANES)
 
 
-@register_jitable
+@part_of_kernel
 def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
     dim = word(job, VALUE_DIM)
     row, source_row = sums_row(dim), values_row(dim)
@@ -332,18 +331,18 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
         while row - at >= 256:
             right = areas.values + at
             tile_4x64(
-                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh
+                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh, 0
             )
             at += 256
         while at < row:
             right = areas.values + at
             tile_4x16(
-                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh
+                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh, 0
             )
             at += 64
 
 
-@register_jitable
+@part_of_kernel
 def put_out(job: Any, areas: Any, piece: Any) -> None:
     heads, dim = word(job, HEADS), word(job, VALUE_DIM)
     group = heads // word(job, KV_HEADS)

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from numba.extending import register_jitable
-
 from engine.kernels.cpu.norms import norm_scale
 from engine.kernels.cpu.simd import (
     LANES,
@@ -13,6 +11,7 @@ from engine.kernels.cpu.simd import (
     int64_at,
     load,
     load_fp32,
+    part_of_kernel,
     real,
     store,
     word,
@@ -76,17 +75,17 @@ def write_kv(job: Any) -> None:
                 copy(place, v + row * value_bytes, value_bytes)
 
 
-@register_jitable
+@part_of_kernel
 def key_row(job: Any, slot: Any, head: Any, row_bytes: Any) -> Any:
     return row_of(job, word(job, 15), slot, head, row_bytes)
 
 
-@register_jitable
+@part_of_kernel
 def value_row(job: Any, slot: Any, head: Any, row_bytes: Any) -> Any:
     return row_of(job, word(job, 16), slot, head, row_bytes)
 
 
-@register_jitable
+@part_of_kernel
 def row_of(job: Any, plane: Any, slot: Any, head: Any, row_bytes: Any) -> Any:
     """Address of one token's row; `plane` is that of block 0 and head 0 in the layer."""
     block_stride, head_stride = word(job, 17), word(job, 18)
@@ -94,7 +93,7 @@ def row_of(job: Any, plane: Any, slot: Any, head: Any, row_bytes: Any) -> Any:
     return plane + (slot >> shift) * block_stride + head * head_stride + (slot & size) * row_bytes
 
 
-@register_jitable
+@part_of_kernel
 def rotate(
     job: Any,
     source: Any,
@@ -121,7 +120,7 @@ def rotate(
         store(job, target + i * size, rest, dim - i)
 
 
-@register_jitable
+@part_of_kernel
 def normed(job: Any, source: Any, i: Any, count: Any, weight: Any, scale: Any) -> Any:
     value = load(job, source + i * element_bytes(job), count)
     if weight != 0:

@@ -19,7 +19,13 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
-from numba.extending import intrinsic, lower_builtin, register_model, type_callable
+from numba.extending import (
+    intrinsic,
+    lower_builtin,
+    register_jitable,
+    register_model,
+    type_callable,
+)
 
 LANES = 16
 MACHINE = platform.machine()
@@ -62,6 +68,9 @@ class Job(types.Type):
         self.element = element
         super().__init__(name=f"Job({element})")
 
+
+# For functions that kernels call: they are only ever compiled into a kernel.
+part_of_kernel = register_jitable(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 floats = Vector("floats", FLOATS)
 ints = Vector("ints", INTS)

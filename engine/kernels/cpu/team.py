@@ -21,8 +21,6 @@ from functools import cache
 from threading import Lock, Thread
 from typing import Any
 
-from numba.extending import register_jitable
-
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.simd import (
     CODE_WORD,
@@ -36,6 +34,7 @@ from engine.kernels.cpu.simd import (
     compare_and_swap,
     give_way,
     int64_at,
+    part_of_kernel,
     pause,
     put_int64,
     run_code,
@@ -101,7 +100,7 @@ def serve(job: Any) -> None:
             state = atomic_load(mailbox)
 
 
-@register_jitable
+@part_of_kernel
 def next_generation(mailbox: Any, seen: Any) -> Any:
     for _ in range(SPINS):
         if atomic_load(mailbox) // GENERATION != seen:

@@ -4,6 +4,7 @@
 
 One number of A is broadcast over the lanes and multiplied with a row of B. With `bf16_dot`,
 numbers and lanes are pairs of bf16 (two consecutive i) and `vdpbf16ps` adds both products.
+The largest has six rows: 24 sums, a row of B and a broadcast number take 29 of 32 registers.
 Rows do not see each other, and each sums in order of i: a row's result is the same to the last
 bit, whatever rows are computed beside it.
 """
@@ -19,19 +20,19 @@ from engine.kernels.cpu.simd import (
     I32,
     INTS,
     JOB,
-    LANES,
     PAIRS,
     call,
+    const,
     instruction,
     load_from,
     offset,
+    prefetch_line,
     splat_of,
     store_to,
 )
 
-ROWS = 6  # of the largest tile: 24 accumulators, 4 rows of B and a broadcast fill 32 registers
 COLUMNS = 64
-VECTOR_BYTES = 64
+VECTOR_BYTES = LINE_BYTES = 64
 
 
 def dot_pairs(builder: Any, total: Any, x: Any, y: Any) -> Any:
@@ -46,8 +47,11 @@ def multiply_add(builder: Any, element: str, total: Any, x: Any, y: Any) -> Any:
     return call(builder, "llvm.fma.v16f32", FLOATS, x, y, total)
 
 
-def _tile(rows: int, vectors: int) -> Any:
-    """The tile of so many rows and vectors of columns; distances are in bytes."""
+def _tile(rows: int, vectors: int, fetching: bool = False) -> Any:
+    """The tile of so many rows and vectors of columns; distances are in bytes.
+
+    A fetching one asks for one line after the other of what lies at `ahead`, one in each step.
+    """
 
     def write(
         b: Any,
@@ -61,6 +65,7 @@ def _tile(rows: int, vectors: int) -> Any:
         c: Any,
         c_row: Any,
         add: Any,  # whether C is added to, or overwritten
+        ahead: Any,
     ) -> None:
         element = job[1]
         number, lanes = (I32, INTS) if element == "bf16_dot" else (F32, FLOATS)
@@ -76,6 +81,8 @@ def _tile(rows: int, vectors: int) -> Any:
         with cgutils.for_range(b, steps) as loop:
             line = b.add(rhs, b.mul(loop.index, rhs_step))
             columns = [load_from(b, offset(b, line, 64 * v), lanes, 4) for v in range(vectors)]
+            if fetching:
+                prefetch_line(b, b.add(ahead, b.mul(loop.index, const(LINE_BYTES))))
             along = b.mul(loop.index, a_step)
             for r, row in enumerate(a_rows):
                 left = splat_of(b, load_from(b, b.add(row, along), number, 2))
@@ -84,15 +91,9 @@ def _tile(rows: int, vectors: int) -> Any:
         for total, place in zip(sums, places, strict=True):
             store_to(b, b.load(total), place, 4)
 
-    return instruction(types.void, JOB, *[types.int64] * 8, types.boolean)(write)
+    return instruction(types.void, JOB, *[types.int64] * 8, types.boolean, types.int64)(write)
 
 
 tile_1x64, tile_2x64, tile_4x64, tile_6x64 = (_tile(rows, 4) for rows in (1, 2, 4, 6))
 tile_4x16 = _tile(4, 1)
-
-
-@instruction(types.int64)
-def tile_buffer(builder: Any) -> Any:
-    """Room on the stack for the C of the largest tile."""
-    place = cgutils.alloca_once(builder, ir.ArrayType(FLOATS, ROWS * COLUMNS // LANES))
-    return builder.ptrtoint(place, ir.IntType(64))
+fetching_4x64, fetching_6x64 = (_tile(rows, 4, fetching=True) for rows in (4, 6))
