@@ -33,6 +33,8 @@ class PagedAttention:
         batch: StepBatch,
         group: GroupBatch,
     ) -> torch.Tensor:
+        assert q.is_contiguous()
+        assert group.block_tables.dtype is torch.int32
         out = torch.empty((q.shape[0], spec.num_heads, spec.value_dim), dtype=q.dtype)
         num_decode, num_seqs = batch.num_decode, batch.num_seqs
         if num_decode:

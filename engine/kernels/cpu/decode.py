@@ -9,6 +9,7 @@ Within a piece, tokens go by in tiles of 64, and while a tile is computed the ne
 are fetched, beyond the end of the piece too.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from engine.kernels.cpu.paged import (
@@ -120,6 +121,7 @@ def areas_of(job: Any, thread: Any) -> Any:
     return Areas(lists, edges, maxima, totals, scores, weights, weights + queries * TILE_BYTES)
 
 
+@cache
 def scratch_bytes(queries: int, value_dim: int, element_size: int) -> Any:
     """Of one thread, as `areas_of` divides it."""
     state = 2 * VECTOR_BYTES + 2 * TILE_BYTES + row_floats(value_dim) * 4

@@ -9,6 +9,7 @@ Tiles of tokens begin at multiples of 64 of the sequence, and no row sees anothe
 gives the same bits in whatever chunks it comes.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from engine.kernels.cpu.paged import (
@@ -144,6 +145,7 @@ def keys_row(dim: int) -> Any:
     return rounded(dim, LANES) * 4
 
 
+@cache
 def scratch_bytes(dim: int, value_dim: int, element_size: int) -> Any:
     keys: int = areas_of(0, dim, value_dim, element_size).keys
     return keys + TILE * keys_row(dim)

@@ -49,7 +49,7 @@ CODE, JOB, SLEEPERS, MAILBOX_BYTES = 64, 72, 128, 192
 GENERATION, SEAT = 1 << 32, 1 << 16
 UPPER_HALF = 4
 LAST_GENERATION = 0x7FFFFFFF
-SPINS = 2000
+SPINS = 2000  # 50 us on Zen 5; calls within a step follow each other in less than 10
 
 
 def lead(job: Any) -> None:
@@ -130,8 +130,12 @@ class Team:
         """How many workers the caller may use; if any, it says when it is done with them."""
         if num_workers < 1 or not CAN_SLEEP or not self._busy.acquire(blocking=False):
             return 0
-        while len(self._workers) < num_workers:
-            self._add_worker()
+        try:
+            while len(self._workers) < num_workers:
+                self._add_worker()
+        except BaseException:
+            self._busy.release()
+            raise
         return num_workers
 
     def give_back(self) -> None:
