@@ -2,19 +2,10 @@
 
 from typing import Any
 
-from engine.kernels.cpu.simd import (
-    LANES,
-    claim,
-    element_bytes,
-    load,
-    magnitude,
-    part_of_kernel,
-    power_of_two,
-    splat,
-    store,
-    with_sign_of,
-    word,
-)
+from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.language import part_of_kernel
+from engine.kernels.cpu.memory import claim, element_bytes, load, store, word
+from engine.kernels.cpu.vectors import magnitude, power_of_two, splat, with_sign_of
 from engine.kernels.interface import Activation
 
 WORDS = "6q"

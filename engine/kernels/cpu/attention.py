@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from engine.kernels.cpu import decode, prefill
+from engine.kernels.cpu import decode, decode_state, prefill, prefill_state
 from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.paged import WORDS
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
@@ -60,11 +60,11 @@ class PagedAttention:
         itemsize = q.itemsize
         queries = spec.num_heads // spec.num_kv_heads
         if kernel is self._decode:
-            scratch = decode.scratch_bytes(queries, spec.value_dim, itemsize)
+            scratch = decode_state.scratch_bytes(queries, spec.value_dim, itemsize)
             partials = self._partial_memory(spec, end - first, batch.max_kv_len)
             arrivals = self._arrivals.data_ptr()
         else:
-            scratch = prefill.scratch_bytes(spec.head_dim, spec.value_dim, itemsize)
+            scratch = prefill_state.scratch_bytes(spec.head_dim, spec.value_dim, itemsize)
             partials = arrivals = 0
         scratch = -(-scratch // 4096) * 4096
         if self._scratch.numel() < threads * scratch:
@@ -106,12 +106,12 @@ class PagedAttention:
         """Room for the pieces of long sequences; 0 if every sequence is one piece a head."""
         reach = max_kv_len if spec.window is None else min(max_kv_len, spec.window)
         # A window that begins inside a piece touches one piece more than its length fills.
-        splits = reach // decode.SPLIT + 2
-        if max_kv_len <= decode.SPLIT:
+        splits = reach // decode_state.SPLIT + 2
+        if max_kv_len <= decode_state.SPLIT:
             return 0
         pieces = num_seqs * spec.num_kv_heads
         queries = spec.num_heads // spec.num_kv_heads
-        size = pieces * splits * decode.partial_bytes(queries, spec.value_dim)
+        size = pieces * splits * decode_state.partial_bytes(queries, spec.value_dim)
         if self._partials.numel() < size:
             self._partials = torch.empty(size, dtype=torch.uint8)
         if self._arrivals.numel() < pieces:

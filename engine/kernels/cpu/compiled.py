@@ -7,7 +7,7 @@ from typing import Any
 from numba import cfunc, types
 
 from engine.kernels.cpu.cache import kept_on_disk
-from engine.kernels.cpu.simd import Job
+from engine.kernels.cpu.language import Job
 
 
 @cache

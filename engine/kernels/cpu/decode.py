@@ -9,13 +9,37 @@ Within a piece, tokens go by in tiles of 64, and while a tile is computed the ne
 are fetched, beyond the end of the piece too.
 """
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
+from engine.kernels.cpu.decode_results import finish
+from engine.kernels.cpu.decode_state import (
+    LINE_BYTES,
+    TILE_BYTES,
+    VECTOR_BYTES,
+    areas_of,
+    find,
+    padded,
+    row_floats,
+)
+from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.language import part_of_kernel
+from engine.kernels.cpu.memory import (
+    claim,
+    element_bytes,
+    float_at,
+    has_dot,
+    int64_at,
+    load_fp32,
+    prefetch,
+    put_float,
+    store,
+    store_fp32,
+    thread_number,
+    word,
+    zero,
+)
 from engine.kernels.cpu.paged import (
     ADDRESS_BYTES,
-    ARRIVALS,
-    END_SEQUENCE,
     FIRST_SEQUENCE,
     GROUP,
     HEAD_DIM,
@@ -24,113 +48,23 @@ from engine.kernels.cpu.paged import (
     LIST_BYTES,
     LOWEST,
     MASKED,
-    OUT,
-    PARTIALS,
     QUERIES,
-    SCRATCH,
-    SCRATCH_STRIDE,
     TILE,
     VALUE_DIM,
-    WINDOW,
-    edge_bytes,
     hide_unseen,
-    kv_len,
     list_groups,
     query_start,
     scaled_score,
 )
-from engine.kernels.cpu.rows import score_rows, straighten, weigh_1, weigh_2, weigh_4
-from engine.kernels.cpu.simd import (
-    LANES,
-    atomic_add,
-    claim,
-    copy,
-    element_bytes,
-    float_at,
-    fma,
-    has_dot,
-    int64_at,
+from engine.kernels.cpu.rows import score_rows, weigh_1, weigh_2, weigh_4
+from engine.kernels.cpu.vectors import (
     kept,
     largest,
-    load_fp32,
     maximum,
-    part_of_kernel,
     power_of_two,
-    prefetch,
-    put_float,
-    put_int64,
     splat,
-    store,
-    store_fp32,
-    thread_number,
-    total,
     weight_of,
-    word,
-    zero,
 )
-
-SPLIT = 256  # tokens
-TILE_BYTES = TILE * 4  # of one query's scores
-VECTOR_BYTES = LINE_BYTES = 64
-HEADER = LANES  # floats before the sums of a partial result: its maximum, its total
-
-
-class Piece(NamedTuple):
-    number: int  # counted over all sequences
-    sequence: int
-    base: int  # number of the sequence's first piece
-    splits: int  # of the sequence
-    head: int
-    first: int  # tokens first .. end
-    end: int
-
-
-class Areas(NamedTuple):
-    """Addresses in a thread's scratch; each row is one query's."""
-
-    lists: int
-    edges: int  # two groups of values with zeros for those that no query sees
-    maxima: int  # of scores, times log2(e)
-    totals: int  # of weights, a vector of partial ones
-    scores: int
-    weights: int
-    sums: int  # of weighted values
-
-
-@part_of_kernel
-def row_floats(value_dim: int) -> Any:
-    """fp32 sums of one query, padded to what `weigh` writes."""
-    return (value_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
-
-
-@part_of_kernel
-def padded(queries: int) -> Any:
-    """Three queries are weighed as four."""
-    return (queries + 3) // 4 * 4
-
-
-@part_of_kernel
-def areas_of(job: Any, thread: Any) -> Any:
-    queries = padded(word(job, HEADS) // word(job, KV_HEADS))
-    lists = word(job, SCRATCH) + thread * word(job, SCRATCH_STRIDE)
-    edges = lists + 2 * LIST_BYTES
-    maxima = edges + edge_bytes(word(job, VALUE_DIM), element_bytes(job))
-    totals = maxima + queries * VECTOR_BYTES
-    scores = totals + queries * VECTOR_BYTES
-    weights = scores + queries * TILE_BYTES
-    return Areas(lists, edges, maxima, totals, scores, weights, weights + queries * TILE_BYTES)
-
-
-@cache
-def scratch_bytes(queries: int, value_dim: int, element_size: int) -> Any:
-    """Of one thread, as `areas_of` divides it."""
-    state = 2 * VECTOR_BYTES + 2 * TILE_BYTES + row_floats(value_dim) * 4
-    return 2 * LIST_BYTES + edge_bytes(value_dim, element_size) + padded(queries) * state
-
-
-@part_of_kernel
-def partial_bytes(queries: int, value_dim: int) -> Any:
-    return queries * (HEADER + row_floats(value_dim)) * 4
 
 
 def decode(job: Any) -> None:
@@ -163,24 +97,6 @@ def decode(job: Any) -> None:
         finish(job, areas, piece)
         piece = upcoming
         start = piece.first // GROUP * GROUP
-
-
-@part_of_kernel
-def find(job: Any, number: Any, sequence: Any, base: Any) -> Any:
-    """Piece `number`, at or after the sequence whose first piece is `base`; empty if none."""
-    kv_heads = word(job, KV_HEADS)
-    while sequence < word(job, END_SEQUENCE):
-        length = kv_len(job, sequence)
-        lowest = max(0, length - word(job, WINDOW))
-        splits = (length + SPLIT - 1) // SPLIT - lowest // SPLIT
-        if number < base + splits * kv_heads:
-            split = lowest // SPLIT + (number - base) // kv_heads
-            first, end = max(lowest, split * SPLIT), min(length, (split + 1) * SPLIT)
-            head = (number - base) % kv_heads
-            return Piece(number, sequence, base, splits, head, first, end)
-        base += splits * kv_heads
-        sequence += 1
-    return Piece(number, sequence, base, 0, 0, 0, 0)
 
 
 @part_of_kernel
@@ -286,61 +202,3 @@ def weigh(
         else:
             weigh_1(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += 1
-
-
-@part_of_kernel
-def finish(job: Any, areas: Any, piece: Any) -> None:
-    queries, dim = word(job, HEADS) // word(job, KV_HEADS), word(job, VALUE_DIM)
-    partial = word(job, PARTIALS) + piece.number * partial_bytes(queries, dim)
-    row = row_floats(dim) * 4
-    for i in range(queries):
-        sums = areas.sums + i * row
-        straighten(job, sums, dim)
-        added = total(load_fp32(areas.totals + i * VECTOR_BYTES, LANES))
-        if piece.splits == 1:
-            put_out(job, piece, i, sums, 1.0 / added)
-        else:
-            target = partial + i * (HEADER * 4 + row)
-            put_float(target, float_at(areas.maxima + i * VECTOR_BYTES))
-            put_float(target + 4, added)
-            copy(target + HEADER * 4, sums, row)
-    if piece.splits > 1:
-        sequence = piece.sequence - word(job, FIRST_SEQUENCE)
-        arrivals = word(job, ARRIVALS) + (sequence * word(job, KV_HEADS) + piece.head) * 8
-        if atomic_add(arrivals, 1) == piece.splits - 1:
-            put_int64(arrivals, 0)
-            merge(job, areas, piece)
-
-
-@part_of_kernel
-def merge(job: Any, areas: Any, piece: Any) -> None:
-    """The sequence's head from its partial results, in the order of its tokens."""
-    queries, dim = word(job, HEADS) // word(job, KV_HEADS), word(job, VALUE_DIM)
-    size, row = partial_bytes(queries, dim), row_floats(dim) * 4
-    step = word(job, KV_HEADS) * size
-    for i in range(queries):
-        first = word(job, PARTIALS) + (piece.base + piece.head) * size + i * (HEADER * 4 + row)
-        peak = float_at(first)
-        for split in range(1, piece.splits):
-            peak = max(peak, float_at(first + split * step))
-        sums = areas.sums
-        zero(sums, row)
-        added = splat(0.0)
-        for split in range(piece.splits):
-            partial = first + split * step
-            factor = power_of_two(splat(float_at(partial) - peak))
-            added = fma(factor, splat(float_at(partial + 4)), added)
-            for at in range(0, row, VECTOR_BYTES):
-                value = load_fp32(partial + HEADER * 4 + at, LANES)
-                store_fp32(sums + at, fma(factor, value, load_fp32(sums + at, LANES)), LANES)
-        put_out(job, piece, i, sums, 1.0 / largest(added))
-
-
-@part_of_kernel
-def put_out(job: Any, piece: Any, i: Any, sums: Any, factor: Any) -> None:
-    heads, dim = word(job, HEADS), word(job, VALUE_DIM)
-    head = piece.head * (heads // word(job, KV_HEADS)) + i
-    row = (query_start(job, piece.sequence) * heads + head) * dim * element_bytes(job)
-    for at in range(0, dim, LANES):
-        value = load_fp32(sums + at * 4, LANES) * factor
-        store(job, word(job, OUT) + row + at * element_bytes(job), value, dim - at)

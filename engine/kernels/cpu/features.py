@@ -20,7 +20,7 @@ class CpuFeatures:
         return _of_this_machine()
 
     def element(self, dtype: torch.dtype) -> str:
-        """The element type that kernels are compiled for, as `simd.py` names them."""
+        """The element type that kernels are compiled for, as `language.py` names them."""
         if dtype == torch.bfloat16:
             return "bf16_dot" if self.bf16_dot else "bf16"
         return {torch.float32: "f32", torch.float16: "f16"}[dtype]

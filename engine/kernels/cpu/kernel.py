@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from engine.kernels.cpu.compiled import compiled
-from engine.kernels.cpu.simd import OWN_WORDS
+from engine.kernels.cpu.memory import OWN_WORDS
 from engine.kernels.cpu.team import TEAM, lead_function
 
 # Waking the team costs about what one thread does to so many elements.

@@ -2,21 +2,10 @@
 
 from typing import Any
 
-from engine.kernels.cpu.simd import (
-    LANES,
-    claim,
-    element_bytes,
-    fma,
-    load,
-    load_fp32,
-    part_of_kernel,
-    real,
-    root,
-    splat,
-    store,
-    total,
-    word,
-)
+from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.language import part_of_kernel
+from engine.kernels.cpu.memory import claim, element_bytes, load, load_fp32, real, store, word
+from engine.kernels.cpu.vectors import fma, root, splat, total
 
 WORDS = "7qd"
 

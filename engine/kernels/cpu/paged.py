@@ -2,19 +2,18 @@
 
 from typing import Any
 
-from engine.kernels.cpu.simd import (
+from engine.kernels.cpu.language import part_of_kernel
+from engine.kernels.cpu.memory import (
     copy,
     element_bytes,
     int32_at,
     int64_at,
-    part_of_kernel,
-    power_of_two,
     put_int64,
     real,
-    splat,
     word,
     zero,
 )
+from engine.kernels.cpu.vectors import power_of_two, splat
 
 GROUP = 8  # tokens: the smallest block, so a group's rows are one run of memory
 TILE = 64  # tokens that are looked at together

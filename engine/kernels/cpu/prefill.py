@@ -9,21 +9,29 @@ Tiles of tokens begin at multiples of 64 of the sequence, and no row sees anothe
 gives the same bits in whatever chunks it comes.
 """
 
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
+from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.language import part_of_kernel
+from engine.kernels.cpu.laying import lay_rows, pair_up
+from engine.kernels.cpu.memory import (
+    claim,
+    element_bytes,
+    float_at,
+    has_dot,
+    int64_at,
+    load_fp32,
+    real,
+    store_fp32,
+    thread_number,
+    word,
+)
 from engine.kernels.cpu.paged import (
-    END_SEQUENCE,
     FIRST_SEQUENCE,
     GROUP,
     HEAD_DIM,
-    HEADS,
-    KV_HEADS,
     LIST_BYTES,
-    LOWEST,
     MASKED,
-    OUT,
-    QUERIES,
     SCALE,
     SCRATCH,
     SCRATCH_STRIDE,
@@ -31,124 +39,33 @@ from engine.kernels.cpu.paged import (
     TILE,
     VALUE_DIM,
     WINDOW,
-    edge_bytes,
     hide_unseen,
-    kv_len,
     list_groups,
-    query_start,
     scaled_score,
 )
-from engine.kernels.cpu.rows import lay_rows, pair_up, transpose_rows
-from engine.kernels.cpu.simd import (
-    LANES,
-    above,
-    claim,
-    element_bytes,
-    float_at,
-    fma,
-    has_dot,
-    int64_at,
-    largest,
-    load_fp32,
-    maximum,
-    part_of_kernel,
-    power_of_two,
-    put_float,
-    put_int64,
-    real,
-    splat,
-    store,
-    store_fp32,
-    thread_number,
-    weight_of,
-    where_between,
-    word,
+from engine.kernels.cpu.prefill_state import (
+    ROW_BYTES,
+    areas_of,
+    find,
+    keys_row,
+    put_out,
+    set_queries,
+    sums_row,
+    values_row,
 )
 from engine.kernels.cpu.tile import tile_4x16, tile_4x64
+from engine.kernels.cpu.vectors import (
+    above,
+    fma,
+    largest,
+    maximum,
+    power_of_two,
+    splat,
+    weight_of,
+    where_between,
+)
 
-ROWS = 64
-ROW_BYTES = ROWS * 4  # one fp32 (or pair of bf16) for each row
 LAZY = 8.0  # a maximum is only renewed when it grew by 2 ** LAZY: sums are rescaled that rarely
-
-
-class Piece(NamedTuple):
-    sequence: int
-    base: int  # number of the sequence's first piece
-    head: int
-    row: int  # query token of the sequence times heads in the group, plus head in the group
-    rows: int
-    lowest: int  # positions of the first and the last query token
-    highest: int
-
-
-class Areas(NamedTuple):
-    """Addresses in a thread's scratch."""
-
-    rows: int  # the addresses of the queries
-    lists: int
-    edges: int
-    positions: int  # fp32, of each row, as the two below
-    maxima: int  # times log2(e)
-    totals: int
-    factors: int  # that a renewed maximum takes the sums times
-    queries: int  # [steps][ROWS]
-    scores: int  # [TILE][ROWS], and then the weights, in pairs with `bf16_dot`
-    sums: int  # [ROWS][values]
-    values: int  # [TILE or pairs][values]
-    keys: int  # [TILE][keys] fp32, without `bf16_dot`
-
-
-@part_of_kernel
-def rounded(number: int, multiple: int) -> Any:
-    return (number + multiple - 1) // multiple * multiple
-
-
-@part_of_kernel
-def areas_of(start: int, dim: int, value_dim: int, element_size: int) -> Any:
-    """The scratch that begins at `start`; what is only needed for fp32 products is at its end."""
-    lists = start + ROWS * 8
-    edges = lists + LIST_BYTES
-    positions = edges + edge_bytes(value_dim, element_size)
-    queries = positions + 4 * ROW_BYTES
-    scores = queries + rounded(dim, LANES) * ROW_BYTES
-    sums = scores + TILE * ROW_BYTES
-    values = sums + ROWS * sums_row(value_dim)
-    keys = values + TILE * values_row(value_dim)
-    return Areas(
-        start,
-        lists,
-        edges,
-        positions,
-        positions + ROW_BYTES,
-        positions + 2 * ROW_BYTES,
-        positions + 3 * ROW_BYTES,
-        queries,
-        scores,
-        sums,
-        values,
-        keys,
-    )
-
-
-@part_of_kernel
-def sums_row(value_dim: int) -> Any:
-    return rounded(value_dim, LANES) * 4
-
-
-@part_of_kernel
-def values_row(value_dim: int) -> Any:
-    return rounded(value_dim, 2 * LANES) * 4
-
-
-@part_of_kernel
-def keys_row(dim: int) -> Any:
-    return rounded(dim, LANES) * 4
-
-
-@cache
-def scratch_bytes(dim: int, value_dim: int, element_size: int) -> Any:
-    keys: int = areas_of(0, dim, value_dim, element_size).keys
-    return keys + TILE * keys_row(dim)
 
 
 def prefill(job: Any) -> None:
@@ -172,53 +89,6 @@ def prefill(job: Any) -> None:
             start, fresh = stop, False
         put_out(job, areas, piece)
         piece = find(job, claim(job, 1), piece.sequence, piece.base)
-
-
-@part_of_kernel
-def find(job: Any, number: Any, sequence: Any, base: Any) -> Any:
-    """Piece `number`, at or after the sequence whose first piece is `base`; no rows if none.
-
-    The last rows, which see the most tokens, come first, so that short pieces end the work.
-    """
-    kv_heads = word(job, KV_HEADS)
-    group = word(job, HEADS) // kv_heads
-    while sequence < word(job, END_SEQUENCE):
-        queries = query_start(job, sequence + 1) - query_start(job, sequence)
-        tiles = (queries * group + ROWS - 1) // ROWS
-        if number < base + tiles * kv_heads:
-            head, tile = (number - base) // tiles, tiles - 1 - (number - base) % tiles
-            row, rows = tile * ROWS, min(ROWS, queries * group - tile * ROWS)
-            origin = kv_len(job, sequence) - queries
-            lowest, highest = origin + row // group, origin + (row + rows - 1) // group
-            return Piece(sequence, base, head, row, rows, lowest, highest)
-        base += tiles * kv_heads
-        sequence += 1
-    return Piece(sequence, base, 0, 0, 0, 0, 0)
-
-
-@part_of_kernel
-def set_queries(job: Any, areas: Any, piece: Any) -> None:
-    """Packs the rows' queries and resets their state; rows beyond the last one see no token."""
-    heads, dim = word(job, HEADS), word(job, HEAD_DIM)
-    group = heads // word(job, KV_HEADS)
-    token = query_start(job, piece.sequence)
-    query, member = piece.row // group, piece.row % group
-    position = piece.lowest
-    for i in range(ROWS):
-        at = (token + query) * heads + piece.head * group + member
-        put_int64(areas.rows + i * 8, word(job, QUERIES) + at * dim * element_bytes(job))
-        put_float(areas.positions + i * 4, position if i < piece.rows else -1)
-        put_float(areas.maxima + i * 4, LOWEST)
-        put_float(areas.totals + i * 4, 0.0)
-        if i + 1 < piece.rows:
-            member += 1
-            if member == group:
-                member, query, position = 0, query + 1, position + 1
-    step_elements = 2 if has_dot(job) else 1
-    for i in range(0, ROWS, LANES):
-        for first in range(0, dim, LANES * step_elements):
-            target = areas.queries + first // step_elements * ROW_BYTES + i * 4
-            transpose_rows(job, areas.rows + i * 8, first, dim - first, target, ROW_BYTES)
 
 
 @part_of_kernel
@@ -342,21 +212,3 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
                 job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh, 0
             )
             at += 64
-
-
-@part_of_kernel
-def put_out(job: Any, areas: Any, piece: Any) -> None:
-    heads, dim = word(job, HEADS), word(job, VALUE_DIM)
-    group = heads // word(job, KV_HEADS)
-    query, member = query_start(job, piece.sequence) + piece.row // group, piece.row % group
-    for i in range(piece.rows):
-        head = query * heads + piece.head * group + member
-        target = word(job, OUT) + head * dim * element_bytes(job)
-        member += 1
-        if member == group:
-            member, query = 0, query + 1
-        factor = 1.0 / float_at(areas.totals + i * 4)
-        sums = areas.sums + i * sums_row(dim)
-        for at in range(0, dim, LANES):
-            value = load_fp32(sums + at * 4, LANES) * factor
-            store(job, target + at * element_bytes(job), value, dim - at)

@@ -14,18 +14,9 @@ import torch
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from engine.kernels.cpu.simd import (
-    FLOATS,
-    I64,
-    LANES,
-    claim,
-    element_bytes,
-    instruction,
-    load_fp32,
-    part_of_kernel,
-    store,
-    word,
-)
+from engine.kernels.cpu.emit import FLOATS, I64, LANES
+from engine.kernels.cpu.language import instruction, part_of_kernel
+from engine.kernels.cpu.memory import claim, element_bytes, load_fp32, store, word
 from engine.kernels.cpu.tile import (
     COLUMNS,
     fetching_4x64,

@@ -2,20 +2,20 @@
 
 from typing import Any
 
-from engine.kernels.cpu.norms import norm_scale
-from engine.kernels.cpu.simd import (
-    LANES,
+from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.language import part_of_kernel
+from engine.kernels.cpu.memory import (
     claim,
     copy,
     element_bytes,
     int64_at,
     load,
     load_fp32,
-    part_of_kernel,
     real,
     store,
     word,
 )
+from engine.kernels.cpu.norms import norm_scale
 
 WORDS = "21qd"
 

@@ -22,21 +22,23 @@ from threading import Lock, Thread
 from typing import Any
 
 from engine.kernels.cpu.compiled import compiled
-from engine.kernels.cpu.simd import (
+from engine.kernels.cpu.language import part_of_kernel
+from engine.kernels.cpu.memory import (
     CODE_WORD,
     MAILBOX_WORD,
     OWN_WORDS,
     SEATS_WORD,
     address_of,
+    int64_at,
+    put_int64,
+)
+from engine.kernels.cpu.sync import (
     atomic_add,
     atomic_load,
     atomic_store,
     compare_and_swap,
     give_way,
-    int64_at,
-    part_of_kernel,
     pause,
-    put_int64,
     run_code,
     sleep_while,
     wake,

@@ -14,22 +14,21 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from engine.kernels.cpu.simd import (
+from engine.kernels.cpu.emit import (
     F32,
     FLOATS,
     I32,
     INTS,
-    JOB,
     PAIRS,
     call,
     const,
-    instruction,
     load_from,
     offset,
     prefetch_line,
     splat_of,
     store_to,
 )
+from engine.kernels.cpu.language import JOB, instruction
 
 COLUMNS = 64
 VECTOR_BYTES = LINE_BYTES = 64

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.kernels.cpu.decode import SPLIT
+from engine.kernels.cpu.decode_state import SPLIT
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.interface import GroupBatch, StepBatch

@@ -1,0 +1,125 @@
+"""Writing LLVM IR: types, constants, loads, stores and conversions of every element type."""
+
+from typing import Any
+
+from llvmlite import ir
+
+LANES = 16
+ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "bf16_dot": 2}
+
+F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
+I1, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
+FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+HALVES, SHORTS = ir.VectorType(HALF, LANES), ir.VectorType(I16, LANES)
+
+
+class BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+BFLOATS = ir.VectorType(BFloat(), LANES)
+PAIRS = ir.VectorType(BFloat(), 2 * LANES)
+
+
+def const(value: float, llvm: ir.Type = I64) -> Any:
+    if isinstance(llvm, ir.VectorType):
+        return ir.Constant(llvm, [ir.Constant(llvm.element, value)] * llvm.count)
+    return ir.Constant(llvm, value)
+
+
+def pointer(builder: Any, address: Any, llvm: ir.Type) -> Any:
+    return builder.inttoptr(address, ir.PointerType(llvm))
+
+
+def load_from(builder: Any, address: Any, llvm: ir.Type, align: int) -> Any:
+    value = builder.load(pointer(builder, address, llvm))
+    value.align = align
+    return value
+
+
+def store_to(builder: Any, value: Any, address: Any, align: int) -> None:
+    builder.store(value, pointer(builder, address, value.type)).align = align
+
+
+def offset(builder: Any, address: Any, num_bytes: int) -> Any:
+    return builder.add(address, const(num_bytes))
+
+
+def call(builder: Any, name: str, result: ir.Type, *values: Any) -> Any:
+    known = builder.module.globals.get(name)
+    if known is None:
+        signature = ir.FunctionType(result, [value.type for value in values])
+        known = ir.Function(builder.module, signature, name)
+    return builder.call(known, values)
+
+
+def splat_of(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
+    llvm = ir.VectorType(scalar.type, lanes)
+    first = builder.insert_element(ir.Constant(llvm, ir.Undefined), scalar, const(0, I32))
+    return builder.shuffle_vector(first, first, const(0, ir.VectorType(I32, lanes)))
+
+
+def memory_type(element: str) -> ir.Type:
+    return {"f32": FLOATS, "f16": HALVES}.get(element, SHORTS)
+
+
+def widened(builder: Any, value: Any, element: str) -> Any:
+    """Sixteen elements as they lie in memory, to fp32."""
+    if element == "f32":
+        return value
+    if element == "f16":
+        return builder.fpext(value, FLOATS)
+    return builder.bitcast(builder.shl(builder.zext(value, INTS), const(16, INTS)), FLOATS)
+
+
+def narrowed(builder: Any, value: Any, element: str) -> Any:
+    """fp32 to sixteen elements, rounding to nearest even."""
+    if element == "f32":
+        return value
+    if element == "f16":
+        return builder.fptrunc(value, HALVES)
+    if element == "bf16_dot":  # vcvtneps2bf16
+        return builder.bitcast(builder.fptrunc(value, BFLOATS), SHORTS)
+    bits = builder.bitcast(value, INTS)
+    odd = builder.and_(builder.lshr(bits, const(16, INTS)), const(1, INTS))
+    rounded = builder.add(bits, builder.add(odd, const(0x7FFF, INTS)))
+    # The carry would turn a NaN into a number.
+    number = builder.fcmp_ordered("ord", value, value)
+    kept = builder.select(number, rounded, builder.or_(bits, const(0x400000, INTS)))
+    return builder.trunc(builder.lshr(kept, const(16, INTS)), SHORTS)
+
+
+def masked_load(builder: Any, address: Any, llvm: Any, count: Any, align: int) -> Any:
+    """The first `count` elements and zeros; reads no byte beyond."""
+    name = f"llvm.masked.load.v{llvm.count}{_SUFFIX[llvm.element]}.p0"
+    place, mask = pointer(builder, address, llvm), first_lanes(builder, count, llvm.count)
+    return call(builder, name, llvm, place, const(align, I32), mask, ir.Constant(llvm, None))
+
+
+def masked_store(builder: Any, value: Any, address: Any, count: Any, align: int) -> None:
+    llvm = value.type
+    name = f"llvm.masked.store.v{llvm.count}{_SUFFIX[llvm.element]}.p0"
+    place, mask = pointer(builder, address, llvm), first_lanes(builder, count, llvm.count)
+    call(builder, name, ir.VoidType(), value, place, const(align, I32), mask)
+
+
+_SUFFIX = {F32: "f32", HALF: "f16", I16: "i16"}
+
+
+def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
+    """A mask of the first `count` of so many lanes."""
+    llvm = ir.VectorType(I32, lanes)
+    numbers = ir.Constant(llvm, [ir.Constant(I32, lane) for lane in range(lanes)])
+    return builder.icmp_signed("<", numbers, splat_of(builder, builder.trunc(count, I32), lanes))
+
+
+def prefetch_line(builder: Any, address: Any) -> None:
+    line = pointer(builder, address, ir.IntType(8))
+    read, locality, data = const(0, I32), const(2, I32), const(1, I32)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), line, read, locality, data)
