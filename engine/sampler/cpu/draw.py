@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.cpu.simd import claim, word
+from engine.kernels.cpu.memory import claim, word
 from engine.sampler.cpu.arithmetic import INFINITY_BITS
 from engine.sampler.cpu.edits import Lists, edit, is_edited
 from engine.sampler.cpu.jit import compiled

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.cpu.simd import thread_number, word
+from engine.kernels.cpu.memory import thread_number, word
 from engine.sampler.cpu.jit import compiled
 from engine.sampler.cpu.memory import int16s, int32s, scratch_at
 

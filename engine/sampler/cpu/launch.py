@@ -12,7 +12,7 @@ from numba import cfunc, types
 
 from engine.kernels.cpu.cache import kept_on_disk
 from engine.kernels.cpu.kernel import Kernel
-from engine.kernels.cpu.simd import Job
+from engine.kernels.cpu.language import Job
 from engine.kernels.cpu.team import lead_function
 
 

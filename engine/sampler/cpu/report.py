@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.cpu.simd import claim, word
+from engine.kernels.cpu.memory import claim, word
 from engine.sampler import definition as d
 from engine.sampler.cpu.arithmetic import INFINITY_BITS, F, float_bits
 from engine.sampler.cpu.jit import compiled
