@@ -48,7 +48,18 @@ def serve(start: Callable[[], tuple[Side, SideInfo]]) -> None:
 
 
 def _peak_resident() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmHWM")
+    """Of the largest process of this session: an engine may run its model in a child."""
+    session = os.getsid(0)
+    peaks = [0]
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            if os.getsid(int(status.parent.name)) == session:
+                peaks += _peaks(status.read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return max(peaks)
+
+
+def _peaks(status: str) -> list[int]:
+    lines = status.splitlines()
+    return [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -53,8 +54,7 @@ class Child:
         try:
             self._process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
         self._log_file.close()
 
     def _answer(self) -> dict[str, Any]:
@@ -73,7 +73,11 @@ class Child:
         return answer
 
     def _fail(self, what: str) -> NoReturn:
-        self._process.kill()
-        self._process.wait()
+        self._kill()
         tail = self._log.read_text(errors="replace").splitlines()[-30:]
         raise ChildError(f"{self._process.args!r} {what}\n" + "\n".join(tail))
+
+    def _kill(self) -> None:
+        """With the processes it started, which share its session."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

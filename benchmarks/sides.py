@@ -49,10 +49,10 @@ def ours() -> SideSpec:
 
 
 def vllm(python: Path, cores: Sequence[int]) -> SideSpec:
-    """With what its documentation advises for a CPU: all cores bound, and the OpenMP library and
-    the allocator it asks for loaded first, where they are there."""
+    """As it comes, its model in a process of its own, with what its documentation advises for a
+    CPU: all cores for it, and the OpenMP library and the allocator it asks for loaded first,
+    where they are there."""
     environment = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_NO_USAGE_STATS": "1",

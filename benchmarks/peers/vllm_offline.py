@@ -1,7 +1,7 @@
 """vLLM under measure; runs in an environment of its own, made by setup_vllm.sh.
 
-Its engine core runs in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0, set by the parent), so a
-step here is a step there, without a second process beside the two that compute.
+Its scheduler and its model run in processes of their own, which is its default and was the fastest
+way here; a step is the wait for its next tokens.
 """
 
 import vllm
