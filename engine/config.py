@@ -32,7 +32,9 @@ class EngineConfig:
         "auto", "which kernels do the work", ("auto", "reference", "cpu", "triton")
     )
     num_threads: int | None = _knob(None, "CPU threads of this engine")
-    seed: int = _knob(0, "of random weights, and of what requests without a seed draw")
+    seed: int = _knob(
+        0, "of random weights, and of requests without a seed (the HTTP front draws one for each)"
+    )
 
     block_size: int | None = _knob(None, "tokens in a cache block, a power of two")
     kv_cache_dtype: str = _knob(

@@ -68,6 +68,9 @@ class ChatTemplate:
         if options.continue_final_message and options.add_generation_prompt:
             raise RequestError("continue_final_message", "excludes add_generation_prompt")
         template = self._choose(options)
+        for name in ("tools", "documents"):
+            if getattr(options, name) is not None and name not in template.variables:
+                raise RequestError(name, "this model's chat template has no place for them")
         chat = [prepare(message) for message in messages]
         if not template.reads_parts:
             chat = [flatten_content(message) for message in chat]
@@ -118,10 +121,13 @@ class ChatTemplate:
 class _Template:
     compiled: jinja2.Template
     reads_parts: bool  # handles content that is a list of parts; else it must be one string
+    variables: frozenset[str]  # what it reads; the rest would be ignored
 
     @classmethod
     def compile(cls, environment: jinja2.Environment, source: str) -> "_Template":
-        return cls(environment.from_string(source), _reads_parts(environment.parse(source)))
+        tree = environment.parse(source)
+        variables = frozenset(node.name for node in tree.find_all(nodes.Name))
+        return cls(environment.from_string(source), _reads_parts(tree), variables)
 
 
 def _mark_end(message: dict[str, Any]) -> None:

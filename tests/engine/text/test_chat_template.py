@@ -203,6 +203,7 @@ def test_renders_as_transformers(
     oracle: PreTrainedTokenizerFast, template: str, chat: str, prompt: bool, tools: Any
 ) -> None:
     source = TEMPLATES[template]
+    tools = tools if "tools" in source else None  # else refused, see below
     options = ChatOptions(tools=tools, add_generation_prompt=prompt)
     if template == "turns" and chat == "system":
         with pytest.raises(RequestError, match="messages: .*System role not supported"):
@@ -265,7 +266,8 @@ def test_variables_documents_and_reasoning_as_transformers(
             tokenize=False,
             **kwargs,
         )
-        options = ChatOptions(documents=documents, template_kwargs=kwargs)
+        given = documents if "documents" in source else None  # else refused, see below
+        options = ChatOptions(documents=given, template_kwargs=kwargs)
         assert ours(source).render(chat, options) == expected
 
 
@@ -283,8 +285,16 @@ def test_parts_of_text_reach_templates_that_read_them_and_are_joined_for_others(
     assert ours(IM_BLOCKS).render(chat) == ours(IM_BLOCKS).render(joined)
 
 
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_what_the_template_would_ignore_is_refused(name: str) -> None:
+    options = ChatOptions(**{name: [{"type": "function"}]})  # type: ignore[arg-type]
+    with pytest.raises(RequestError) as caught:
+        ours("{{ messages[0].content }}").render(CHATS["one"], options)
+    assert caught.value.field == name
+
+
 def test_named_templates_choose_the_one_for_tools() -> None:
-    sources = {"default": "plain", "tool_use": "with tools"}
+    sources = {"default": "plain", "tool_use": "with tools{{ tools and '' }}"}
     template = ChatTemplate(sources, SPECIAL, "here")
     assert template.render(CHATS["one"]) == "plain"
     assert template.render(CHATS["one"], ChatOptions(tools=TOOLS)) == "with tools"
@@ -352,8 +362,8 @@ def test_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("from file")
     assert rendered(tmp_path) == "from file"
     (tmp_path / "chat_templates").mkdir()
-    (tmp_path / "chat_templates" / "tool_use.jinja").write_text("tools")
-    assert rendered(tmp_path, ChatOptions(tools=TOOLS)) == "tools"
+    (tmp_path / "chat_templates" / "tool_use.jinja").write_text("{{ tools | length }} tools")
+    assert rendered(tmp_path, ChatOptions(tools=TOOLS)) == f"{len(TOOLS)} tools"
 
 
 def rendered(folder: Path, options: ChatOptions | None = None) -> str:
