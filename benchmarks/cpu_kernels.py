@@ -43,15 +43,20 @@ LAYER_SHAPES = [
 Variants = dict[str, Callable[[], object]]
 
 
-def timed(variants: Variants, rounds: int = 9) -> dict[str, list[float]]:
-    """Seconds of each variant in each round, after one that does not count."""
+def timed(variants: Variants, rounds: int = 9, rest_s: float = 0.03) -> dict[str, list[float]]:
+    """Seconds of each variant in each round, every time after a run that does not count.
+
+    The rest lets the threads of torch's OpenMP fall asleep: they spin for milliseconds after
+    their last work, on the cores that the next variant needs.
+    """
     times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(rounds + 1):
+    for _ in range(rounds):
         for name, run in variants.items():
+            time.sleep(rest_s)
+            run()
             start = time.perf_counter()
             run()
-            if turn:
-                times[name].append(time.perf_counter() - start)
+            times[name].append(time.perf_counter() - start)
     return times
 
 
@@ -198,7 +203,7 @@ def calls(kernels: CpuKernels) -> None:
 
 
 def report_calls(name: str, variants: Variants) -> None:
-    for variant, seconds in timed(variants, 400).items():
+    for variant, seconds in timed(variants, 400, 0.0).items():
         median, least = statistics.median(seconds) * 1e6, min(seconds) * 1e6
         print(f"{name:10} {variant:10} {median:7.1f} us (min {least:7.1f})", flush=True)
 

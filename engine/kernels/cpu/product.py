@@ -4,8 +4,8 @@ A panel holds its columns' weights step by step, [steps][64], a step being one i
 two in a pair (bf16). So weights are one stream through memory, which is what decides the time
 of few rows, while the register tile keeps many rows at the speed of the multipliers.
 
-A part of a panel stays in the second cache level while all rows pass it six at a time, and each
-pass fetches a quarter of the part that comes next, so that reading and computing overlap.
+A part of a panel stays in the second cache level while all rows pass it six at a time, and the
+first passes fetch the part that comes next, so that reading and computing overlap.
 """
 
 from typing import Any
@@ -21,6 +21,8 @@ from engine.kernels.cpu.tile import (
     COLUMNS,
     fetching_4x64,
     fetching_6x64,
+    fetching_twice_4x64,
+    fetching_twice_6x64,
     tile_1x64,
     tile_2x64,
     tile_4x64,
@@ -34,6 +36,7 @@ PANEL_STEP_BYTES = STEP_BYTES * COLUMNS
 PART_STEPS = 384  # of a panel, 96 kB, beside as many steps of the block's rows
 BLOCK_ROWS = 384
 FEW_ROWS = 6  # that pass a panel together, as it comes
+TWO_PASSES = 12  # rows
 SUMS_ROW = COLUMNS * 4
 
 
@@ -78,14 +81,19 @@ def multiply(
     count = min(steps - step, part_steps)
     part = word(job, 2) + (panel * steps + step) * PANEL_STEP_BYTES
     ahead = part + count * PANEL_STEP_BYTES
-    fetch = next_comes and rows > FEW_ROWS
-    quarter = count * PANEL_STEP_BYTES // 4
+    # A step has four lines; so that many passes fetch all of the part that comes next.
+    passes = 2 if rows <= TWO_PASSES else 4
+    if not next_comes or rows <= FEW_ROWS:
+        passes = 0
     done, turn = 0, 0
     while done < rows:
         place, target = x + done * x_row, sums + done * SUMS_ROW
-        left, later = rows - done, ahead + turn * quarter
-        if fetch and turn < 4 and left >= 4:
-            done += fetching_tile(job, place, x_row, part, count, target, step > 0, left, later)
+        left = rows - done
+        if turn < passes and left >= 4:
+            later = ahead + turn * count * PANEL_STEP_BYTES // passes
+            done += fetching_tile(
+                job, place, x_row, part, count, target, step > 0, left, later, passes
+            )
         else:
             done += tile(job, place, x_row, part, count, target, step > 0, left)
         turn += 1
@@ -120,11 +128,19 @@ def fetching_tile(
     add: Any,
     rows: Any,
     ahead: Any,
+    passes: Any,
 ) -> Any:
+    size = PANEL_STEP_BYTES
     if rows >= 6 and rows != 8:
-        fetching_6x64(job, x, x_row, 4, part, PANEL_STEP_BYTES, steps, sums, SUMS_ROW, add, ahead)
+        if passes == 2:
+            fetching_twice_6x64(job, x, x_row, 4, part, size, steps, sums, SUMS_ROW, add, ahead)
+        else:
+            fetching_6x64(job, x, x_row, 4, part, size, steps, sums, SUMS_ROW, add, ahead)
         return 6
-    fetching_4x64(job, x, x_row, 4, part, PANEL_STEP_BYTES, steps, sums, SUMS_ROW, add, ahead)
+    if passes == 2:
+        fetching_twice_4x64(job, x, x_row, 4, part, size, steps, sums, SUMS_ROW, add, ahead)
+    else:
+        fetching_4x64(job, x, x_row, 4, part, size, steps, sums, SUMS_ROW, add, ahead)
     return 4
 
 

@@ -46,10 +46,10 @@ def multiply_add(builder: Any, element: str, total: Any, x: Any, y: Any) -> Any:
     return call(builder, "llvm.fma.v16f32", FLOATS, x, y, total)
 
 
-def _tile(rows: int, vectors: int, fetching: bool = False) -> Any:
+def _tile(rows: int, vectors: int, fetched: int = 0) -> Any:
     """The tile of so many rows and vectors of columns; distances are in bytes.
 
-    A fetching one asks for one line after the other of what lies at `ahead`, one in each step.
+    It can ask for what lies at `ahead`, so many lines in each step.
     """
 
     def write(
@@ -80,8 +80,9 @@ def _tile(rows: int, vectors: int, fetching: bool = False) -> Any:
         with cgutils.for_range(b, steps) as loop:
             line = b.add(rhs, b.mul(loop.index, rhs_step))
             columns = [load_from(b, offset(b, line, 64 * v), lanes, 4) for v in range(vectors)]
-            if fetching:
-                prefetch_line(b, b.add(ahead, b.mul(loop.index, const(LINE_BYTES))))
+            wanted = b.add(ahead, b.mul(loop.index, const(fetched * LINE_BYTES)))
+            for i in range(fetched):
+                prefetch_line(b, offset(b, wanted, i * LINE_BYTES))
             along = b.mul(loop.index, a_step)
             for r, row in enumerate(a_rows):
                 left = splat_of(b, load_from(b, b.add(row, along), number, 2))
@@ -95,4 +96,5 @@ def _tile(rows: int, vectors: int, fetching: bool = False) -> Any:
 
 tile_1x64, tile_2x64, tile_4x64, tile_6x64 = (_tile(rows, 4) for rows in (1, 2, 4, 6))
 tile_4x16 = _tile(4, 1)
-fetching_4x64, fetching_6x64 = (_tile(rows, 4, fetching=True) for rows in (4, 6))
+fetching_4x64, fetching_6x64 = (_tile(rows, 4, fetched=1) for rows in (4, 6))
+fetching_twice_4x64, fetching_twice_6x64 = (_tile(rows, 4, fetched=2) for rows in (4, 6))
