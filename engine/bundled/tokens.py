@@ -69,7 +69,7 @@ def reference_page(module: Module) -> str:
     return "\n\n".join(sections)
 
 
-def train_tokenizer(documents: Documents) -> PreTrainedTokenizerFast:
+def train_tokenizer(documents: Documents) -> Tokenizer:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -89,6 +89,10 @@ def train_tokenizer(documents: Documents) -> PreTrainedTokenizerFast:
     bpe.post_processor = TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
     )
+    return bpe
+
+
+def with_chat_template(bpe: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token=BOS,

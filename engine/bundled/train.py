@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -27,11 +28,10 @@ from engine.bundled.tokens import (
     documents_of,
     streams_of,
     train_tokenizer,
+    with_chat_template,
 )
 
 SHORT_LENGTH = 512
-# Positions beyond the short windows are learnt in this last part of the steps.
-LONG_FROM = 0.75
 WARM_UP_STEPS = 40
 EVALUATED_TOKENS = 16384
 log = logging.getLogger("train")
@@ -45,6 +45,7 @@ class Settings(NamedTuple):
     steps: int
     limit_s: float
     source_share: float
+    long_from: float
     tokens_per_step: int
     learning_rate: float
     seed: int
@@ -100,6 +101,9 @@ def parse_arguments() -> Settings:
     parser.add_argument("--steps", type=int, default=2800)
     parser.add_argument("--minutes", type=float, default=math.inf, help="anneal by then if slow")
     parser.add_argument("--source-share", type=float, default=0.25, help="of windows; not prose")
+    parser.add_argument(
+        "--long-from", type=float, default=0.6, help="share of the run before 2048-token windows"
+    )
     parser.add_argument("--tokens-per-step", type=int, default=6144, help="multiple of 2048")
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
@@ -115,6 +119,7 @@ def parse_arguments() -> Settings:
         steps=given.steps,
         limit_s=given.minutes * 60,
         source_share=given.source_share,
+        long_from=given.long_from,
         tokens_per_step=given.tokens_per_step,
         learning_rate=given.learning_rate,
         seed=given.seed,
@@ -126,8 +131,8 @@ def parse_arguments() -> Settings:
 
 def start_tokenizer(resume: Path | None, training: Documents) -> PreTrainedTokenizerFast:
     if resume is None:
-        return train_tokenizer(training)
-    return PreTrainedTokenizerFast.from_pretrained(resume)
+        return with_chat_template(train_tokenizer(training))
+    return with_chat_template(Tokenizer.from_file(str(resume / "tokenizer.json")))
 
 
 def start_model(resume: Path | None, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -191,7 +196,7 @@ def rate_at(step: int, progress: float) -> float:
 def batch_of(
     streams: dict[str, Stream], progress: float, settings: Settings, rng: random.Random
 ) -> torch.Tensor:
-    length = SHORT_LENGTH if progress < LONG_FROM else MAX_LENGTH
+    length = SHORT_LENGTH if progress < settings.long_from else MAX_LENGTH
     rest = 1 - settings.source_share
     mix = {"prose": rest / 3, "source": settings.source_share, "chat": rest * 2 / 3}
     names = rng.choices(list(mix), list(mix.values()), k=settings.tokens_per_step // length)
