@@ -19,7 +19,11 @@ class ChildError(Exception):
 
 
 class Child:
-    """Started when made; answers one order at a time; ends with `close`."""
+    """Started when made; answers one order at a time; ends with `close`.
+
+    Between orders it is stopped, with the processes it started: an engine that waits may spin,
+    and the other one has its turn.
+    """
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -36,6 +40,7 @@ class Child:
             start_new_session=True,
         )
         self.info = self._answer()
+        self._signal(signal.SIGSTOP)
 
     @property
     def session(self) -> int:
@@ -43,13 +48,17 @@ class Child:
 
     def ask(self, workload: str, seed: int) -> dict[str, Any]:
         assert self._process.stdin
+        self._signal(signal.SIGCONT)
         order = json.dumps({"workload": workload, "seed": seed}) + "\n"
         self._process.stdin.write(order.encode())
         self._process.stdin.flush()
-        return self._answer()
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def close(self) -> None:
         assert self._process.stdin
+        self._signal(signal.SIGCONT)
         self._process.stdin.close()
         try:
             self._process.wait(timeout=20)
@@ -77,7 +86,10 @@ class Child:
         tail = self._log.read_text(errors="replace").splitlines()[-30:]
         raise ChildError(f"{self._process.args!r} {what}\n" + "\n".join(tail))
 
+    def _signal(self, number: signal.Signals) -> None:
+        """To the process and those it started, which share its session."""
+        os.killpg(self._process.pid, number)
+
     def _kill(self) -> None:
-        """With the processes it started, which share its session."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
