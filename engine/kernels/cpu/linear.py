@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from engine.kernels.cpu.features import CpuFeatures
-from engine.kernels.cpu.kernel import Kernel
+from engine.kernels.cpu.kernel import Kernel, threads_for
 from engine.kernels.cpu.product import INPUTS_PER_STEP
 from engine.kernels.cpu.tile import COLUMNS
 from engine.kernels.interface import Linear
@@ -12,6 +12,7 @@ from engine.kernels.interface import Linear
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
 ONEDNN_PACK_ROWS = 64
 
+PRODUCTS_PER_ELEMENT = 8  # that take as long as an element of the other kernels
 MOST_TOGETHER = 8  # panels in one claim: within one, the next panel is fetched early
 
 
@@ -20,7 +21,8 @@ def make_linear(
 ) -> Linear:
     if features.multiplies_panels(weight.dtype):
         return PanelLinear(product, weight, bias)
-    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    onednn = torch.backends.mkldnn.is_available()
+    if weight.dtype == torch.bfloat16 and onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return OnednnLinear(weight, bias)
     return PlainLinear(weight, bias)
 
@@ -43,7 +45,7 @@ class PanelLinear:
         if inputs % INPUTS_PER_STEP[x.dtype]:
             x = F.pad(x, (0, 1))
         out = torch.empty((rows, self._columns), dtype=x.dtype)
-        threads = torch.get_num_threads()
+        threads = threads_for(rows * self._panels.numel() // PRODUCTS_PER_ELEMENT)
         self._product(
             threads,
             x.data_ptr(),
