@@ -1,6 +1,7 @@
 """The engine behind an event loop: streams, aborts, refusals, a thread that dies."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,6 +81,11 @@ async def idle(serving: AsyncEngine) -> None:
     await ask(serving, Engine.check_integrity)
     stats = await ask(serving, Engine.cache_stats)
     assert all(group.held == 0 for group in stats.groups)
+
+
+def watchdog_sees_work(serving: AsyncEngine) -> bool:
+    """The engine's thread notes that it has none a moment after its last command."""
+    return serving._watchdog.stalled_s(math.inf) is not None
 
 
 async def test_requests_at_once_get_the_answers_of_requests_alone(serving: AsyncEngine) -> None:
@@ -217,6 +223,9 @@ async def test_work_without_steps_is_said_to_whoever_asks_and_in_the_log(
         serving.check_health()
     stream.close()
     await idle(serving)
+    async with asyncio.timeout(10):
+        while watchdog_sees_work(serving):
+            await asyncio.sleep(0)
     serving.check_health()
     serving.stop()
 
