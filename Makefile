@@ -10,14 +10,15 @@ JOBS ?= 2
 
 BIN := .venv/bin
 
-.PHONY: help setup serve test check format
+.PHONY: help setup serve test check format protos
 
 help:
 	@echo 'make setup    .venv with the kvrelay command and all that the tests need'
 	@echo 'make serve    serves the bundled model, or MODEL=..., with ARGS="--port 8001 ..."'
 	@echo 'make test     all tests, or TESTS="tests/kv_cache -k pool"'
-	@echo 'make check    ruff, mypy and the import rules'
+	@echo 'make check    ruff, mypy, the import rules, generated code is current'
 	@echo 'make format   what ruff can mend by itself'
+	@echo 'make protos   the code generated from protos/*.proto'
 
 setup: .venv/installed
 
@@ -37,8 +38,12 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .
+	$(BIN)/python -m protos.generate --check
 	$(BIN)/python -m pytest tests/test_imports.py
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+protos: setup
+	$(BIN)/python -m protos.generate

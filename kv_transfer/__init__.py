@@ -1,0 +1,1 @@
+"""Moving blobs between the pools of two workers."""

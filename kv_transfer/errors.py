@@ -1,0 +1,24 @@
+"""What can go wrong between two workers."""
+
+
+class TransferError(Exception):
+    """A transfer, or the link under it, failed; nothing of it writes any more.
+
+    `retryable`: the same may succeed later, or with another peer.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class OneSidedRefused(TransferError):
+    """The link is alive and cannot read without the holder's help; another connector must."""
+
+
+class IncompatiblePeer(TransferError):
+    """Two workers that do not fit together; `field` names what differs."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}", retryable=False)
+        self.field = field
