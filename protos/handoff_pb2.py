@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import generation_pb2 as protos_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/handoff.proto\x12\nkvrelay.v1\x1a\x17protos/generation.proto\"]\n\rPullerMessage\x12\x1e\n\x03\x61sk\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.AskH\x00\x12$\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x12.kvrelay.v1.CommitH\x00\x42\x06\n\x04kind\"\xc5\x01\n\x03\x41sk\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x1a\n\x12holder_incarnation\x18\x03 \x01(\x06\x12\x1a\n\x12puller_incarnation\x18\x04 \x01(\x06\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x07 \x01(\r\x12$\n\x07\x63ompute\x18\x08 \x01(\x0b\x32\x13.kvrelay.v1.Compute\"\x95\x01\n\x07\x43ompute\x12*\n\x06params\x18\x01 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12\x10\n\x08priority\x18\x02 \x01(\x11\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x0c\n\x04\x64raw\x18\x04 \x01(\x08\x12)\n\x07sources\x18\x05 \x03(\x0b\x32\x18.kvrelay.v1.PrefixSource\"H\n\x0cPrefixSource\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\x08\n\x06\x43ommit\"\xdb\x01\n\rHolderMessage\x12$\n\x06queued\x18\x01 \x01(\x0b\x32\x12.kvrelay.v1.QueuedH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.kvrelay.v1.ChunkH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.kvrelay.v1.FinishedH\x00\x12&\n\x07verdict\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.VerdictH\x00\x12&\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x13.kvrelay.v1.FailureH\x00\x42\x06\n\x04kind\"\x18\n\x06Queued\x12\x0e\n\x06wait_s\x18\x01 \x01(\x01\"\x8d\x01\n\x05\x43hunk\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12$\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x14.kvrelay.v1.BlockRun\x12\x32\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\x12\x0e\n\x06next_s\x18\x05 \x01(\x01\"Q\n\x08\x42lockRun\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_entry\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12\x11\n\tchecksums\x18\x04 \x03(\x06\"M\n\x08\x46inished\x12&\n\x06tokens\x18\x01 \x03(\x0b\x32\x16.kvrelay.v1.FirstToken\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"K\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\"\'\n\x07Verdict\x12\x0c\n\x04held\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t2K\n\x07HandOff\x12@\n\x04Open\x12\x19.kvrelay.v1.PullerMessage\x1a\x19.kvrelay.v1.HolderMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/handoff.proto\x12\nkvrelay.v1\x1a\x17protos/generation.proto\"]\n\rPullerMessage\x12\x1e\n\x03\x61sk\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.AskH\x00\x12$\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x12.kvrelay.v1.CommitH\x00\x42\x06\n\x04kind\"\xc5\x01\n\x03\x41sk\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x1a\n\x12holder_incarnation\x18\x03 \x01(\x06\x12\x1a\n\x12puller_incarnation\x18\x04 \x01(\x06\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x07 \x01(\r\x12$\n\x07\x63ompute\x18\x08 \x01(\x0b\x32\x13.kvrelay.v1.Compute\"\x95\x01\n\x07\x43ompute\x12*\n\x06params\x18\x01 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12\x10\n\x08priority\x18\x02 \x01(\x11\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x0c\n\x04\x64raw\x18\x04 \x01(\x08\x12)\n\x07sources\x18\x05 \x03(\x0b\x32\x18.kvrelay.v1.PrefixSource\"H\n\x0cPrefixSource\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\x08\n\x06\x43ommit\"\xdd\x01\n\rHolderMessage\x12&\n\x07waiting\x18\x01 \x01(\x0b\x32\x13.kvrelay.v1.WaitingH\x00\x12\"\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x11.kvrelay.v1.ChunkH\x00\x12(\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x14.kvrelay.v1.FinishedH\x00\x12&\n\x07verdict\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.VerdictH\x00\x12&\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x13.kvrelay.v1.FailureH\x00\x42\x06\n\x04kind\"<\n\x07Waiting\x12\x0e\n\x06wait_s\x18\x01 \x01(\x01\x12\x11\n\tnum_steps\x18\x02 \x01(\x04\x12\x0e\n\x06queued\x18\x03 \x01(\x08\"\x8d\x01\n\x05\x43hunk\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12$\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x14.kvrelay.v1.BlockRun\x12\x32\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\x12\x0e\n\x06next_s\x18\x05 \x01(\x01\"Q\n\x08\x42lockRun\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_entry\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12\x11\n\tchecksums\x18\x04 \x03(\x06\"M\n\x08\x46inished\x12&\n\x06tokens\x18\x01 \x03(\x0b\x32\x16.kvrelay.v1.FirstToken\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"K\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvrelay.v1.TokenLogprobs\"\'\n\x07Verdict\x12\x0c\n\x04held\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t2K\n\x07HandOff\x12@\n\x04Open\x12\x19.kvrelay.v1.PullerMessage\x1a\x19.kvrelay.v1.HolderMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,19 +43,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMIT']._serialized_start=582
   _globals['_COMMIT']._serialized_end=590
   _globals['_HOLDERMESSAGE']._serialized_start=593
-  _globals['_HOLDERMESSAGE']._serialized_end=812
-  _globals['_QUEUED']._serialized_start=814
-  _globals['_QUEUED']._serialized_end=838
-  _globals['_CHUNK']._serialized_start=841
-  _globals['_CHUNK']._serialized_end=982
-  _globals['_BLOCKRUN']._serialized_start=984
-  _globals['_BLOCKRUN']._serialized_end=1065
-  _globals['_FINISHED']._serialized_start=1067
-  _globals['_FINISHED']._serialized_end=1144
-  _globals['_FIRSTTOKEN']._serialized_start=1146
-  _globals['_FIRSTTOKEN']._serialized_end=1221
-  _globals['_VERDICT']._serialized_start=1223
-  _globals['_VERDICT']._serialized_end=1262
-  _globals['_HANDOFF']._serialized_start=1264
-  _globals['_HANDOFF']._serialized_end=1339
+  _globals['_HOLDERMESSAGE']._serialized_end=814
+  _globals['_WAITING']._serialized_start=816
+  _globals['_WAITING']._serialized_end=876
+  _globals['_CHUNK']._serialized_start=879
+  _globals['_CHUNK']._serialized_end=1020
+  _globals['_BLOCKRUN']._serialized_start=1022
+  _globals['_BLOCKRUN']._serialized_end=1103
+  _globals['_FINISHED']._serialized_start=1105
+  _globals['_FINISHED']._serialized_end=1182
+  _globals['_FIRSTTOKEN']._serialized_start=1184
+  _globals['_FIRSTTOKEN']._serialized_end=1259
+  _globals['_VERDICT']._serialized_start=1261
+  _globals['_VERDICT']._serialized_end=1300
+  _globals['_HANDOFF']._serialized_start=1302
+  _globals['_HANDOFF']._serialized_end=1377
 # @@protoc_insertion_point(module_scope)

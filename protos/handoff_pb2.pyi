@@ -6,7 +6,7 @@ connector; this stream says which and when.
 
   puller                               holder
     Ask                      ->
-                             <-          Queued*           (while others are computed)
+                             <-          Waiting*          (while nothing new is ready)
                              <-          Chunk*            (these blocks may be read)
                              <-          Finished          (nothing more comes)
     Commit                   ->
@@ -190,13 +190,13 @@ Global___Commit: _TypeAlias = Commit  # noqa: Y015
 class HolderMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    QUEUED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def queued(self) -> Global___Queued: ...
+    def waiting(self) -> Global___Waiting: ...
     @_builtins.property
     def chunk(self) -> Global___Chunk: ...
     @_builtins.property
@@ -208,43 +208,51 @@ class HolderMessage(_message.Message):
     def __init__(
         self,
         *,
-        queued: Global___Queued | None = ...,
+        waiting: Global___Waiting | None = ...,
         chunk: Global___Chunk | None = ...,
         finished: Global___Finished | None = ...,
         verdict: Global___Verdict | None = ...,
         failure: _generation_pb2.Failure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "failure", b"failure", "finished", b"finished", "kind", b"kind", "queued", b"queued", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "failure", b"failure", "finished", b"finished", "kind", b"kind", "verdict", b"verdict", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "failure", b"failure", "finished", b"finished", "kind", b"kind", "queued", b"queued", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "failure", b"failure", "finished", b"finished", "kind", b"kind", "verdict", b"verdict", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["queued", "chunk", "finished", "verdict", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["waiting", "chunk", "finished", "verdict", "failure"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___HolderMessage: _TypeAlias = HolderMessage  # noqa: Y015
 
 @_typing.final
-class Queued(_message.Message):
-    """Nothing is ready; sent at once, and again while it stays so."""
+class Waiting(_message.Message):
+    """Nothing new is ready; sent at once, and again and again while it stays so."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WAIT_S_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
     wait_s: _builtins.float
-    """predicted time to the first chunk"""
+    """predicted time to the next chunk"""
+    num_steps: _builtins.int
+    """that the engine has made: an engine that is stuck makes none"""
+    queued: _builtins.bool
+    """others are served first; nothing of this prompt was computed yet"""
     def __init__(
         self,
         *,
         wait_s: _builtins.float = ...,
+        num_steps: _builtins.int = ...,
+        queued: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_steps", b"num_steps", "queued", b"queued", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Queued: _TypeAlias = Queued  # noqa: Y015
+Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):

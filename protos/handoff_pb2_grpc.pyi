@@ -6,7 +6,7 @@ connector; this stream says which and when.
 
   puller                               holder
     Ask                      ->
-                             <-          Queued*           (while others are computed)
+                             <-          Waiting*          (while nothing new is ready)
                              <-          Chunk*            (these blocks may be read)
                              <-          Finished          (nothing more comes)
     Commit                   ->
