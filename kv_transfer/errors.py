@@ -1,5 +1,7 @@
 """What can go wrong between two workers."""
 
+from protos.generation_pb2 import Failure
+
 
 class TransferError(Exception):
     """A transfer, or the link under it, failed; nothing of it writes any more.
@@ -22,3 +24,13 @@ class IncompatiblePeer(TransferError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}", retryable=False)
         self.field = field
+
+
+class Refused(TransferError):
+    """The peer, or we, said no in so many words."""
+
+    def __init__(self, failure: Failure) -> None:
+        where = f"{failure.field}: " if failure.field else ""
+        retryable = failure.kind not in (Failure.KIND_INVALID, Failure.KIND_INCOMPATIBLE)
+        super().__init__(f"{where}{failure.message}", retryable=retryable)
+        self.failure = failure

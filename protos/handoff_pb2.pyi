@@ -231,24 +231,24 @@ class Waiting(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WAIT_S_FIELD_NUMBER: _builtins.int
-    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_TURNS_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     wait_s: _builtins.float
     """predicted time to the next chunk"""
-    num_steps: _builtins.int
-    """that the engine has made: an engine that is stuck makes none"""
+    num_turns: _builtins.int
+    """of the engine's loop, which turns unless it is stuck"""
     queued: _builtins.bool
     """others are served first; nothing of this prompt was computed yet"""
     def __init__(
         self,
         *,
         wait_s: _builtins.float = ...,
-        num_steps: _builtins.int = ...,
+        num_turns: _builtins.int = ...,
         queued: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_steps", b"num_steps", "queued", b"queued", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_turns", b"num_turns", "queued", b"queued", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

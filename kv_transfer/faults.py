@@ -1,0 +1,53 @@
+"""Faults on purpose, so that tests meet them at an exact point and not by luck.
+
+    KVRELAY_FAULTS="holder.chunk:2=kill holder.commit=release"
+
+An action happens when its point is reached for the given time (the first by default): `kill`
+and `stop` are signals to the own process, `fail` raises, and any other word is handed to the
+place that asked, which knows what it means. Without the variable nothing ever happens.
+"""
+
+import os
+import signal
+from collections import Counter
+
+from kv_transfer.errors import TransferError
+
+VARIABLE = "KVRELAY_FAULTS"
+
+
+class FaultError(ValueError):
+    """A fault that cannot be read."""
+
+
+class Faults:
+    """Counts how often each point was reached."""
+
+    def __init__(self, text: str = "") -> None:
+        self._actions: dict[tuple[str, int], str] = {}
+        self._reached: Counter[str] = Counter()
+        for word in text.split():
+            place, is_one, action = word.partition("=")
+            point, _, time = place.partition(":")
+            if not (is_one and point and action) or not (time or "1").isdigit():
+                raise FaultError(f"{word!r}, must be POINT[:TIME]=ACTION")
+            self._actions[point, int(time or "1")] = action
+
+    @classmethod
+    def of_environment(cls) -> "Faults":
+        return cls(os.environ.get(VARIABLE, ""))
+
+    def reach(self, point: str) -> str | None:
+        """The action that the caller must do itself, if there is one."""
+        if not self._actions:
+            return None
+        self._reached[point] += 1
+        action = self._actions.get((point, self._reached[point]))
+        match action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "fail":
+                raise TransferError(f"a fault was asked for at {point}")
+        return action

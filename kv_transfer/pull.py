@@ -1,0 +1,193 @@
+"""One hand-off as its puller sees it: what to read where, and when to stop waiting. Pure."""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from kv_cache.handover import BlockRun, HeldRange
+from kv_transfer.errors import TransferError
+
+PATIENCE = 3.0  # times what the holder predicted
+PATIENCE_S = 1.0  # and so much more
+
+
+class PullState(Enum):
+    """
+    ask ---> WAITING ---- the first range is announced ----> READING
+                |                                               | everything is announced
+                |                                               v
+                |                                            ARRIVING ---- all reads ended: commit
+                |                                               |             |
+                |     a deadline, a failure, a broken stream    v             v
+                +--------------------------------------------> FAILED <--- COMMITTING ---> DONE
+                                                                     not held       held
+
+    The target blocks belong to the reservation all along. Before DONE nothing that was read
+    may be used; after FAILED the blocks of reads that have not ended are quarantined.
+    """
+
+    WAITING = auto()
+    READING = auto()
+    ARRIVING = auto()
+    COMMITTING = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+class Copy(NamedTuple):
+    """Blobs of one group to be read, pair by pair, with the holder's checksums if it has them."""
+
+    group: int
+    remote_blocks: tuple[int, ...]
+    local_blocks: tuple[int, ...]
+    checksums: tuple[int, ...] = ()
+
+
+class RemoteRun(NamedTuple):
+    """A `BlockRun` of the holder, as it came over the wire."""
+
+    group: int
+    first_entry: int
+    blocks: Sequence[int]
+    checksums: Sequence[int] = ()
+
+
+class Pull:
+    """Follows the holder's messages and the reads; time is passed in.
+
+    `target` are our own blocks for the wanted tokens. A holder that announces what does not
+    fit them fails the pull, and nothing is read.
+    """
+
+    def __init__(
+        self,
+        target: HeldRange,
+        block_size: int,
+        now: float,
+        stuck_after_s: float,
+        deadline: float | None,
+    ) -> None:
+        self.state = PullState.WAITING
+        self.target = target
+        self.arrived_to = target.start  # announced, and being read or read
+        self._block_size = block_size
+        self._local = {(r.group, r.first_entry + i): b for r in target.runs for i, b in _entries(r)}
+        self._unread = 0
+        self._stuck_after_s = stuck_after_s
+        self._request_deadline = deadline
+        self._next_message = now + PATIENCE_S
+        self._num_turns = -1
+        self._progress_at = now
+
+    @property
+    def complete(self) -> bool:
+        return self.arrived_to == self.target.end
+
+    def note_waiting(self, now: float, wait_s: float, num_turns: int) -> None:
+        """The holder lives; whether its engine does, its turns say."""
+        if self.state not in (PullState.WAITING, PullState.READING):
+            raise TransferError(f"'waiting' while {self.state.name}")
+        if num_turns != self._num_turns:
+            self._num_turns, self._progress_at = num_turns, now
+        self._next_message = now + PATIENCE_S + PATIENCE * max(0.0, min(wait_s, PATIENCE_S))
+
+    def note_chunk(
+        self, now: float, start: int, end: int, runs: Sequence[RemoteRun], next_s: float
+    ) -> list[Copy]:
+        """What is to be read now."""
+        if self.state not in (PullState.WAITING, PullState.READING):
+            raise TransferError(f"a chunk while {self.state.name}")
+        copies = self._check(start, end, runs)
+        self.state = PullState.READING
+        self.arrived_to = end
+        self._progress_at = now
+        self._next_message = now + PATIENCE_S + PATIENCE * max(0.0, min(next_s, 60.0))
+        self._unread += len(copies)
+        return copies
+
+    def note_finished(self) -> None:
+        if self.state not in (PullState.WAITING, PullState.READING):
+            raise TransferError(f"'finished' while {self.state.name}")
+        self.state = PullState.ARRIVING
+
+    def note_read(self) -> None:
+        """One of the copies has ended well."""
+        self._unread -= 1
+
+    @property
+    def may_commit(self) -> bool:
+        return self.state is PullState.ARRIVING and self._unread == 0
+
+    def note_commit(self, now: float) -> None:
+        assert self.may_commit
+        self.state = PullState.COMMITTING
+        self._next_message = now + PATIENCE_S + PATIENCE
+
+    def note_verdict(self, held: bool, reason: str) -> None:
+        if self.state is not PullState.COMMITTING:
+            raise TransferError(f"a verdict while {self.state.name}")
+        if not held:
+            raise TransferError(f"the holder let go too early: {reason}")
+        self.state = PullState.DONE
+
+    def fail(self) -> None:
+        self.state = PullState.FAILED
+
+    def check_time(self, now: float) -> None:
+        """TransferError once there is nothing to hope for."""
+        if self._request_deadline is not None and now >= self._request_deadline:
+            raise TransferError("the request's time is up", retryable=False)
+        if self.state is PullState.ARRIVING:
+            return  # a read ends or its link breaks
+        if now >= self._next_message:
+            raise TransferError("the holder is silent")
+        if self.state is PullState.COMMITTING:
+            return
+        if now - self._progress_at >= self._stuck_after_s:
+            raise TransferError("the holder's engine is stuck")
+
+    def next_check(self, now: float) -> float:
+        """When `check_time` is to be asked again at the latest, if nothing comes before."""
+        times = [now + self._stuck_after_s]
+        if self.state is not PullState.ARRIVING:
+            times.append(self._next_message)
+        if self._request_deadline is not None:
+            times.append(self._request_deadline)
+        return max(now, min(times))
+
+    def _check(self, start: int, end: int, runs: Sequence[RemoteRun]) -> list[Copy]:
+        """The chunk's blocks beside ours, mapped by token ranges."""
+        target = self.target
+        if start != self.arrived_to or not start < end <= target.end:
+            raise TransferError(
+                f"tokens {start}..{end} were announced, {self.arrived_to}..{target.end} are missing"
+            )
+        if end != target.end and end % self._block_size:
+            raise TransferError(f"tokens {start}..{end} end inside a block")
+        first, last = start // self._block_size, -(-end // self._block_size)
+        wanted = {key: b for key, b in self._local.items() if first <= key[1] < last}
+        copies = []
+        for run in runs:
+            if run.checksums and len(run.checksums) != len(run.blocks):
+                raise TransferError(f"{len(run.checksums)} checksums of {len(run.blocks)} blocks")
+            pairs = [
+                (block, local, i)
+                for i, block in enumerate(run.blocks)
+                if (local := wanted.pop((run.group, run.first_entry + i), None)) is not None
+            ]
+            if pairs:
+                copies.append(_copy(run, pairs))
+        if wanted:
+            group, entry = min(wanted)
+            raise TransferError(f"block {entry} of group {group} was left out of {start}..{end}")
+        return copies
+
+
+def _entries(run: BlockRun) -> enumerate[int]:
+    return enumerate(run.blocks)
+
+
+def _copy(run: RemoteRun, pairs: Sequence[tuple[int, int, int]]) -> Copy:
+    remote, local, places = zip(*pairs, strict=True)
+    checksums = tuple(run.checksums[i] for i in places) if run.checksums else ()
+    return Copy(run.group, remote, local, checksums)
