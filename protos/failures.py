@@ -1,0 +1,42 @@
+"""A Failure as the status of a call that has no message to carry it."""
+
+from typing import Any, Never
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from protos.generation_pb2 import Failure
+
+_KEY = "kvrelay-failure-bin"
+_CODES = {
+    Failure.KIND_INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Failure.KIND_BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Failure.KIND_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Failure.KIND_INCOMPATIBLE: grpc.StatusCode.FAILED_PRECONDITION,
+    Failure.KIND_STALE: grpc.StatusCode.ABORTED,
+}
+
+
+async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", failure: Failure) -> Never:
+    """Ends the call; never returns."""
+    code = _CODES.get(failure.kind, grpc.StatusCode.INTERNAL)
+    details = f"{failure.field}: {failure.message}" if failure.field else failure.message
+    await context.abort(code, details, ((_KEY, failure.SerializeToString()),))
+
+
+def failure_of(error: grpc.aio.AioRpcError) -> Failure:
+    """What the peer said; of a call that ended otherwise (a peer that is dead, stopped, cut
+    off, or refuses us) what gRPC says."""
+    for key, value in error.trailing_metadata() or ():
+        if key == _KEY and isinstance(value, bytes):
+            try:
+                return Failure.FromString(value)
+            except DecodeError:
+                break
+    code = error.code()
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        kind = Failure.KIND_INCOMPATIBLE
+        return Failure(kind=kind, field="secret", message=error.details() or code.name)
+    message = f"{code.name}: {error.details()}" if error.details() else code.name
+    return Failure(kind=Failure.KIND_UNAVAILABLE, message=message)

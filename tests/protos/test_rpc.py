@@ -1,0 +1,243 @@
+"""Channels and servers against each other over real sockets."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+
+from protos.errors import PlaneError
+from protos.failures import failure_of
+from protos.generation_pb2 import Failure
+from protos.rpc import MAX_MESSAGE_BYTES, Plane, RpcConfig
+from protos.secret import Secret
+from protos.session_pb2_grpc import SessionStub
+from protos.worker_pb2 import DescribeRequest, DrainProgress, DrainRequest, HealthRequest
+from protos.worker_pb2_grpc import WorkerStub
+from tests.protos.echo import echo_server
+
+SECRET = Secret(b"sixteen or more characters")
+ROOT = Path(__file__).parents[2]
+# a second until a ping, another for its answer, and some of a busy machine's
+NOTICED_S = 2.5
+
+
+async def describe(plane: Plane, address: str) -> str:
+    async with plane.channel(address) as channel:
+        request = DescribeRequest(protocol=1, version="tests")
+        return (await WorkerStub(channel).Describe(request, timeout=10)).model
+
+
+async def test_secret_opens_the_door_for_every_kind_of_call() -> None:
+    plane = Plane(SECRET)
+    async with echo_server(plane) as (echo, address), plane.channel(address) as channel:
+        worker = WorkerStub(channel)
+        assert (await worker.Describe(DescribeRequest(version="x"), timeout=10)).model == "x"
+        drain = worker.Drain(DrainRequest(), metadata=(("own", "kept"),))
+        assert await drain.read() == DrainProgress(num_sequences=1)
+        drain.cancel()
+        async with asyncio.timeout(10):
+            await echo.ended.wait()
+
+
+@pytest.mark.parametrize("secret", [None, Secret(SECRET.value + b"!"), Secret(b"\xff" * 20)])
+async def test_wrong_secret_reaches_no_handler(secret: Secret | None) -> None:
+    async with echo_server(Plane(SECRET)) as (echo, address):
+        async with Plane(secret).channel(address) as channel:
+            worker, session = WorkerStub(channel), SessionStub(channel)
+            ends = [await ended(worker.Describe(DescribeRequest(), timeout=10))]
+            ends.append(await ended(worker.Drain(DrainRequest(), timeout=10).read()))
+            # nothing is sent: the refusal does not wait for a message, nor for a known method
+            stream = session.Open(timeout=10)
+            ends.append(await ended(stream.read()))
+        assert {end.code() for end in ends} == {grpc.StatusCode.UNAUTHENTICATED}
+        assert {end.details() for end in ends} == {"the cluster secret is missing or wrong"}
+        assert echo.num_calls == 0
+        failure = failure_of(ends[0])
+        assert (failure.kind, failure.field) == (Failure.KIND_INCOMPATIBLE, "secret")
+
+
+async def ended(answer: object) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await answer  # type: ignore[misc]
+    return caught.value
+
+
+async def test_failure_travels_in_the_status() -> None:
+    async with echo_server(Plane()) as (_, address), Plane().channel(address) as channel:
+        end = await ended(WorkerStub(channel).CheckHealth(HealthRequest(), timeout=10))
+    assert end.code() is grpc.StatusCode.FAILED_PRECONDITION
+    failure = failure_of(end)
+    assert failure == Failure(
+        kind=Failure.KIND_INCOMPATIBLE, field="block_size", message="16 and 64"
+    )
+
+
+async def test_nobody_there_is_said_at_once() -> None:
+    async with echo_server(Plane()) as (_, address):
+        pass
+    started = time.monotonic()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await describe(Plane(), address)
+    assert time.monotonic() - started < 2
+    assert failure_of(caught.value).kind == Failure.KIND_UNAVAILABLE
+
+
+async def test_messages_are_bounded() -> None:
+    async with echo_server(Plane()) as (_, address), Plane().channel(address) as channel:
+        request = DescribeRequest(version="x" * (MAX_MESSAGE_BYTES + 1))
+        end = await ended(WorkerStub(channel).Describe(request, timeout=10))
+        assert end.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        half = DescribeRequest(version="x" * (MAX_MESSAGE_BYTES // 2))
+        assert len((await WorkerStub(channel).Describe(half, timeout=10)).model) == 2 << 20
+
+
+async def test_without_a_secret_only_this_machine_is_served() -> None:
+    for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:0", "some-host:0"):
+        with pytest.raises(PlaneError, match=r"listen: .*secret"):
+            Plane().listen(Plane().server(), address)
+    plane = Plane(SECRET)
+    bound = plane.listen(plane.server(), "0.0.0.0:0")
+    assert bound.startswith("0.0.0.0:")
+    assert not bound.endswith(":0")
+
+
+async def test_a_port_is_not_shared() -> None:
+    async with echo_server(Plane()) as (_, address):
+        with pytest.raises(PlaneError, match="cannot be listened on"):
+            Plane().listen(Plane().server(), address)
+
+
+class TestTls:
+    @pytest.fixture
+    def authority(self, tmp_path: Path) -> trustme.CA:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        return authority
+
+    def config(self, folder: Path, signer: trustme.CA, name: str, **more: str) -> RpcConfig:
+        certificate = signer.issue_cert(name)
+        certificate.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+        certificate.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
+        return RpcConfig(
+            tls_certificate=str(folder / f"{name}.pem"),
+            tls_key=str(folder / f"{name}.key"),
+            tls_authority=str(folder / "ca.pem"),
+            **more,
+        )
+
+    async def test_mutual(self, tmp_path: Path, authority: trustme.CA) -> None:
+        plane = Plane.load(self.config(tmp_path, authority, "127.0.0.1"), {})
+        async with echo_server(plane) as (echo, address):
+            assert await describe(plane, address) == "tests"
+            stranger = self.config(tmp_path, trustme.CA(), "stranger")
+            only_authority = RpcConfig(tls_authority=str(tmp_path / "ca.pem"))
+            for config in (RpcConfig(), stranger, only_authority):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await describe(Plane.load(config, {}), address)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert echo.num_calls == 1
+
+    async def test_one_name_for_all_workers(self, tmp_path: Path, authority: trustme.CA) -> None:
+        shared = self.config(tmp_path, authority, "worker.cluster")
+        named = self.config(tmp_path, authority, "worker.cluster", tls_server_name="worker.cluster")
+        async with echo_server(Plane.load(named, {})) as (_, address):
+            assert await describe(Plane.load(named, {}), address) == "tests"
+            with pytest.raises(grpc.aio.AioRpcError):
+                await describe(Plane.load(shared, {}), address)
+
+    async def test_server_needs_a_certificate(self, tmp_path: Path, authority: trustme.CA) -> None:
+        plane = Plane.load(RpcConfig(tls_authority=str(tmp_path / "ca.pem")), {})
+        with pytest.raises(PlaneError, match="tls_certificate"):
+            plane.listen(plane.server(), "127.0.0.1:0")
+
+    def test_files_are_checked(self, tmp_path: Path) -> None:
+        (tmp_path / "no.pem").write_text("nothing")
+        wrong = {
+            "tls_key": RpcConfig(tls_certificate="x"),
+            "tls_certificate": RpcConfig(tls_key="x"),
+            "tls_authority": RpcConfig(tls_authority=str(tmp_path / "absent")),
+            "tls_server_name": RpcConfig(tls_server_name="worker"),
+        }
+        wrong_content = RpcConfig(tls_authority=str(tmp_path / "no.pem"))
+        for field, config in wrong.items():
+            with pytest.raises(PlaneError, match=f"{field}: "):
+                Plane.load(config, {})
+        with pytest.raises(PlaneError, match="tls_authority: .*PEM"):
+            Plane.load(wrong_content, {})
+
+
+SERVER = """
+import asyncio
+from protos.rpc import Plane
+from tests.protos.echo import echo_server
+async def main():
+    async with echo_server(Plane()) as (_, address):
+        print(address, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+CLIENT = """
+import asyncio, sys
+from protos.rpc import Plane
+from protos.worker_pb2 import DrainRequest
+from protos.worker_pb2_grpc import WorkerStub
+async def main():
+    async with Plane().channel(sys.argv[1]) as channel:
+        call = WorkerStub(channel).Drain(DrainRequest())
+        await call.read()
+        print("reading", flush=True)
+        await call.read()
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def process(source: str, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
+    """A child and the first line that it says."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", source, *arguments, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(30):
+            line = await child.stdout.readline()
+        yield child, line.decode().strip()
+    finally:
+        child.kill()
+        await child.wait()
+
+
+async def test_a_stopped_server_breaks_the_stream_within_two_seconds() -> None:
+    async with process(SERVER) as (child, address), Plane().channel(address) as channel:
+        call = WorkerStub(channel).Drain(DrainRequest())
+        await call.read()
+        child.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        end = await ended(call.read())
+        assert time.monotonic() - started < NOTICED_S
+        assert end.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_client_that_is_gone_ends_its_calls(number: signal.Signals) -> None:
+    async with (
+        echo_server(Plane()) as (echo, address),
+        process(CLIENT, address) as (child, line),
+    ):
+        assert line == "reading"
+        assert not echo.ended.is_set()
+        started = time.monotonic()
+        child.send_signal(number)
+        async with asyncio.timeout(10):
+            await echo.ended.wait()
+        assert time.monotonic() - started < (0.5 if number is signal.SIGKILL else NOTICED_S)
