@@ -1,8 +1,11 @@
 """Where compiled kernels are kept between processes."""
 
+import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +14,8 @@ from threading import Lock
 
 import llvmlite
 import numba
+
+UNUSED_AFTER_S = 30 * 24 * 3600.0
 
 _lock = Lock()
 
@@ -35,14 +40,26 @@ def kept_on_disk() -> Iterator[None]:
 
 
 def cache_directory(home: Path) -> Path:
-    """A private directory below `home`, or a temporary one if `home` cannot be written."""
+    """A private directory below `home`, or a temporary one if `home` cannot be written.
+
+    Every version of the sources has its own; those that nothing has used for a month go.
+    """
     place = home / "kvrelay" / f"kernels-{_sources()}"
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         tempfile.TemporaryFile(dir=place).close()
+        os.utime(place)
     except OSError:
         return Path(tempfile.mkdtemp(prefix="kvrelay-kernels-"))
+    _remove_unused(place)
     return place
+
+
+def _remove_unused(own: Path) -> None:
+    for other in own.parent.glob("kernels-*"):
+        with contextlib.suppress(OSError):  # another process was faster, or it is not ours
+            if other != own and time.time() - other.stat().st_mtime > UNUSED_AFTER_S:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 @cache

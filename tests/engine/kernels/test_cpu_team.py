@@ -124,3 +124,18 @@ def test_without_a_home_kernels_are_kept_for_the_process(tmp_path: Path) -> None
 def test_the_cache_is_named_after_the_sources(tmp_path: Path) -> None:
     assert cache_directory(tmp_path).parent == tmp_path / "kvrelay"
     assert cache_directory(tmp_path).name.startswith("kernels-")
+
+
+def test_kernels_that_nothing_has_used_for_long_are_removed(tmp_path: Path) -> None:
+    own = cache_directory(tmp_path)
+    recent, old, foreign = (own.parent / n for n in ("kernels-a", "kernels-b", "models"))
+    for place in (recent, old, foreign):
+        place.mkdir()
+        (place / "file").write_text("")
+    for place in (own, old, foreign):
+        os.utime(place, (0, 0))
+    assert cache_directory(tmp_path) == own
+    assert recent.exists()
+    assert foreign.exists()
+    assert not old.exists()
+    assert own.stat().st_mtime > 0
