@@ -158,12 +158,14 @@ class Pull:
     def _check(self, start: int, end: int, runs: Sequence[RemoteRun]) -> list[Copy]:
         """The chunk's blocks beside ours, mapped by token ranges."""
         target = self.target
-        if start != self.arrived_to or not start < end <= target.end:
+        if start != self.arrived_to or not start <= end <= target.end:
             raise TransferError(
                 f"tokens {start}..{end} were announced, {self.arrived_to}..{target.end} are missing"
             )
         if end != target.end and end % self._block_size:
             raise TransferError(f"tokens {start}..{end} end inside a block")
+        if start == end:
+            return []  # prompt logprobs without a block that has become full
         first, last = start // self._block_size, -(-end // self._block_size)
         wanted = {key: b for key, b in self._local.items() if first <= key[1] < last}
         copies = []

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     {"cluster"},
-    {"router", "decode_worker", "prefill_worker"},
+    {"router", "decode_worker"},
+    {"prefill_worker"},  # a decode worker hands out and computes prompts like one
     {"engine", "kv_transfer"},
     {"kv_cache", "protos"},
 )

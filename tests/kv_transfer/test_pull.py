@@ -138,6 +138,12 @@ def test_a_chunk_ends_at_a_block_unless_it_is_the_last() -> None:
         pull.note_chunk(0.0, 0, 12, [RemoteRun(0, 0, (9, 8))], 0.1)
 
 
+def test_a_chunk_may_bring_no_blocks() -> None:
+    pull, runs = one_block()
+    assert pull.note_chunk(0.0, 0, 0, [], 0.1) == []
+    assert len(pull.note_chunk(0.0, 0, 5, runs, 0.1)) == 1
+
+
 def test_messages_out_of_order_are_refused() -> None:
     pull, runs = one_block()
     with pytest.raises(TransferError, match="verdict"):
