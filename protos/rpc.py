@@ -15,12 +15,8 @@ import grpc.aio
 
 from protos.address import Address
 from protos.errors import PlaneError
+from protos.limits import MAX_MESSAGE_BYTES
 from protos.secret import VARIABLE, Secret, SecretChannel, SecretCheck
-
-PROTOCOL = 1
-MAX_MESSAGE_BYTES = 4 << 20
-# What is split stays below this, which leaves room for what surrounds a part.
-PART_BYTES = 2 << 20
 
 # A dead, stopped or cut-off peer breaks a stream within 2 s. `grpc.keepalive_timeout_ms` has no
 # effect in gRPC 1.85: detection took a minute, and 1.7 s with `ping_timeout_ms`.

@@ -18,7 +18,8 @@ import trustme
 from protos.errors import PlaneError
 from protos.failures import failure_of
 from protos.generation_pb2 import Failure
-from protos.rpc import MAX_MESSAGE_BYTES, Plane, RpcConfig
+from protos.limits import MAX_MESSAGE_BYTES
+from protos.rpc import Plane, RpcConfig
 from protos.secret import Secret
 from protos.session_pb2_grpc import SessionStub
 from protos.worker_pb2 import DescribeRequest, DrainProgress, DrainRequest, HealthRequest

@@ -1,0 +1,62 @@
+"""GenerationRequest as the part of a Submit that an engine needs to know."""
+
+import math
+
+from engine.errors import RequestError
+from engine.request import GenerationRequest, RequestId
+from engine.wire.params import decode_params, encode_params
+from protos import session_pb2 as pb
+
+MAX_ID_CHARS = 256
+_MAX_UINT32 = 2**32 - 1
+
+
+def encode_request(request: GenerationRequest) -> pb.Submit:
+    """RequestError for what no message can say."""
+    check_request_id(request.request_id)
+    message = pb.Submit(
+        params=encode_params(request.params), timeout_ms=_milliseconds(request.timeout_s)
+    )
+    try:
+        message.request_id = request.request_id
+        message.cache_salt = request.cache_salt
+    except (TypeError, UnicodeEncodeError):
+        raise RequestError("cache_salt", "must be a text of whole characters") from None
+    try:
+        message.token_ids.extend(request.prompt_token_ids)
+    except (TypeError, ValueError):
+        raise RequestError("prompt", f"token ids must be integers in 0..{_MAX_UINT32}") from None
+    try:
+        message.priority = request.priority
+    except (TypeError, ValueError):
+        bound = f"{-(2**31)}..{2**31 - 1}"
+        raise RequestError("priority", f"must be an integer in {bound}") from None
+    return message
+
+
+def decode_request(message: pb.Submit) -> GenerationRequest:
+    check_request_id(message.request_id)
+    return GenerationRequest(
+        request_id=RequestId(message.request_id),
+        prompt_token_ids=list(message.token_ids),
+        params=decode_params(message.params),
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        timeout_s=message.timeout_ms / 1000 if message.timeout_ms else None,
+    )
+
+
+def check_request_id(request_id: str) -> None:
+    if not 0 < len(request_id) <= MAX_ID_CHARS:
+        raise RequestError(
+            "request_id", f"{len(request_id)} characters, must be 1 to {MAX_ID_CHARS}"
+        )
+
+
+def _milliseconds(timeout_s: float | None) -> int:
+    """0 says that there is none, so the shortest is a millisecond."""
+    if timeout_s is None or timeout_s == math.inf:
+        return 0
+    if not timeout_s > 0:
+        raise RequestError("timeout_s", f"{timeout_s}, must be above 0")
+    return min(_MAX_UINT32, max(1, math.ceil(timeout_s * 1000)))
