@@ -15,7 +15,8 @@ import grpc.aio
 
 from protos.address import Address
 from protos.errors import PlaneError
-from protos.limits import MAX_MESSAGE_BYTES
+from protos.limits import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
+from protos.limits import PROTOCOL as PROTOCOL
 from protos.secret import VARIABLE, Secret, SecretChannel, SecretCheck
 
 # A dead, stopped or cut-off peer breaks a stream within 2 s. `grpc.keepalive_timeout_ms` has no
