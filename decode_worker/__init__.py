@@ -1,0 +1,1 @@
+"""The decode leg: sessions, prompts fetched or computed, answers token by token."""
