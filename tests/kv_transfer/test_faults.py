@@ -1,0 +1,36 @@
+"""Faults happen where and when they were asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kv_transfer.errors import TransferError
+from kv_transfer.faults import FaultError, Faults
+
+
+def test_nothing_happens_unasked() -> None:
+    faults = Faults()
+    assert [faults.reach("holder.chunk") for _ in range(3)] == [None] * 3
+
+
+def test_an_action_happens_at_its_time_and_once() -> None:
+    faults = Faults("holder.chunk:2=release holder.commit=fail")
+    assert [faults.reach("holder.chunk") for _ in range(3)] == [None, "release", None]
+    with pytest.raises(TransferError, match=r"holder\.commit"):
+        faults.reach("holder.commit")
+    assert faults.reach("holder.commit") is None
+
+
+@pytest.mark.parametrize("text", ["chunk", "chunk=", "=kill", "chunk:x=kill"])
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(FaultError, match="POINT"):
+        Faults(text)
+
+
+def test_kill_is_a_kill() -> None:
+    program = "from kv_transfer.faults import Faults; Faults.of_environment().reach('here')"
+    result = subprocess.run(
+        [sys.executable, "-c", program], env={"KVRELAY_FAULTS": "here=kill"}, check=False
+    )
+    assert result.returncode == -9
