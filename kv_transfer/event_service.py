@@ -1,0 +1,119 @@
+"""The stream that tells a router what a worker's cache holds and how busy it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Protocol
+
+import grpc.aio
+
+from kv_cache.events import EventBatch, Gap, Snapshot
+from kv_transfer.compatible import check_protocol
+from kv_transfer.errors import IncompatiblePeer
+from kv_transfer.event_messages import encode_batch, encode_snapshot, fits
+from kv_transfer.worker_service import as_failure
+from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
+from protos.events_pb2_grpc import WorkerEventsServicer
+from protos.failures import abort_with
+from protos.generation_pb2 import Failure
+
+POLL_S = 0.02
+
+
+class EventSource(Protocol):
+    """A worker's cache and load. Every method answers within a second, whatever the engine
+    does, so that the reports of a stuck one go on and show that it makes no steps."""
+
+    @property
+    def incarnation(self) -> int: ...
+
+    async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
+        """Empty, too, while the engine does not answer."""
+        ...
+
+    async def snapshot(self) -> Snapshot | None:
+        """None while the engine does not answer."""
+        ...
+
+    async def load(self) -> LoadReport: ...
+
+
+class Subscription:
+    """One subscriber's place in the event log; nothing is queued for it.
+
+    Whoever reads slowly, or comes back after a while, gets a snapshot instead of the batches
+    that the log gave up meanwhile.
+    """
+
+    def __init__(self, source: EventSource, request: SubscribeRequest) -> None:
+        self._source = source
+        knows_us = request.incarnation == source.incarnation
+        self._applied = request.after_number if knows_us else None
+
+    async def news(self) -> AsyncIterator[WorkerEvent]:
+        """All that is new now; each event counts as told when the next one is asked for."""
+        if self._applied is not None:
+            batches = await self._source.events_since(self._applied)
+            if isinstance(batches, Gap) or not all(fits(batch) for batch in batches):
+                self._applied = None
+            else:
+                for event in self._tell(batches):
+                    yield event
+        if self._applied is None:
+            snapshot = await self._source.snapshot()
+            if snapshot is not None:
+                for part in encode_snapshot(snapshot):
+                    yield WorkerEvent(snapshot=part)
+                self._applied = snapshot.number
+
+    def _tell(self, batches: Sequence[EventBatch]) -> Iterator[WorkerEvent]:
+        for batch in batches:
+            yield WorkerEvent(batch=encode_batch(batch))
+            self._applied = batch.number
+
+
+class EventService(WorkerEventsServicer):
+    def __init__(self, source: EventSource, poll_s: float = POLL_S) -> None:
+        self._source = source
+        self._poll_s = poll_s
+
+    async def Subscribe(
+        self,
+        request: SubscribeRequest,
+        context: grpc.aio.ServicerContext[SubscribeRequest, WorkerEvent],
+    ) -> AsyncIterator[WorkerEvent]:
+        failure = self._refusal(request)
+        if failure is not None:
+            await abort_with(context, failure)
+        loop = asyncio.get_running_loop()
+        subscription = Subscription(self._source, request)
+        period_s = request.load_period_ms / 1000
+        due = loop.time()
+        while True:
+            if period_s and loop.time() >= due:
+                yield WorkerEvent(load=await self._source.load())
+                due = max(due + period_s, loop.time())
+            if request.cache_events:
+                async for event in subscription.news():
+                    yield event
+            rest_s = due - loop.time() if period_s else self._poll_s
+            wait_s = min(rest_s, self._poll_s) if request.cache_events else rest_s
+            await asyncio.sleep(max(0.0, wait_s))
+
+    def _refusal(self, request: SubscribeRequest) -> Failure | None:
+        try:
+            check_protocol(request.protocol)
+        except IncompatiblePeer as error:
+            return as_failure(error)
+        shortest_ms = int(POLL_S * 1000)
+        if 0 < request.load_period_ms < shortest_ms:
+            message = f"{request.load_period_ms}, must be 0 or at least {shortest_ms}"
+            return _invalid("load_period_ms", message)
+        if not request.load_period_ms and not request.cache_events:
+            return _invalid("cache_events", "neither these nor load reports are asked for")
+        return None
+
+
+def _invalid(field: str, message: str) -> Failure:
+    return Failure(kind=Failure.KIND_INVALID, field=field, message=message)

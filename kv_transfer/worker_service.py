@@ -1,0 +1,80 @@
+"""What every worker answers, whichever leg it runs: what it is, whether it works, how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc.aio
+
+from kv_transfer.compatible import check_caller
+from kv_transfer.errors import IncompatiblePeer
+from protos.failures import abort_with
+from protos.generation_pb2 import Failure
+from protos.worker_pb2 import (
+    DescribeRequest,
+    DrainProgress,
+    DrainRequest,
+    HealthReport,
+    HealthRequest,
+    WorkerDescription,
+)
+from protos.worker_pb2_grpc import WorkerServicer
+
+
+class ServingWorker(Protocol):
+    """A worker as others may ask about it; used on its event loop's thread."""
+
+    @property
+    def description(self) -> WorkerDescription: ...
+
+    def check_health(self) -> HealthReport:
+        """Never blocks: a stuck engine is what it is asked about."""
+        ...
+
+    def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
+        """Takes nothing new from here on, whether or not anyone goes on reading; the last
+        progress is done, or has a failure. What is left at the deadline ends with UNAVAILABLE.
+        """
+        ...
+
+
+class WorkerService(WorkerServicer):
+    def __init__(self, worker: ServingWorker) -> None:
+        self._worker = worker
+
+    async def Describe(
+        self,
+        request: DescribeRequest,
+        context: grpc.aio.ServicerContext[DescribeRequest, WorkerDescription],
+    ) -> WorkerDescription:
+        description = self._worker.description
+        try:
+            check_caller(description.format, request)
+        except IncompatiblePeer as error:
+            await abort_with(context, as_failure(error))
+        return description
+
+    async def CheckHealth(
+        self,
+        request: HealthRequest,
+        context: grpc.aio.ServicerContext[HealthRequest, HealthReport],
+    ) -> HealthReport:
+        return self._worker.check_health()
+
+    async def Drain(
+        self,
+        request: DrainRequest,
+        context: grpc.aio.ServicerContext[DrainRequest, DrainProgress],
+    ) -> AsyncIterator[DrainProgress]:
+        deadline_s = request.deadline_ms / 1000 if request.deadline_ms else None
+        async for progress in self._worker.drain(deadline_s):
+            yield progress
+
+
+def as_failure(error: IncompatiblePeer) -> Failure:
+    return Failure(
+        kind=Failure.KIND_INCOMPATIBLE,
+        field=error.field,
+        message=str(error).removeprefix(f"{error.field}: "),
+    )

@@ -1,0 +1,72 @@
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from kv_transfer.worker_service import WorkerService
+from protos.failures import failure_of
+from protos.generation_pb2 import Failure
+from protos.limits import PROTOCOL
+from protos.worker_pb2 import (
+    CacheFormat,
+    DescribeRequest,
+    DrainProgress,
+    DrainRequest,
+    HealthReport,
+    HealthRequest,
+    WorkerDescription,
+)
+from protos.worker_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
+from tests.kv_transfer.serving import serving
+
+FORMAT = CacheFormat(fingerprint="hub:abc", block_size=16)
+
+
+class IdleWorker:
+    def __init__(self) -> None:
+        self.deadlines: list[float | None] = []
+        self.description = WorkerDescription(protocol=PROTOCOL, model="tiny", format=FORMAT)
+
+    def check_health(self) -> HealthReport:
+        return HealthReport(healthy=False, reason="stuck", num_steps=7)
+
+    async def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
+        self.deadlines.append(deadline_s)
+        yield DrainProgress(num_sequences=2)
+        yield DrainProgress(done=True)
+
+
+@pytest.fixture
+def worker() -> IdleWorker:
+    return IdleWorker()
+
+
+async def test_handshake(worker: IdleWorker) -> None:
+    service = WorkerService(worker)
+    async with serving(lambda s: add_WorkerServicer_to_server(service, s)) as channel:
+        stub = WorkerStub(channel)
+        for request in (
+            DescribeRequest(protocol=PROTOCOL, format=FORMAT),
+            DescribeRequest(protocol=PROTOCOL),
+        ):
+            assert await stub.Describe(request, timeout=10) == worker.description
+        other = DescribeRequest(protocol=PROTOCOL, format=CacheFormat(fingerprint="hub:abd"))
+        for field, refused in (("fingerprint", other), ("protocol", DescribeRequest())):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Describe(refused, timeout=10)
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            failure = failure_of(caught.value)
+            assert (failure.kind, failure.field) == (Failure.KIND_INCOMPATIBLE, field)
+
+
+async def test_health_and_drain(worker: IdleWorker) -> None:
+    service = WorkerService(worker)
+    async with serving(lambda s: add_WorkerServicer_to_server(service, s)) as channel:
+        stub = WorkerStub(channel)
+        report = await stub.CheckHealth(HealthRequest(), timeout=10)
+        assert report == HealthReport(healthy=False, reason="stuck", num_steps=7)
+        for deadline_ms in (0, 1500):
+            call = stub.Drain(DrainRequest(deadline_ms=deadline_ms), timeout=10)
+            progress = [p async for p in call]
+            assert progress == [DrainProgress(num_sequences=2), DrainProgress(done=True)]
+        assert worker.deadlines == [None, 1.5]
