@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kv_cache.transfers import TransferHold
 from kv_transfer.connector import Read
@@ -51,9 +52,9 @@ class Quarantine:
             self._reads += 1
             self.num_ever += 1
             self._blocks += len(hold.blocks)
-            one.read.ended.add_done_callback(lambda ended, hold=hold: self._end(ended, hold))
+            one.read.ended.add_done_callback(partial(self._end, hold))
 
-    def _end(self, ended: asyncio.Future[None], hold: TransferHold) -> None:
+    def _end(self, hold: TransferHold, ended: asyncio.Future[None]) -> None:
         if not ended.cancelled():
             ended.exception()  # whatever it is, it is over
         self._reads -= 1

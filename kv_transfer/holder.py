@@ -1,0 +1,245 @@
+"""The holder's side of hand-offs: a gRPC service over whatever computes the prompts."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from kv_cache.handover import BlockRun
+from kv_transfer.errors import Refused, TransferError
+from kv_transfer.faults import Faults
+from kv_transfer.lease import Lease
+from kv_transfer.source import PromptSource, PromptStream, ReadyChunk, ReadyEnd
+from protos.generation_pb2 import Failure
+from protos.handoff_pb2 import (
+    Ask,
+    Chunk,
+    Finished,
+    HolderMessage,
+    PullerMessage,
+    Verdict,
+    Waiting,
+)
+from protos.handoff_pb2 import BlockRun as WireRun
+from protos.handoff_pb2_grpc import HandOffServicer
+from protos.rpc import PROTOCOL
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[PullerMessage, HolderMessage]
+
+ASK_TIMEOUT_S = 5.0
+WAITING_PERIOD_S = 0.5
+COMMIT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class HolderConfig:
+    incarnation: int
+    max_leases: int = 1024
+
+
+class Holder(HandOffServicer):
+    """Serves one hand-off a stream; every block that it names is held until the stream ends."""
+
+    def __init__(
+        self,
+        config: HolderConfig,
+        source: PromptSource,
+        checksum: Callable[[int, int], int] | None,  # of a group's block, if asked for
+        leases_out: Callable[[bool], None],
+        faults: Faults,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._checksum = checksum
+        self._leases_out = leases_out
+        self._faults = faults
+        self._num_leases = 0
+        self._draining = False
+
+    @property
+    def num_leases(self) -> int:
+        return self._num_leases
+
+    def drain(self) -> None:
+        """Takes no new ask; what is under way goes on."""
+        self._draining = True
+
+    async def Open(  # type: ignore[override]  # noqa: N802 - the service's own name
+        self, requests: AsyncIterator[PullerMessage], context: Context
+    ) -> None:
+        try:
+            ask = await self._first(requests)
+        except Refused as refused:
+            await context.write(HolderMessage(failure=refused.failure))
+            return
+        self._faults.reach("holder.ask")
+        self._count(+1)
+        lease = Lease(ask.first_token)
+        stream = self._source.open(ask)
+        try:
+            await _HandOff(self, lease, stream, requests, context).run()
+        except Refused as refused:
+            await context.write(HolderMessage(failure=refused.failure))
+        except TransferError as error:
+            failure = Failure(kind=Failure.KIND_INTERNAL, message=str(error))
+            await context.write(HolderMessage(failure=failure))
+        finally:
+            stream.close()
+            self._source.drop(lease.end())
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._num_leases += change
+        if (self._num_leases, change) in ((1, 1), (0, -1)):
+            self._leases_out(self._num_leases > 0)
+
+    async def _first(self, requests: AsyncIterator[PullerMessage]) -> Ask:
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                message = await anext(requests, None)
+        except TimeoutError:
+            raise _refused(Failure.KIND_INVALID, "ask", "nothing was asked for") from None
+        if message is None or message.WhichOneof("kind") != "ask":
+            raise _refused(Failure.KIND_INVALID, "ask", "must be a stream's first message")
+        ask = message.ask
+        if ask.protocol != PROTOCOL:
+            raise _refused(
+                Failure.KIND_INCOMPATIBLE, "protocol", f"{ask.protocol}, must be {PROTOCOL}"
+            )
+        if ask.holder_incarnation != self._config.incarnation:
+            raise _refused(
+                Failure.KIND_STALE,
+                "holder_incarnation",
+                "another process had this address before",
+            )
+        if self._draining:
+            raise _refused(Failure.KIND_UNAVAILABLE, "", "this worker is draining")
+        if self._num_leases >= self._config.max_leases:
+            raise _refused(
+                Failure.KIND_BUSY, "", f"{self._num_leases} hand-offs are under way already"
+            )
+        return ask
+
+    def wire_run(self, run: BlockRun) -> WireRun:
+        checksum = self._checksum
+        return WireRun(
+            group=run.group,
+            first_entry=run.first_entry,
+            blocks=run.blocks,
+            checksums=() if checksum is None else [checksum(run.group, b) for b in run.blocks],
+        )
+
+    def predict(self) -> tuple[float, int]:
+        return self._source.predict_s(), self._source.num_turns
+
+    def reach(self, point: str, lease: Lease) -> None:
+        if self._faults.reach(point) == "release":
+            self._source.drop(lease.release_early("a fault let go of it"))
+
+
+class _HandOff:
+    """One stream, from the ask to the verdict."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        lease: Lease,
+        stream: PromptStream,
+        requests: AsyncIterator[PullerMessage],
+        context: Context,
+    ) -> None:
+        self._holder = holder
+        self._lease = lease
+        self._stream = stream
+        self._context = context
+        self._next_message = asyncio.ensure_future(anext(requests, None))
+
+    async def run(self) -> None:
+        try:
+            if await self._announce() and (message := await self._message(COMMIT_TIMEOUT_S)):
+                await self._commit(message)
+        finally:
+            self._next_message.cancel()
+
+    async def _announce(self) -> bool:
+        """All chunks and the end; False if the puller left."""
+        queued = True
+        await self._say_waiting(queued)
+        while True:
+            ready = self._stream.take()
+            if ready is None:
+                if not await self._wait(queued):
+                    return False
+            elif isinstance(ready, ReadyEnd):
+                self._lease.offer()
+                self._holder.reach("holder.finished", self._lease)
+                await self._context.write(_finished(ready))
+                return True
+            else:
+                queued = False
+                self._lease.announce(ready.held)
+                self._holder.reach("holder.chunk", self._lease)
+                await self._context.write(self._chunk(ready))
+
+    async def _wait(self, queued: bool) -> bool:
+        """Keeps the puller patient until there is news; False if it left."""
+        news = asyncio.ensure_future(self._stream.wait())
+        try:
+            while not news.done():
+                await asyncio.wait(
+                    {news, self._next_message},
+                    timeout=WAITING_PERIOD_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if self._next_message.done():
+                    if self._next_message.result() is None:
+                        return False
+                    raise _refused(Failure.KIND_INVALID, "commit", "came before the end")
+                if not news.done():
+                    await self._say_waiting(queued)
+        finally:
+            news.cancel()
+        return True
+
+    async def _say_waiting(self, queued: bool) -> None:
+        wait_s, num_turns = self._holder.predict()
+        waiting = Waiting(wait_s=wait_s, num_turns=num_turns, queued=queued)
+        await self._context.write(HolderMessage(waiting=waiting))
+
+    def _chunk(self, ready: ReadyChunk) -> HolderMessage:
+        held = ready.held
+        return HolderMessage(
+            chunk=Chunk(
+                start=held.start,
+                end=held.end,
+                blocks=[self._holder.wire_run(run) for run in held.runs],
+                prompt_logprobs=ready.prompt_logprobs,
+                next_s=self._holder.predict()[0],
+            )
+        )
+
+    async def _message(self, timeout_s: float) -> PullerMessage | None:
+        done, _ = await asyncio.wait({self._next_message}, timeout=timeout_s)
+        if not done:
+            raise _refused(Failure.KIND_STALE, "commit", f"did not come within {timeout_s:.0f} s")
+        return self._next_message.result()
+
+    async def _commit(self, message: PullerMessage) -> None:
+        if message.WhichOneof("kind") != "commit":
+            raise _refused(Failure.KIND_INVALID, "commit", "must follow the end")
+        self._holder.reach("holder.commit", self._lease)
+        held, reason = self._lease.commit()
+        await self._context.write(HolderMessage(verdict=Verdict(held=held, reason=reason)))
+
+
+def _finished(end: ReadyEnd) -> HolderMessage:
+    finished = Finished(tokens=end.tokens, num_cached_tokens=end.num_cached_tokens)
+    return HolderMessage(finished=finished)
+
+
+def _refused(kind: Failure.Kind.ValueType, field: str, message: str) -> Refused:
+    return Refused(Failure(kind=kind, field=field, message=message))

@@ -1,0 +1,177 @@
+"""The puller's side of a hand-off: one ask, its reads, and the commit."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from kv_cache.handover import HeldRange
+from kv_transfer.errors import Refused, TransferError
+from kv_transfer.faults import Faults
+from kv_transfer.link import Link
+from kv_transfer.pull import Copy, Pull, PullState, RemoteRun
+from kv_transfer.quarantine import Unfinished
+from protos.generation_pb2 import Failure, TokenLogprobs
+from protos.handoff_pb2 import Ask, Chunk, Commit, FirstToken, HolderMessage, PullerMessage
+
+GIVE_UP_GRACE_S = 0.05  # in which most reads end that are not wanted any more
+
+Stream = grpc.aio.StreamStreamCall[PullerMessage, HolderMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came with the blocks of tokens target.start .. end, which may be used now.
+
+    Without a computing holder `end` may be less than what was wanted, and there is no token.
+    """
+
+    end: int
+    tokens: Sequence[FirstToken]
+    prompt_logprobs: Sequence[TokenLogprobs]
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class PullerConfig:
+    block_size: int
+    stuck_after_s: float = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    copy: Copy
+    unfinished: Unfinished
+    started: float
+
+
+class HandOff:
+    """Pulls one prompt over one link; `run` once, then `unfinished`, however it ended."""
+
+    def __init__(
+        self,
+        config: PullerConfig,
+        link: Link,
+        ask: Ask,
+        target: HeldRange,
+        checksum: Callable[[int, int], int],  # of a block of ours
+        faults: Faults,
+        deadline: float | None = None,
+    ) -> None:
+        self._link = link
+        self._ask = ask
+        self._checksum = checksum
+        self._faults = faults
+        self._pull = Pull(
+            target, config.block_size, time.monotonic(), config.stuck_after_s, deadline
+        )
+        self._reads: dict[asyncio.Future[None], _Reading] = {}
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._tokens: Sequence[FirstToken] = ()
+        self._num_cached = 0
+
+    async def run(self) -> Pulled:
+        """TransferError for whatever went wrong; then nothing of the target may be used."""
+        stream = self._link.open_handoff()
+        try:
+            await stream.write(PullerMessage(ask=self._ask))
+            await self._follow(stream)
+        except grpc.aio.AioRpcError as error:
+            self._link.lose(f"the stream broke: {error.details()}")
+            raise TransferError(f"the holder's stream broke: {error.details()}") from None
+        finally:
+            stream.cancel()
+            if self._pull.state is not PullState.DONE:
+                self._give_up()
+        return Pulled(self._pull.arrived_to, self._tokens, self._prompt_logprobs, self._num_cached)
+
+    async def unfinished(self) -> list[Unfinished]:
+        """Reads without an end; their blocks must be kept until there is one."""
+        if self._reads:
+            await asyncio.wait(self._reads, timeout=GIVE_UP_GRACE_S)
+        return [r.unfinished for ended, r in self._reads.items() if not ended.done()]
+
+    def _give_up(self) -> None:
+        self._pull.fail()
+        for reading in self._reads.values():
+            reading.unfinished.read.give_up()
+
+    async def _follow(self, stream: Stream) -> None:
+        """Messages and ends of reads, as they come, until the verdict."""
+        message = asyncio.ensure_future(_read(stream))
+        try:
+            while self._pull.state is not PullState.DONE:
+                now = time.monotonic()
+                self._pull.check_time(now)
+                both: list[asyncio.Future[Any]] = [message, *self._reads]
+                await asyncio.wait(
+                    both,
+                    timeout=self._pull.next_check(now) - now,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for ended in [f for f in self._reads if f.done()]:
+                    self._note_read(self._reads.pop(ended))
+                if message.done():
+                    self._handle(message.result())
+                    message = asyncio.ensure_future(_read(stream))
+                if self._pull.may_commit:
+                    self._faults.reach("puller.commit")
+                    self._pull.note_commit(time.monotonic())
+                    await stream.write(PullerMessage(commit=Commit()))
+        finally:
+            message.cancel()
+
+    def _handle(self, message: HolderMessage | None) -> None:
+        now = time.monotonic()
+        if message is None:
+            raise TransferError("the holder ended the stream")
+        match message.WhichOneof("kind"):
+            case "waiting":
+                waiting = message.waiting
+                self._pull.note_waiting(now, waiting.wait_s, waiting.num_turns)
+            case "chunk":
+                self._faults.reach("puller.chunk")
+                self._start(now, message.chunk)
+            case "finished":
+                self._faults.reach("puller.finished")
+                self._pull.note_finished()
+                self._tokens = list(message.finished.tokens)
+                self._num_cached = message.finished.num_cached_tokens
+                if self._ask.HasField("compute") and not self._pull.complete:
+                    raise TransferError("the holder computed only a part of the prompt")
+            case "verdict":
+                self._pull.note_verdict(message.verdict.held, message.verdict.reason)
+            case "failure":
+                if message.failure.kind == Failure.KIND_STALE:
+                    self._link.lose(message.failure.message)
+                raise Refused(message.failure)
+            case _:
+                raise TransferError("the holder speaks of what this version does not know")
+
+    def _start(self, now: float, chunk: Chunk) -> None:
+        runs = [RemoteRun(r.group, r.first_entry, r.blocks, r.checksums) for r in chunk.blocks]
+        copies = self._pull.note_chunk(now, chunk.start, chunk.end, runs, chunk.next_s)
+        self._prompt_logprobs += chunk.prompt_logprobs
+        for copy in copies:
+            read = self._link.pool.read(copy.group, copy.remote_blocks, copy.local_blocks)
+            unfinished = Unfinished(copy.group, copy.local_blocks, read)
+            self._reads[read.ended] = _Reading(copy, unfinished, now)
+        self._faults.reach("puller.reading")
+
+    def _note_read(self, reading: _Reading) -> None:
+        """TransferError if the bytes are not there, or not those that were sent."""
+        read, copy = reading.unfinished.read, reading.copy
+        read.ended.result()
+        self._link.note_read(read.num_bytes, time.monotonic() - reading.started)
+        for block, sent in zip(copy.local_blocks, copy.checksums, strict=False):
+            if self._checksum(copy.group, block) != sent:
+                raise TransferError(f"block {block} of group {copy.group} arrived damaged")
+        self._pull.note_read()
+
+
+async def _read(stream: Stream) -> HolderMessage | None:
+    message = await stream.read()
+    return message if isinstance(message, HolderMessage) else None

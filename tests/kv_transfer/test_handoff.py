@@ -1,0 +1,324 @@
+"""Holder and puller over a real gRPC stream, with prompts and reads under the test's hand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from kv_cache.handover import HeldRange
+from kv_transfer.errors import Refused, TransferError
+from kv_transfer.faults import Faults
+from kv_transfer.holder import Holder, HolderConfig
+from kv_transfer.link import Link, LinkFigures
+from kv_transfer.puller import HandOff, Pulled, PullerConfig
+from kv_transfer.source import ReadyEnd
+from protos.generation_pb2 import Failure, SamplingParams, TokenLogprobs
+from protos.handoff_pb2 import Ask, Commit, Compute, FirstToken, HolderMessage, PullerMessage
+from protos.handoff_pb2_grpc import add_HandOffServicer_to_server
+from protos.rpc import PROTOCOL, Plane
+from protos.worker_pb2 import WorkerDescription
+from tests.kv_transfer.fakes import BLOCK, FakePeerPool, FakeSource, Memory, chunk, target
+
+HOLDER, PULLER = 11, 22
+END = ReadyEnd([FirstToken(token_id=5, logprobs=TokenLogprobs(token_id=5, logprob=-0.5))], 3)
+
+
+class Pair:
+    """A holder behind a port, and a puller's link to it."""
+
+    def __init__(self, faults: str = "", puller_faults: str = "") -> None:
+        self.source = FakeSource()
+        self.ours, self.theirs = Memory(32), Memory(32)
+        self.theirs.blocks = [100 + i for i in range(32)]
+        self.busy: list[bool] = []
+        self.holder = Holder(
+            HolderConfig(HOLDER, max_leases=2),
+            self.source,
+            self.theirs.checksum,
+            self.busy.append,
+            Faults(faults),
+        )
+        self.puller_faults = Faults(puller_faults)
+        self.plane = Plane()
+        self.pool = FakePeerPool(self.ours, self.theirs)
+
+    async def start(self) -> None:
+        self.server = self.plane.server()
+        add_HandOffServicer_to_server(self.holder, self.server)
+        self.address = self.plane.listen(self.server, "127.0.0.1:0")
+        await self.server.start()
+        self.channel = self.plane.channel(self.address)
+        description = WorkerDescription(incarnation=HOLDER)
+        figures = LinkFigures(0.0, 1.0)
+        self.link = Link(self.address, self.channel, description, "fake", self.pool, figures)
+
+    async def stop(self) -> None:
+        await self.channel.close()
+        await self.server.stop(0)
+
+    def by_hand(self) -> None:
+        self.pool = self.link.pool = FakePeerPool(self.ours, self.theirs, by_hand=True)
+
+    def ask(self, wanted: HeldRange, **changes: object) -> Ask:
+        ask = Ask(
+            protocol=PROTOCOL,
+            handoff_id="h",
+            holder_incarnation=HOLDER,
+            puller_incarnation=PULLER,
+            token_ids=range(wanted.end),
+            first_token=wanted.start,
+            compute=Compute(params=SamplingParams(seed=7), draw=True),
+        )
+        for name, value in changes.items():
+            setattr(ask, name, value)
+        return ask
+
+    def hand_off(self, wanted: HeldRange, ask: Ask | None = None, **options: float) -> HandOff:
+        return HandOff(
+            PullerConfig(BLOCK, **options),
+            self.link,
+            ask or self.ask(wanted),
+            wanted,
+            self.ours.checksum,
+            self.puller_faults,
+        )
+
+    async def idle(self) -> None:
+        """Until the holder has let go of every lease."""
+        async with asyncio.timeout(5):
+            while self.holder.num_leases:
+                await asyncio.sleep(0)
+
+    def check_all_dropped(self, *blocks: int) -> None:
+        assert sorted(b for hold in self.source.dropped for b in hold.blocks) == sorted(blocks)
+        assert all(stream.closed for stream in self.source.streams)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    pair = Pair()
+    await pair.start()
+    yield pair
+    await pair.stop()
+
+
+async def run(pair: Pair, hand_off: HandOff, act: Callable[[], Awaitable[None]]) -> Pulled:
+    """The hand-off beside what the holder's engine does."""
+    pulling = asyncio.ensure_future(hand_off.run())
+    async with asyncio.timeout(20):
+        await pair.source.asked.wait()
+        await act()
+        return await pulling
+
+
+WANTED = target(8, 28, [3, 4, 5])
+CHUNKS = [chunk(8, 16, [21]), chunk(16, 28, [22, 23])]
+
+
+async def test_blocks_tokens_and_verdict_arrive(pair: Pair) -> None:
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+
+    pulled = await run(pair, pair.hand_off(WANTED), act)
+    assert pair.ours.blocks[3:6] == [121, 122, 123]
+    assert (pulled.end, list(pulled.tokens), pulled.num_cached_tokens) == (28, list(END.tokens), 3)
+    await pair.idle()
+    pair.check_all_dropped(21, 22, 23)
+    assert pair.busy == [True, False]
+
+
+async def test_nothing_is_let_go_of_before_every_byte_is_there(pair: Pair) -> None:
+    pair.by_hand()
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+        while len(pair.pool.reads) < 2:
+            await asyncio.sleep(0)
+        pair.pool.reads[1].finish()
+        await asyncio.sleep(0.1)
+        assert pair.source.dropped == []
+        pair.pool.reads[0].finish()
+
+    await run(pair, pair.hand_off(WANTED), act)
+    await pair.idle()
+    pair.check_all_dropped(21, 22, 23)
+
+
+async def test_a_puller_that_leaves_frees_the_holder(pair: Pair) -> None:
+    pair.by_hand()
+    hand_off = pair.hand_off(WANTED)
+    pulling = asyncio.ensure_future(hand_off.run())
+    await pair.source.asked.wait()
+    pair.source.streams[0].put(CHUNKS[0])
+    while not pair.pool.reads:
+        await asyncio.sleep(0)
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling
+    assert not pair.pool.reads[0].wanted
+    (left,) = await hand_off.unfinished()
+    assert (left.group, left.blocks) == (0, (3,))
+    pair.pool.reads[0].fail()
+    assert await hand_off.unfinished() == []
+    await pair.idle()
+    pair.check_all_dropped(21)
+
+
+async def test_a_failed_read_fails_the_hand_off(pair: Pair) -> None:
+    pair.by_hand()
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+        while len(pair.pool.reads) < 2:
+            await asyncio.sleep(0)
+        pair.pool.reads[0].fail()
+
+    hand_off = pair.hand_off(WANTED)
+    with pytest.raises(TransferError, match="wire was cut"):
+        await run(pair, hand_off, act)
+    (left,) = await hand_off.unfinished()
+    assert left.blocks == (4, 5)
+    await pair.idle()
+    pair.check_all_dropped(21, 22, 23)
+
+
+async def test_a_damaged_block_is_noticed(pair: Pair) -> None:
+    pair.by_hand()
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+        while len(pair.pool.reads) < 2:
+            await asyncio.sleep(0)
+        pair.theirs.blocks[22] = -1
+        for read in pair.pool.reads:
+            read.finish()
+
+    with pytest.raises(TransferError, match="block 4 of group 0 arrived damaged"):
+        await run(pair, pair.hand_off(WANTED), act)
+
+
+async def test_the_holders_refusal_is_the_pullers_error(pair: Pair) -> None:
+    async def act() -> None:
+        failure = Failure(kind=Failure.KIND_INVALID, field="prompt", message="too long")
+        pair.source.streams[0].put(Refused(failure))
+
+    with pytest.raises(Refused, match="prompt: too long") as refused:
+        await run(pair, pair.hand_off(WANTED), act)
+    assert not refused.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "match"),
+    [
+        ({"holder_incarnation": 12}, Failure.KIND_STALE, "another process"),
+        ({"protocol": PROTOCOL + 1}, Failure.KIND_INCOMPATIBLE, "protocol"),
+    ],
+)
+async def test_an_ask_that_is_meant_for_another_is_refused(
+    pair: Pair, changes: dict[str, int], kind: Failure.Kind.ValueType, match: str
+) -> None:
+    hand_off = pair.hand_off(WANTED, pair.ask(WANTED, **changes))
+    with pytest.raises(Refused, match=match) as refused:
+        await hand_off.run()
+    assert refused.value.failure.kind == kind
+    assert pair.source.asks == []
+    assert bool(pair.link.lost) == (kind == Failure.KIND_STALE)
+
+
+async def test_more_leases_than_the_bound_are_refused(pair: Pair) -> None:
+    pulling = [asyncio.ensure_future(pair.hand_off(WANTED).run()) for _ in range(3)]
+    done, open_ones = await asyncio.wait(pulling, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+    (refused,) = done
+    assert isinstance(error := refused.exception(), Refused)
+    assert error.failure.kind == Failure.KIND_BUSY
+    for one in open_ones:
+        one.cancel()
+    await asyncio.wait(open_ones)
+    await pair.idle()
+
+
+async def test_a_draining_holder_finishes_what_it_has(pair: Pair) -> None:
+    async def act() -> None:
+        pair.holder.drain()
+        with pytest.raises(Refused, match="draining"):
+            await pair.hand_off(WANTED).run()
+        pair.source.streams[0].put(*CHUNKS, END)
+
+    assert (await run(pair, pair.hand_off(WANTED), act)).end == 28
+
+
+async def test_a_lease_released_early_is_not_confirmed() -> None:
+    pair = Pair(faults="holder.commit=release")
+    await pair.start()
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+
+    with pytest.raises(TransferError, match="let go too early"):
+        await run(pair, pair.hand_off(WANTED), act)
+    await pair.stop()
+
+
+async def test_a_holder_that_computed_too_little_is_not_believed(pair: Pair) -> None:
+    async def act() -> None:
+        pair.source.streams[0].put(CHUNKS[0], END)
+
+    with pytest.raises(TransferError, match="only a part"):
+        await run(pair, pair.hand_off(WANTED), act)
+
+
+async def test_what_is_only_handed_out_may_be_less_than_wanted(pair: Pair) -> None:
+    async def act() -> None:
+        pair.source.streams[0].put(CHUNKS[0], ReadyEnd([], 16))
+
+    ask = pair.ask(WANTED)
+    ask.ClearField("compute")
+    pulled = await run(pair, pair.hand_off(WANTED, ask), act)
+    assert (pulled.end, list(pulled.tokens)) == (16, [])
+
+
+async def test_an_engine_that_is_stuck_is_left(pair: Pair) -> None:
+    pair.source.predict_s = lambda: 0.1  # type: ignore[method-assign]
+
+    async def act() -> None:
+        pass
+
+    with pytest.raises(TransferError, match="stuck"):
+        await run(pair, pair.hand_off(WANTED, stuck_after_s=0.7), act)
+    await pair.idle()
+
+
+async def test_a_dead_holder_loses_the_link(pair: Pair) -> None:
+    async def act() -> None:
+        await pair.server.stop(0)
+
+    with pytest.raises(TransferError, match="stream broke"):
+        await run(pair, pair.hand_off(WANTED), act)
+    assert pair.link.lost
+    assert pair.pool.disconnected
+
+
+@pytest.mark.parametrize(
+    ("message", "match"),
+    [
+        (PullerMessage(commit=Commit()), "first message"),
+        (PullerMessage(), "first message"),
+    ],
+)
+async def test_a_stream_begins_with_an_ask(pair: Pair, message: PullerMessage, match: str) -> None:
+    stream = pair.link.open_handoff()
+    await stream.write(message)
+    answer = await stream.read()
+    assert isinstance(answer, HolderMessage)
+    assert match in answer.failure.message
+
+
+async def test_a_commit_before_the_end_is_refused(pair: Pair) -> None:
+    stream = pair.link.open_handoff()
+    await stream.write(PullerMessage(ask=pair.ask(WANTED)))
+    await stream.write(PullerMessage(commit=Commit()))
+    async for message in stream:
+        if message.WhichOneof("kind") == "failure":
+            break
+    assert "before the end" in message.failure.message
+    await pair.idle()

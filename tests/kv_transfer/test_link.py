@@ -1,0 +1,225 @@
+"""Links: made once, compatible or refused by name, read from before they are used."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import pytest
+
+from kv_transfer.connector import PeerPool
+from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError
+from kv_transfer.link import Links
+from protos.rpc import PROTOCOL, Plane
+from protos.worker_pb2 import (
+    CacheFormat,
+    CacheGroup,
+    ConnectorOffer,
+    DescribeRequest,
+    WorkerDescription,
+)
+from protos.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from tests.kv_transfer.fakes import FakePeerPool, FakeRead, Memory
+
+FORMAT = CacheFormat(fingerprint="f", block_size=8, groups=[CacheGroup(blob_bytes=4096)])
+
+
+class Describer(WorkerServicer):
+    """A worker that only says what it is."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.description = WorkerDescription(
+            protocol=PROTOCOL,
+            incarnation=1,
+            format=FORMAT,
+            connectors=[ConnectorOffer(name=n) for n in ("fast", "plain")],
+        )
+
+    async def Describe(  # noqa: N802
+        self, request: DescribeRequest, context: object
+    ) -> WorkerDescription:
+        self.calls += 1
+        return self.description
+
+    async def CheckHealth(self, request: object, context: object) -> None:  # type: ignore[override]  # noqa: N802
+        raise NotImplementedError
+
+    async def Drain(self, request: object, context: object) -> None:  # type: ignore[override]  # noqa: N802
+        raise NotImplementedError
+
+
+class FakeConnector:
+    """Its peers' reads end as the test says."""
+
+    def __init__(self, name: str, outcome: Exception | None = None) -> None:
+        self.name = name
+        self.outcome = outcome
+        self.pools: list[FakePeerPool] = []
+
+    def metadata(self) -> bytes:
+        return b""
+
+    async def connect(self, incarnation: int, metadata: bytes) -> PeerPool:
+        pool = _Pool(self.outcome)
+        self.pools.append(pool)
+        return pool
+
+    def set_busy(self, busy: bool) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class _Pool(FakePeerPool):
+    def __init__(self, outcome: Exception | None) -> None:
+        super().__init__(Memory(2), Memory(2), by_hand=True)
+        self._outcome = outcome
+
+    def read(self, *pairs: object) -> FakeRead:
+        read = super().read(*pairs)  # type: ignore[arg-type]
+        if self._outcome is None:
+            read.finish()
+        else:
+            read.ended.set_exception(self._outcome)
+        return read
+
+
+class Peer:
+    """A describer behind a port that can go away and come back."""
+
+    def __init__(self) -> None:
+        self.describer = Describer()
+        self.address = "127.0.0.1:0"
+
+    async def start(self) -> None:
+        self._server = Plane().server()
+        add_WorkerServicer_to_server(self.describer, self._server)
+        self.address = Plane().listen(self._server, self.address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+
+MakeLinks = Callable[..., Links]
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    peer = Peer()
+    await peer.start()
+    yield peer
+    await peer.stop()
+
+
+@pytest.fixture
+async def make_links() -> AsyncIterator[MakeLinks]:
+    made: list[Links] = []
+
+    def make(*connectors: FakeConnector, slow_bytes_per_s: float = 0.0) -> Links:
+        me = DescribeRequest(protocol=PROTOCOL, incarnation=2, format=FORMAT)
+        channel: Callable[[str], grpc.aio.Channel] = Plane().channel
+        made.append(Links(me, connectors, channel, slow_bytes_per_s))
+        return made[-1]
+
+    yield make
+    for links in made:
+        await links.close()
+
+
+async def test_many_who_need_a_link_at_once_make_one(peer: Peer, make_links: MakeLinks) -> None:
+    connector = FakeConnector("fast")
+    links = make_links(connector)
+    first, *others = await asyncio.gather(*(links.get(peer.address) for _ in range(5)))
+    assert all(link is first for link in others)
+    assert peer.describer.calls == 1
+    assert (first.connector, first.incarnation) == ("fast", 1)
+    assert [len(r._pairs) for r in connector.pools[0].reads] == [1, 1, (16 << 20) // 4096]
+    assert links.live() == [first]
+
+
+async def test_a_read_that_is_not_one_sided_leads_to_the_next_connector(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast, plain = FakeConnector("fast", OneSidedRefused("emulated")), FakeConnector("plain")
+    link = await make_links(fast, plain).get(peer.address)
+    assert link.connector == "plain"
+    assert fast.pools[0].disconnected
+    assert not plain.pools[0].disconnected
+
+
+async def test_a_read_that_breaks_leads_to_nothing_but_a_new_link(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast, plain = FakeConnector("fast", TransferError("broken")), FakeConnector("plain")
+    links = make_links(fast, plain)
+    with pytest.raises(TransferError, match="broken"):
+        await links.get(peer.address)
+    assert plain.pools == []
+    with pytest.raises(TransferError, match="tried just now: broken"):
+        await links.get(peer.address)
+    fast.outcome = None
+    async with asyncio.timeout(5):
+        while not links.live():
+            try:
+                await links.get(peer.address)
+            except TransferError:
+                await asyncio.sleep(0.01)
+    assert links.live()[0].connector == "fast"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (WorkerDescription(protocol=PROTOCOL + 1), "protocol"),
+        (WorkerDescription(format=CacheFormat(fingerprint="g")), "fingerprint"),
+        (WorkerDescription(format=CacheFormat(block_size=16)), "block_size"),
+    ],
+)
+async def test_a_peer_that_does_not_fit_is_refused_by_name(
+    peer: Peer, make_links: MakeLinks, change: WorkerDescription, field: str
+) -> None:
+    peer.describer.description.MergeFrom(change)
+    with pytest.raises(IncompatiblePeer) as refused:
+        await make_links(FakeConnector("fast")).get(peer.address)
+    assert refused.value.field == field
+
+
+async def test_a_peer_without_a_common_connector_is_refused(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    with pytest.raises(IncompatiblePeer, match="connectors"):
+        await make_links(FakeConnector("other")).get(peer.address)
+
+
+async def test_nobody_there_is_an_error_at_once(peer: Peer, make_links: MakeLinks) -> None:
+    await peer.stop()
+    with pytest.raises(TransferError) as failed:
+        await make_links(FakeConnector("fast")).get(peer.address)
+    assert failed.value.retryable
+    await peer.start()
+
+
+async def test_another_incarnation_at_the_address_is_another_link(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    links = make_links(FakeConnector("fast"))
+    first = await links.get(peer.address, 1)
+    peer.describer.description.incarnation = 7
+    first.lose("its process died")
+    assert first.pool.disconnected  # type: ignore[attr-defined]
+    with pytest.raises(TransferError, match="another incarnation"):
+        await links.get(peer.address, 1)
+    second = await links.get(peer.address, 7)
+    assert (second.incarnation, await links.get(peer.address)) == (7, second)
+    with pytest.raises(TransferError, match="another incarnation"):
+        await links.get(peer.address, 1)
+    assert second.lost is None
+
+
+async def test_a_slow_link_is_said_loudly(
+    peer: Peer, make_links: MakeLinks, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make_links(FakeConnector("fast"), slow_bytes_per_s=1e18).get(peer.address)
+    assert any(r.levelname == "WARNING" and "is slow" in r.message for r in caplog.records)
