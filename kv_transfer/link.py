@@ -2,37 +2,23 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import grpc
 
-from kv_transfer.compatible import check_holder
-from kv_transfer.connector import Connector, PeerPool
-from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError
+from kv_transfer.connector import PeerPool
+from kv_transfer.probe import LinkFigures
+from protos.events_pb2 import LoadReport, SubscribeRequest
+from protos.events_pb2_grpc import WorkerEventsStub
 from protos.handoff_pb2 import HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
-from protos.worker_pb2 import DescribeRequest, WorkerDescription
-from protos.worker_pb2_grpc import WorkerStub
+from protos.limits import PROTOCOL
+from protos.worker_pb2 import WorkerDescription
 
 logger = logging.getLogger(__name__)
 
-DESCRIBE_TIMEOUT_S = 5.0
-FIRST_READ_TIMEOUT_S = 5.0
-FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 0.1, 5.0
-PROBE_BYTES = 16 << 20
+LOAD_PERIOD_MS = 500
 TELLING_BYTES = 1 << 20  # reads from this size on say something about the rate
-SCRATCH_BLOCK = 0  # of every group: no sequence ever has it
 SMOOTHING = 0.2
-
-
-@dataclass(slots=True)
-class LinkFigures:
-    """Measured when the link was made, and by the reads since."""
-
-    latency_s: float
-    bytes_per_s: float
 
 
 class Link:
@@ -53,6 +39,9 @@ class Link:
         self.pool = pool
         self.figures = figures
         self.lost: str | None = None
+        self.load: LoadReport | None = None  # the peer's latest
+        self._watch: asyncio.Task[None] | None = None
+        self._channel = channel
         self._stub = HandOffStub(channel)
 
     @property
@@ -62,173 +51,30 @@ class Link:
     def open_handoff(self) -> grpc.aio.StreamStreamCall[PullerMessage, HolderMessage]:
         return self._stub.Open()
 
+    def watch(self) -> None:
+        """Follows the peer's load, whose stream breaks when the peer does."""
+        self._watch = asyncio.ensure_future(self._follow_load())
+
+    async def _follow_load(self) -> None:
+        wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=LOAD_PERIOD_MS)
+        try:
+            async for event in WorkerEventsStub(self._channel).Subscribe(wanted):
+                self.load = event.load
+            self.lose("its load reports ended")
+        except grpc.aio.AioRpcError as error:
+            self.lose(f"its load reports broke off: {error.details()}")
+
     def lose(self, reason: str) -> None:
         """The next one who asks for the peer makes the link anew."""
-        if self.lost is None:
-            self.lost = reason
-            logger.warning("the link to %s is lost: %s", self.address, reason)
-            self.pool.disconnect()
+        if self.lost is not None:
+            return
+        self.lost = reason
+        logger.warning("the link to %s is lost: %s", self.address, reason)
+        self.pool.disconnect()
+        if self._watch is not None:
+            self._watch.cancel()
 
     def note_read(self, num_bytes: int, seconds: float) -> None:
         if num_bytes >= TELLING_BYTES and seconds > 0:
             rate = num_bytes / seconds
             self.figures.bytes_per_s += SMOOTHING * (rate - self.figures.bytes_per_s)
-
-
-@dataclass(slots=True)
-class _Peer:
-    channel: grpc.aio.Channel
-    lock: asyncio.Lock
-    link: Link | None = None
-    back_off_s: float = 0.0
-    not_before: float = 0.0
-    problem: str = ""
-
-
-class Links:
-    """The links of one worker, by address; each is made once, by whoever needs it first."""
-
-    def __init__(
-        self,
-        me: DescribeRequest,
-        connectors: Sequence[Connector],  # in order of preference
-        open_channel: Callable[[str], grpc.aio.Channel],
-        slow_bytes_per_s: float = 0.0,  # below this a link is loudly reported
-    ) -> None:
-        self._me = me
-        self._connectors = connectors
-        self._open_channel = open_channel
-        self._slow = slow_bytes_per_s
-        self._peers: dict[str, _Peer] = {}
-
-    async def get(self, address: str, incarnation: int = 0) -> Link:
-        """The link to whoever is there, or to that incarnation; TransferError if there is none."""
-        peer = self._peers.get(address)
-        if peer is None:
-            peer = self._peers[address] = _Peer(self._open_channel(address), asyncio.Lock())
-        async with peer.lock:
-            link = peer.link
-            if link is None or link.lost or await self._is_gone(peer, link, incarnation):
-                link = await self._renew(address, peer)
-        if incarnation not in (0, link.incarnation):
-            raise TransferError(f"{address} is another incarnation than the one asked for")
-        return link
-
-    async def _is_gone(self, peer: _Peer, link: Link, wanted: int) -> bool:
-        """Whether another incarnation than the link's is there now; asked only when somebody
-        wants another one, and the link is not touched for one that is gone itself."""
-        if wanted in (0, link.incarnation):
-            return False
-        description = await self._describe(link.address, peer.channel)
-        return description.incarnation != link.incarnation
-
-    def live(self) -> list[Link]:
-        links = [peer.link for peer in self._peers.values()]
-        return [link for link in links if link is not None and link.lost is None]
-
-    async def close(self) -> None:
-        for peer in self._peers.values():
-            if peer.link is not None:
-                peer.link.lose("closing")
-            await peer.channel.close()
-
-    async def _renew(self, address: str, peer: _Peer) -> Link:
-        now = time.monotonic()
-        if now < peer.not_before:
-            raise TransferError(f"{address} was tried just now: {peer.problem}")
-        try:
-            link = await self._make(address, peer.channel)
-        except TransferError as error:
-            peer.problem = str(error)
-            peer.back_off_s = min(LONGEST_BACK_OFF_S, 2 * peer.back_off_s or FIRST_BACK_OFF_S)
-            peer.not_before = time.monotonic() + peer.back_off_s
-            raise
-        if peer.link is not None:
-            peer.link.lose("it was made anew")
-        peer.link, peer.back_off_s = link, 0.0
-        return link
-
-    async def _make(self, address: str, channel: grpc.aio.Channel) -> Link:
-        description = await self._describe(address, channel)
-        check_holder(self._me.format, description)
-        offers = {offer.name: offer for offer in description.connectors}
-        tried = []
-        for connector in self._connectors:
-            offer = offers.get(connector.name)
-            if offer is None:
-                continue
-            tried.append(connector.name)
-            pool = await connector.connect(description.incarnation, offer.metadata)
-            try:
-                figures = await _probe(pool, self._blob_bytes())
-            except OneSidedRefused as refusal:
-                pool.disconnect()
-                logger.info("%s: no %s: %s", address, connector.name, refusal)
-                continue
-            except TransferError:
-                pool.disconnect()
-                raise
-            return self._report(Link(address, channel, description, connector.name, pool, figures))
-        raise IncompatiblePeer(
-            "connectors",
-            f"{address} offers {sorted(offers)}, tried {tried},"
-            f" this worker has {[c.name for c in self._connectors]}",
-        )
-
-    def _blob_bytes(self) -> int:
-        return self._me.format.groups[0].blob_bytes
-
-    async def _describe(self, address: str, channel: grpc.aio.Channel) -> WorkerDescription:
-        try:
-            return await WorkerStub(channel).Describe(self._me, timeout=DESCRIBE_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            reason = f"{address}: {error.details()}"
-            match error.code():
-                case grpc.StatusCode.FAILED_PRECONDITION:
-                    raise IncompatiblePeer("peer", reason) from None
-                case grpc.StatusCode.UNAUTHENTICATED:
-                    raise TransferError(reason, retryable=False) from None
-            raise TransferError(reason) from None
-
-    def _report(self, link: Link) -> Link:
-        figures = link.figures
-        logger.info(
-            "linked to %s by %s (%s): %.2f GB/s, %.2f ms",
-            link.address,
-            link.connector,
-            link.pool.transport,
-            figures.bytes_per_s / 1e9,
-            figures.latency_s * 1e3,
-        )
-        if figures.bytes_per_s < self._slow:
-            logger.warning(
-                "the link to %s is slow: %.2f GB/s by %s (%s), at least %.2f were expected",
-                link.address,
-                figures.bytes_per_s / 1e9,
-                link.connector,
-                link.pool.transport,
-                self._slow / 1e9,
-            )
-        return link
-
-
-async def _probe(pool: PeerPool, blob_bytes: int) -> LinkFigures:
-    """The first READ, which tells whether the connector can; then one for each figure.
-
-    Nobody reads what these bring: they go from scratch block to scratch block.
-    """
-    await _timed(pool, 1)
-    latency_s = await _timed(pool, 1)
-    count = max(1, PROBE_BYTES // blob_bytes)
-    return LinkFigures(latency_s, count * blob_bytes / await _timed(pool, count))
-
-
-async def _timed(pool: PeerPool, count: int) -> float:
-    started = time.perf_counter()
-    read = pool.read(0, [SCRATCH_BLOCK] * count, [SCRATCH_BLOCK] * count)
-    done, _ = await asyncio.wait({read.ended}, timeout=FIRST_READ_TIMEOUT_S)
-    if not done:
-        read.give_up()
-        raise TransferError(f"the first READ did not end within {FIRST_READ_TIMEOUT_S:.0f} s")
-    read.ended.result()
-    return time.perf_counter() - started

@@ -9,7 +9,8 @@ from kv_cache.handover import HeldRange
 from kv_transfer.errors import Refused, TransferError
 from kv_transfer.faults import Faults
 from kv_transfer.holder import Holder, HolderConfig
-from kv_transfer.link import Link, LinkFigures
+from kv_transfer.link import Link
+from kv_transfer.probe import LinkFigures
 from kv_transfer.puller import HandOff, Pulled, PullerConfig
 from kv_transfer.source import ReadyEnd
 from protos.generation_pb2 import Failure, SamplingParams, TokenLogprobs

@@ -8,7 +8,9 @@ import pytest
 
 from kv_transfer.connector import PeerPool
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError
-from kv_transfer.link import Links
+from kv_transfer.links import Links
+from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
+from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import (
     CacheFormat,
@@ -46,6 +48,19 @@ class Describer(WorkerServicer):
 
     async def Drain(self, request: object, context: object) -> None:  # type: ignore[override]  # noqa: N802
         raise NotImplementedError
+
+
+class Reporter(WorkerEventsServicer):
+    """Reports a load as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.reports: asyncio.Queue[LoadReport] = asyncio.Queue()
+
+    async def Subscribe(  # noqa: N802
+        self, request: SubscribeRequest, context: object
+    ) -> AsyncIterator[WorkerEvent]:
+        while True:
+            yield WorkerEvent(load=await self.reports.get())
 
 
 class FakeConnector:
@@ -90,11 +105,13 @@ class Peer:
 
     def __init__(self) -> None:
         self.describer = Describer()
+        self.reporter = Reporter()
         self.address = "127.0.0.1:0"
 
     async def start(self) -> None:
         self._server = Plane().server()
         add_WorkerServicer_to_server(self.describer, self._server)
+        add_WorkerEventsServicer_to_server(self.reporter, self._server)
         self.address = Plane().listen(self._server, self.address)
         await self._server.start()
 
@@ -223,3 +240,16 @@ async def test_a_slow_link_is_said_loudly(
 ) -> None:
     await make_links(FakeConnector("fast"), slow_bytes_per_s=1e18).get(peer.address)
     assert any(r.levelname == "WARNING" and "is slow" in r.message for r in caplog.records)
+
+
+async def test_a_link_knows_its_peers_load_and_its_end(peer: Peer, make_links: MakeLinks) -> None:
+    link = await make_links(FakeConnector("fast")).get(peer.address)
+    peer.reporter.reports.put_nowait(LoadReport(num_queued_tokens=5))
+    async with asyncio.timeout(5):
+        while link.load is None:
+            await asyncio.sleep(0)
+        assert link.load.num_queued_tokens == 5
+        await peer.stop()
+        while link.lost is None:
+            await asyncio.sleep(0)
+    assert "load reports broke off" in link.lost

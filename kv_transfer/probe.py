@@ -1,0 +1,42 @@
+"""The first READs of a link: whether its connector can, and how fast it is."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from kv_transfer.connector import PeerPool
+from kv_transfer.errors import TransferError
+
+FIRST_READ_TIMEOUT_S = 5.0
+PROBE_BYTES = 16 << 20
+SCRATCH_BLOCK = 0  # of every group: no sequence ever has it
+
+
+@dataclass(slots=True)
+class LinkFigures:
+    """Measured when the link was made, and by the reads since."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+async def probe(pool: PeerPool, blob_bytes: int) -> LinkFigures:
+    """The first READ, which tells whether the connector can; then one for each figure.
+
+    Nobody reads what these bring: they go from scratch block to scratch block.
+    """
+    await _timed(pool, 1)
+    latency_s = await _timed(pool, 1)
+    count = max(1, PROBE_BYTES // blob_bytes)
+    return LinkFigures(latency_s, count * blob_bytes / await _timed(pool, count))
+
+
+async def _timed(pool: PeerPool, count: int) -> float:
+    started = time.perf_counter()
+    read = pool.read(0, [SCRATCH_BLOCK] * count, [SCRATCH_BLOCK] * count)
+    done, _ = await asyncio.wait({read.ended}, timeout=FIRST_READ_TIMEOUT_S)
+    if not done:
+        read.give_up()
+        raise TransferError(f"the first READ did not end within {FIRST_READ_TIMEOUT_S:.0f} s")
+    read.ended.result()
+    return time.perf_counter() - started
