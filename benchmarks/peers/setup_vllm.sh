@@ -34,6 +34,7 @@ for line in wheel.read(metadata).decode().splitlines():
 PYTHON
 pip install --quiet --requirement "$wheels/requirements.txt" 'torch==2.13.*'
 pip install --quiet --no-deps "$wheels"/*.whl
+pip install --quiet 'nixl==1.5.*'  # for its prefill and decode workers
 
 packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 renamed="$packages/vllm-$VERSION+cpu.dist-info"
