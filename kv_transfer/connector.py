@@ -6,7 +6,7 @@ how long it stays, is the hand-off's business.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -14,7 +14,8 @@ from typing import Protocol
 class PoolRegion:
     """One group's slab: block b is the run of `blob_bytes` at `address + b * blob_bytes`.
 
-    The memory outlives the connectors that know it.
+    The memory outlives the connectors that know it; `owner` is what keeps it alive, for a
+    connector that has to be abandoned with a read that never ended.
     """
 
     address: int
@@ -22,6 +23,7 @@ class PoolRegion:
     blob_bytes: int
     memory: str = "cpu"  # or "cuda"
     device: int = 0
+    owner: object = field(default=None, compare=False, repr=False)
 
     @property
     def num_bytes(self) -> int:
@@ -32,7 +34,8 @@ class Read(Protocol):
     """Blobs on their way into our pool.
 
     `ended` is the only proof that nothing of the read writes any more. It is resolved on the
-    event loop: with None if every byte is there, with a TransferError if not.
+    event loop: with None if every byte is there, with a TransferError if not. Whoever waits
+    for it with a deadline shields it, since a cancelled future proves nothing.
     """
 
     @property
@@ -69,7 +72,7 @@ class PeerPool(Protocol):
 class Connector(Protocol):
     """Our pool, made readable in one way, and the peers whose pools are read in that way.
 
-    Made once, with all groups' regions, on a running event loop.
+    Opened once, with all groups' regions, on a running event loop (`registry.open_connector`).
     """
 
     @property
@@ -80,7 +83,8 @@ class Connector(Protocol):
         ...
 
     async def connect(self, incarnation: int, metadata: bytes) -> PeerPool:
-        """TransferError if the peer cannot be reached, or if the metadata is not a peer's."""
+        """TransferError if the peer cannot be reached, or if the metadata is not a peer's;
+        IncompatiblePeer if its pool differs from ours or it is another incarnation's."""
         ...
 
     def set_busy(self, busy: bool) -> None:

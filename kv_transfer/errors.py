@@ -18,6 +18,13 @@ class OneSidedRefused(TransferError):
     """The link is alive and cannot read without the holder's help; another connector must."""
 
 
+class ConnectorUnavailable(TransferError):
+    """This process cannot use the connector: a library or a setting is missing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False)
+
+
 class IncompatiblePeer(TransferError):
     """Two workers that do not fit together; `field` names what differs."""
 

@@ -1,0 +1,162 @@
+"""Pools read over NIXL: RDMA, NVLink, or the same host's memory."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from kv_transfer import nixl
+from kv_transfer.block_pairs import BlockPairs
+from kv_transfer.connector import PoolRegion, Read
+from kv_transfer.errors import TransferError
+from kv_transfer.nixl_lane import MAX_POST_BYTES, Lane, Piece, SharedPeer
+from kv_transfer.piece_read import Backlog, PieceRead, failed_read
+from kv_transfer.pool_description import PoolDescription
+
+NAME = "nixl"
+_MIN_PIECE_BYTES = 2 << 20  # below it a second lane gains nothing
+_LANE_PERIOD_S = 0.1  # of lanes that nobody connects to
+
+
+@dataclass(frozen=True)
+class NixlConfig:
+    """`lanes`: agents that read side by side, each on a thread of its own while it copies; over
+    CMA one thread copies at half of a memcpy's rate. None: two where there are cores for it.
+
+    A peer's first READ takes up to five of the holder's periods, then none.
+    """
+
+    lanes: int | None = None
+    idle_period_s: float = 0.010
+    busy_period_s: float = 0.001
+
+
+class NixlConnector:
+    """Our pool, registered with one agent that peers read from and some that read from peers."""
+
+    name = NAME
+
+    def __init__(
+        self, regions: Sequence[PoolRegion], incarnation: int, secret: bytes, config: NixlConfig
+    ) -> None:
+        """Loads nixl and starts the threads; `open` waits for them."""
+        nixl.prepare_environment(regions)
+        self._regions = tuple(regions)
+        self._incarnation = incarnation
+        self._secret = secret
+        self._config = config
+        self._backlog: Backlog[Piece] = Backlog()
+        num_lanes = config.lanes or min(2, len(os.sched_getaffinity(0)))
+        periods = [config.idle_period_s] + [_LANE_PERIOD_S] * (num_lanes - 1)
+        self._lanes = [
+            Lane(f"nixl-lane-{i}", regions, self._backlog, period)
+            for i, period in enumerate(periods)
+        ]
+        self._payload = b""
+
+    @classmethod
+    async def open(
+        cls,
+        regions: Sequence[PoolRegion],
+        incarnation: int,
+        secret: bytes = b"",
+        config: NixlConfig | None = None,
+    ) -> Self:
+        connector = cls(regions, incarnation, secret, config or NixlConfig())
+        payloads = [asyncio.wrap_future(lane.metadata) for lane in connector._lanes]
+        try:
+            connector._payload, *_ = await asyncio.gather(*payloads)
+        except TransferError:
+            await connector.close()
+            raise
+        return connector
+
+    def metadata(self) -> bytes:
+        description = PoolDescription(NAME, self._incarnation, self._regions, self._payload)
+        return description.encode(self._secret)
+
+    async def connect(self, incarnation: int, metadata: bytes) -> "NixlPeer":
+        description = PoolDescription.decode(metadata, NAME, self._secret)
+        description.check_fits(self._regions, incarnation)
+        shared = SharedPeer(description.payload, description.regions)
+        added = [asyncio.wrap_future(lane.add_peer(shared)) for lane in self._lanes]
+        outcomes = await asyncio.gather(*added, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        if failures:
+            self.remove(shared)
+            raise failures[0]
+        return NixlPeer(self, shared)
+
+    def set_busy(self, busy: bool) -> None:
+        config = self._config
+        self._lanes[0].period_s = config.busy_period_s if busy else config.idle_period_s
+        if busy:
+            self._lanes[0].wake()
+
+    async def close(self) -> None:
+        self._backlog.close()
+        for lane in self._lanes:
+            lane.close()
+        for lane in self._lanes:
+            await asyncio.to_thread(lane.join)
+
+    @property
+    def regions(self) -> tuple[PoolRegion, ...]:
+        return self._regions
+
+    def begin(self, read: PieceRead[Piece]) -> None:
+        self._backlog.put(read)
+        for lane in self._lanes:
+            lane.wake()
+
+    def pieces(self, peer: SharedPeer, pairs: BlockPairs) -> list[Piece]:
+        """Each lane has its share of a read, in posts of at most 32 MiB."""
+        share = -(-pairs.num_bytes // len(self._lanes))
+        size = min(MAX_POST_BYTES, max(_MIN_PIECE_BYTES, share))
+        return [Piece(peer, piece) for piece in pairs.pieces(size)]
+
+    def remove(self, peer: SharedPeer) -> None:
+        for lane in self._lanes:
+            lane.remove_peer(peer)
+
+
+class NixlPeer:
+    """A peer's pool; forgotten once it is disconnected and its last read has ended."""
+
+    transport = "ucx"
+
+    def __init__(self, connector: NixlConnector, shared: SharedPeer) -> None:
+        self._connector = connector
+        self._shared = shared
+        self._connected = True
+        self._num_reads = 0
+
+    def read(self, group: int, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> Read:
+        if not self._connected:
+            return failed_read(TransferError("disconnected"))
+        try:
+            pairs = BlockPairs.checked(
+                self._connector.regions, self._shared.regions, group, remote_blocks, local_blocks
+            )
+        except TransferError as e:
+            return failed_read(e)
+        pieces = self._connector.pieces(self._shared, pairs)
+        read = PieceRead(pieces, pairs.num_bytes, self._on_end)
+        if pieces:
+            self._num_reads += 1
+            self._connector.begin(read)
+        return read
+
+    def disconnect(self) -> None:
+        if self._connected:
+            self._connected = False
+            self._remove_if_unused()
+
+    def _on_end(self, _: PieceRead[Piece]) -> None:
+        self._num_reads -= 1
+        self._remove_if_unused()
+
+    def _remove_if_unused(self) -> None:
+        if not self._connected and not self._num_reads:
+            self._connector.remove(self._shared)

@@ -1,0 +1,216 @@
+"""The thread that owns an agent: it posts READs, polls them, and lets peers connect."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from kv_transfer.block_pairs import BlockPairs
+from kv_transfer.connector import PoolRegion
+from kv_transfer.errors import OneSidedRefused, TransferError
+from kv_transfer.nixl import Agent, ReadRefused, RemoteName, Transfer
+from kv_transfer.piece_read import Backlog, PieceRead
+
+T = TypeVar("T")
+
+MAX_POST_BYTES = 32 << 20  # a post over CMA copies before it returns, and nobody is served
+_MAX_OPEN = 4  # posts in flight: enough to keep a link full, few enough to be given up soon
+_SPIN_S = 200e-6  # a READ that takes longer costs no core, only some 0.1 ms more
+_NAP_S = 50e-6
+_CLOSE_S = 1.0
+
+# Agents that were closed with a READ in flight. It may write to our memory to the process's end.
+_abandoned: list[object] = []
+
+
+class Piece(NamedTuple):
+    peer: "SharedPeer"
+    pairs: BlockPairs
+
+
+class SharedPeer:
+    """A peer as the event loop and the lanes know it."""
+
+    def __init__(self, metadata: bytes, regions: Sequence[PoolRegion]) -> None:
+        self.metadata = metadata
+        self.regions = tuple(regions)
+        self.groups_read: set[int] = set()  # of which a READ has succeeded
+
+
+@dataclass(slots=True)
+class _LanePeer:
+    name: RemoteName
+    blocks: dict[int, Any] = field(default_factory=dict)  # prepared, by group
+
+
+class _Open(NamedTuple):
+    transfer: Transfer
+    read: PieceRead[Piece]
+    piece: Piece
+
+
+class Lane:
+    """One agent and its thread. Other threads only hand it work.
+
+    It sleeps `period_s` when nothing is in flight; peers that connect to it wait a few periods.
+    """
+
+    def __init__(
+        self, name: str, regions: Sequence[PoolRegion], backlog: Backlog[Piece], period_s: float
+    ) -> None:
+        self.period_s = period_s
+        self.metadata: Future[bytes] = Future()  # of the agent, as soon as there is one
+        self._regions = tuple(regions)
+        self._backlog = backlog
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._peers: dict[SharedPeer, _LanePeer] = {}
+        self._open: list[_Open] = []
+        self._posted = False  # in the last turn; then there may be more
+        self._last_post = 0.0
+        self._stop_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._inbox.put(None)
+
+    def add_peer(self, peer: SharedPeer) -> Future[None]:
+        return self._ask(lambda: self._add_peer(peer))
+
+    def remove_peer(self, peer: SharedPeer) -> Future[None]:
+        """Only when no read of that peer is left."""
+        return self._ask(lambda: self._remove_peer(peer))
+
+    def close(self) -> Future[None]:
+        """Done when the thread is about to end; call it after the backlog is closed."""
+        return self._ask(self._stop)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _ask(self, work: Callable[[], T]) -> Future[T]:
+        answer: Future[T] = Future()
+
+        def do() -> None:
+            try:
+                answer.set_result(work())
+            except TransferError as e:
+                answer.set_exception(e)
+
+        self._inbox.put(do)
+        return answer
+
+    def _run(self) -> None:
+        try:
+            self._agent = Agent(self._regions)
+        except TransferError as e:
+            self.metadata.set_exception(e)
+            return
+        except BaseException as e:
+            self.metadata.set_exception(e)
+            raise
+        self.metadata.set_result(self._agent.metadata())
+        while self._stop_at is None or (self._open and time.monotonic() < self._stop_at):
+            self._wait()
+            self._posted = self._post()
+            self._poll()
+            self._agent.progress()
+        if self._open:
+            _abandoned.append((self._agent, self._open, self._regions))
+            return
+        for peer in list(self._peers):
+            self._remove_peer(peer)
+        self._agent.close()
+
+    def _stop(self) -> None:
+        self._stop_at = time.monotonic() + _CLOSE_S
+
+    def _wait(self) -> None:
+        """Obeys what is in the inbox; sleeps if there is nothing to do."""
+        timeout = self._pause()
+        while True:
+            try:
+                work = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            timeout = 0.0
+            if work:
+                work()
+
+    def _pause(self) -> float:
+        if self._posted:
+            return 0.0
+        if not self._open:
+            return self.period_s
+        return 0.0 if time.monotonic() - self._last_post < _SPIN_S else _NAP_S
+
+    def _post(self) -> bool:
+        """Whether there was a piece to post; only one a turn, since each may take its time."""
+        found = self._backlog.take() if len(self._open) < _MAX_OPEN else None
+        if not found:
+            return False
+        read, piece = found
+        try:
+            transfer = self._start(piece)
+        except TransferError as e:
+            read.finish(e)
+            return True
+        self._last_post = time.monotonic()
+        if transfer is None:
+            self._finish(read, piece)
+        else:
+            self._open.append(_Open(transfer, read, piece))
+        return True
+
+    def _start(self, piece: Piece) -> Transfer | None:
+        shared, pairs = piece
+        peer = self._peers[shared]
+        blocks = peer.blocks.get(pairs.group)
+        if blocks is None:
+            blocks = self._agent.peer_blocks(peer.name, shared.regions[pairs.group])
+            peer.blocks[pairs.group] = blocks
+        try:
+            return self._agent.post(pairs.group, pairs.local, blocks, pairs.remote)
+        except ReadRefused as e:
+            if pairs.group in shared.groups_read:
+                raise TransferError("the peer is gone") from e
+            raise OneSidedRefused("no way to read without the holder's help") from e
+
+    def _poll(self) -> None:
+        still_open = []
+        for entry in self._open:
+            try:
+                if not self._agent.poll(entry.transfer):
+                    still_open.append(entry)
+                    continue
+            except TransferError as e:
+                entry.read.finish(e)
+            else:
+                self._finish(entry.read, entry.piece)
+        self._open = still_open
+
+    def _finish(self, read: PieceRead[Piece], piece: Piece) -> None:
+        piece.peer.groups_read.add(piece.pairs.group)
+        read.finish()
+
+    def _add_peer(self, peer: SharedPeer) -> None:
+        """A connection that has failed is not mended by adding the peer once more."""
+        for other, known in self._peers.items():
+            if other.metadata == peer.metadata and not self._reads_from(other):
+                self._agent.remove_peer(known.name)
+        self._peers[peer] = _LanePeer(self._agent.add_peer(peer.metadata))
+
+    def _remove_peer(self, peer: SharedPeer) -> None:
+        known = self._peers.pop(peer, None)
+        if known is None:
+            return
+        for blocks in known.blocks.values():
+            self._agent.release_blocks(blocks)
+        if all(other.name != known.name for other in self._peers.values()):
+            self._agent.remove_peer(known.name)
+
+    def _reads_from(self, peer: SharedPeer) -> bool:
+        return any(entry.piece.peer is peer for entry in self._open)

@@ -1,0 +1,41 @@
+"""The connectors by name, in the order in which a link tries them."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kv_transfer.connector import Connector, PoolRegion
+from kv_transfer.errors import ConnectorUnavailable
+from kv_transfer.inprocess import InprocessConnector
+from kv_transfer.nixl_connector import NixlConfig, NixlConnector
+from kv_transfer.socket_connector import SocketConfig, SocketConnector
+
+NAMES = ("inprocess", "nixl", "socket")
+
+
+@dataclass(frozen=True)
+class ConnectorConfig:
+    """`secret`: the cluster's; two workers with different ones never exchange a byte."""
+
+    secret: bytes = b""
+    nixl: NixlConfig = NixlConfig()
+    socket: SocketConfig = SocketConfig()
+
+
+def new_incarnation() -> int:
+    """Never 0, which stands for none."""
+    return secrets.randbelow(2**64 - 1) + 1
+
+
+async def open_connector(
+    name: str, regions: Sequence[PoolRegion], incarnation: int, config: ConnectorConfig
+) -> Connector:
+    """ConnectorUnavailable where this process cannot use it; then another may do."""
+    match name:
+        case "inprocess":
+            return InprocessConnector(regions, incarnation, config.secret)
+        case "nixl":
+            return await NixlConnector.open(regions, incarnation, config.secret, config.nixl)
+        case "socket":
+            return SocketConnector(regions, incarnation, config.secret, config.socket)
+    raise ConnectorUnavailable(f"connector: {name!r}, there are {', '.join(NAMES)}")

@@ -1,0 +1,179 @@
+"""Lets peers read our pool over TCP: a thread for each of their connections."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from kv_transfer import socket_wire as wire
+from kv_transfer.block_pairs import Blocks
+from kv_transfer.socket_memory import PoolBytes, send_views
+
+_SWEEP_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """`answer_s`: for a handshake as a whole, and for a request once it has begun;
+    `stall_s`: without a byte taken by the reader. Idle connections may stay.
+    """
+
+    max_connections: int = 256
+    answer_s: float = 5.0
+    stall_s: float = 30.0
+
+
+class _Connection:
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.deadline: float | None = deadline  # of what the peer has to say now
+        self.thread: threading.Thread | None = None
+
+    def cut(self) -> None:
+        """Ends whatever its thread does with the socket; for any thread."""
+        with contextlib.suppress(OSError):  # not connected any more
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+
+class SocketServer:
+    """Listens until closed. No reader can stop it, nor keep a thread without taking bytes."""
+
+    def __init__(
+        self,
+        pool: PoolBytes,
+        incarnation: int,
+        secret: bytes,
+        address: tuple[str, int],
+        tls: ssl.SSLContext | None,
+        limits: ServerLimits,
+    ) -> None:
+        self._pool = pool
+        self._incarnation = incarnation
+        self._secret = secret
+        self._tls = tls
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._connections: set[_Connection] = set()
+        self._closing = False
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._listener = socket.create_server(address, family=family, backlog=128)
+        self._listener.settimeout(_SWEEP_S)
+        self._thread = threading.Thread(target=self._accept, name="socket-accept", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Returns when no thread touches the pool any more; takes up to half a second."""
+        self._closing = True
+        self._thread.join()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            while connection.thread and connection.thread.is_alive():
+                connection.cut()  # again, where it had just exchanged its socket for TLS
+                connection.thread.join(_SWEEP_S)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            self._sweep()
+            try:
+                sock, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # of that one connection, or no descriptors left
+                time.sleep(0.01)
+                continue
+            with self._lock:
+                full = len(self._connections) >= self._limits.max_connections
+            if full:
+                sock.close()
+                continue
+            self._start(sock)
+
+    def _start(self, sock: socket.socket) -> None:
+        connection = _Connection(sock, time.monotonic() + self._limits.answer_s)
+        connection.thread = threading.Thread(
+            target=self._serve, args=(connection,), name="socket-serve", daemon=True
+        )
+        with self._lock:
+            self._connections.add(connection)
+        connection.thread.start()
+
+    def _sweep(self) -> None:
+        """Cuts who lets us wait for what it has begun to say."""
+        now = time.monotonic()
+        with self._lock:
+            late = [c for c in self._connections if c.deadline is not None and c.deadline < now]
+        for connection in late:
+            connection.cut()
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            with contextlib.suppress(OSError):  # the end of this connection, and of no other
+                self._talk(connection)
+        finally:
+            connection.sock.close()
+            with self._lock:
+                self._connections.discard(connection)
+
+    def _talk(self, connection: _Connection) -> None:
+        set_options(connection.sock)
+        connection.sock.settimeout(self._limits.stall_s)
+        if self._tls:
+            connection.sock = self._tls.wrap_socket(
+                connection.sock, server_side=True, do_handshake_on_connect=False
+            )
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            connection.sock.do_handshake()
+        deadline = time.monotonic() + self._limits.answer_s
+        if not wire.greet_reader(connection.sock, self._secret, self._incarnation, deadline):
+            return
+        while self._answer(connection):
+            pass
+
+    def _answer(self, connection: _Connection) -> bool:
+        """One request; False if it was none that can be answered."""
+        sock = connection.sock
+        connection.deadline = None
+        sock.settimeout(None)
+        request = wire.receive_request(sock)
+        connection.deadline = time.monotonic() + self._limits.answer_s
+        sock.settimeout(self._limits.stall_s)
+        blocks = self._asked(sock, request)
+        connection.deadline = None
+        if blocks is None:
+            wire.send_answer(sock, wire.Answer.BAD_REQUEST)
+            return False
+        wire.send_answer(sock, wire.Answer.OK)
+        send_views(sock, self._pool.views(request.group, blocks))
+        return True
+
+    def _asked(self, sock: socket.socket, request: wire.Request) -> Blocks | None:
+        """None if the request names what is not there."""
+        if request.group >= len(self._pool.regions):
+            return None
+        if request.num_blocks > wire.MAX_REQUEST_BLOCKS:
+            return None
+        data = wire.receive(sock, request.num_blocks * wire.REQUEST_BLOCK_BYTES)
+        blocks = np.frombuffer(data, "<u4")
+        if len(blocks) and int(blocks.max()) >= self._pool.regions[request.group].num_blocks:
+            return None
+        return blocks.astype(np.int32)
+
+
+def set_options(sock: socket.socket) -> None:
+    """A host that is gone is noticed within half a minute, on an idle connection too."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)

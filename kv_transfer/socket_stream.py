@@ -1,0 +1,147 @@
+"""A thread with one connection to a peer, which receives blobs into our pool."""
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+
+from kv_transfer import socket_wire as wire
+from kv_transfer.block_pairs import BlockPairs
+from kv_transfer.errors import TransferError
+from kv_transfer.piece_read import Backlog, PieceRead
+from kv_transfer.socket_memory import PoolBytes, receive_views
+from kv_transfer.socket_server import set_options
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a peer's server listens, and how it is greeted."""
+
+    host: str
+    port: int
+    incarnation: int
+    secret: bytes
+    tls: ssl.SSLContext | None
+    answer_s: float
+    stall_s: float
+
+
+class Stream:
+    """Takes pieces from the peer's backlog until that is closed; connects when it has to.
+
+    A connection carries one piece at a time, so that cutting it ends that piece and no other.
+    """
+
+    def __init__(self, target: Target, pool: PoolBytes, backlog: Backlog[BlockPairs]) -> None:
+        self._target = target
+        self._pool = pool
+        self._backlog = backlog
+        self._lock = threading.Lock()
+        self._read: PieceRead[BlockPairs] | None = None  # whose piece is under way
+        self._sock: socket.socket | None = None
+        self._cut = False
+        self._thread = threading.Thread(target=self._run, name="socket-stream", daemon=True)
+        self._thread.start()
+
+    def interrupt(self, read: PieceRead[BlockPairs] | None) -> None:
+        """Closes the connection if it carries a piece of this read, or of any for None."""
+        with self._lock:
+            if self._read and (read is None or self._read is read):
+                self._cut = True
+                _shut(self._sock)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while found := self._backlog.wait():
+            read, pairs = found
+            with self._lock:
+                self._read = read
+            error = self._carry_out(read, pairs)
+            with self._lock:
+                self._read = None
+                broken = self._cut or error is not None
+                self._cut = False
+            if broken:
+                self._hang_up()
+            read.finish(error)
+        self._hang_up()
+
+    def _carry_out(self, read: PieceRead[BlockPairs], pairs: BlockPairs) -> TransferError | None:
+        """The error, if there was one; either way nothing is written any more."""
+        try:
+            sock = self._connected(read)
+            sock.sendall(wire.pack_request(pairs.group, pairs.remote.astype("<u4").tobytes()))
+            wire.check(wire.receive_answer(sock))
+            views = self._pool.views(pairs.group, pairs.local)
+            receive_views(sock, views, lambda: read.stopped)
+        except TransferError as e:
+            return e
+        except OSError as e:
+            where = f"{self._target.host}:{self._target.port}"
+            return TransferError(f"the connection to {where} broke: {e}")
+        return None
+
+    def _connected(self, read: PieceRead[BlockPairs]) -> socket.socket:
+        if self._sock and _has_input(self._sock):
+            self._hang_up()  # nothing was asked, so this is its end
+        if self._sock:
+            self._check_wanted(read)
+            return self._sock
+        target = self._target
+        deadline = time.monotonic() + target.answer_s
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            target.host.encode(), target.port, type=socket.SOCK_STREAM
+        )[0]
+        sock = self._keep(socket.socket(family, kind, protocol), read)
+        sock.settimeout(target.answer_s)
+        sock.connect(address)
+        set_options(sock)
+        if target.tls:
+            wrapped = target.tls.wrap_socket(
+                sock, server_hostname=target.host, do_handshake_on_connect=False
+            )
+            self._keep(wrapped, read)
+            wrapped.do_handshake()
+            sock = wrapped
+        wire.greet_server(sock, target.secret, target.incarnation, deadline)
+        sock.settimeout(target.stall_s)
+        return sock
+
+    def _keep(self, sock: socket.socket, read: PieceRead[BlockPairs]) -> socket.socket:
+        with self._lock:
+            self._sock = sock
+        self._check_wanted(read)
+        return sock
+
+    def _check_wanted(self, read: PieceRead[BlockPairs]) -> None:
+        """After the socket is known to `interrupt`, so that one of the two sees the other."""
+        if read.stopped:
+            raise TransferError("not wanted any more")
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            sock, self._sock = self._sock, None
+        if sock:
+            sock.close()
+
+
+def _shut(sock: socket.socket | None) -> None:
+    """Wakes the thread that uses the socket; past TLS, whose own shutdown is not for two."""
+    if sock:
+        with contextlib.suppress(OSError):  # not connected yet, or not any more
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _has_input(sock: socket.socket) -> bool:
+    poll = select.poll()  # select.select knows no descriptor above 1023
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
