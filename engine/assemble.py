@@ -85,6 +85,7 @@ def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerLimits:
         max_model_len=shape.max_model_len,
         max_num_queued_reqs=config.max_num_queued_reqs,
         by_priority=config.scheduling_policy == "priority",
+        max_overtake_s=config.max_overtake_s if config.scheduling_policy == "shortest" else None,
         prefix_caching=config.enable_prefix_caching,
         vocab_size=info.model.vocab_size,
         eos_token_ids=frozenset(info.defaults.eos_token_ids),

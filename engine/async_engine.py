@@ -6,102 +6,55 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+from engine.answers import Answers
+from engine.async_streams import Command, EngineStream, HandOverStream, RequestStream, drop_command
 from engine.engine import Engine
 from engine.errors import EngineError, RequestError, UnavailableError
-from engine.request import ChoiceDelta, GenerationRequest, GenerationUpdate, PromptReport, RequestId
-from engine.scheduler.outbox import StepOutput
+from engine.handoff import FetchOutcome, PromptChunk, Quarantined, Reservation, UnfinishedReads
+from engine.request import GenerationRequest, RequestId
+from engine.scheduler.outbox import HandOverNews, StepOutput
 from engine.watchdog import Watchdog
+from kv_cache.handover import HeldRange
+from kv_cache.transfers import TransferHold
 
 logger = logging.getLogger(__name__)
 
 # A thread that computes in Python keeps the interpreter for 5 ms at a time by default, which
 # the event loop would pay on every message.
 SWITCH_INTERVAL_S = 0.0005
-IDLE_POLL_S = 0.002
 
-
-class EngineStream:
-    """The updates of one request; used on its event loop's thread only."""
-
-    def __init__(self, engine: "AsyncEngine", request_id: RequestId, num_choices: int) -> None:
-        self.request_id = request_id
-        self._engine = engine
-        self._open = set(range(num_choices))  # choices whose end is neither known nor wished
-        self._updates: deque[GenerationUpdate] = deque()
-        self._error: EngineError | None = None
-        self._news = asyncio.Event()
-        self._closed = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> GenerationUpdate:
-        while not self._updates:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            if not self._open or self._closed:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        return self._take_all()
-
-    def _take_all(self) -> GenerationUpdate:
-        """One update of all that came while nobody read."""
-        if len(self._updates) == 1:
-            return self._updates.popleft()
-        deltas: list[ChoiceDelta] = []
-        prompt: PromptReport | None = None
-        for update in self._updates:
-            deltas += update.deltas
-            prompt = prompt or update.prompt
-        self._updates.clear()
-        return GenerationUpdate(deltas, prompt)
-
-    def push(self, update: GenerationUpdate) -> None:
-        for delta in update.deltas:
-            if delta.finish_reason is not None:
-                self._open.discard(delta.choice)
-        self._updates.append(update)
-        self._news.set()
-
-    def fail(self, error: EngineError) -> None:
-        self._error = error
-        self._open.clear()
-        self._news.set()
-
-    def stop_choice(self, choice: int) -> None:
-        if choice not in self._open:
-            return
-        self._open.discard(choice)
-        self._engine.call(lambda engine: engine.stop_choice(self.request_id, choice))
-        self._news.set()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._news.set()
-        self._engine.forget(self)
+Answer = TypeVar("Answer")
+Stream = EngineStream | HandOverStream
+AnyStream = TypeVar("AnyStream", EngineStream, HandOverStream)
 
 
 class AsyncEngine:
     """Runs an engine's steps; `submit` from one event loop, the one that `start` was called on.
 
     Commands go to the engine's thread in order and are carried out between steps; a step's
-    news comes back in one call of the event loop.
+    news comes back in one call of the event loop. `on_reserved` is called there for blocks
+    that are to be filled, and its owner ends each reservation with `end_fetch`; without it
+    no request may have a `fetch_above`.
     """
 
-    def __init__(self, engine: Engine, stall_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        stall_timeout_s: float = 60.0,
+        on_reserved: Callable[[Reservation], None] | None = None,
+    ) -> None:
         self.engine = engine
-        self._commands: deque[Callable[[Engine], None]] = deque()
+        engine.tell_early = self._post
+        self._on_reserved = on_reserved
+        self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._dead: str | None = None
-        self._streams: dict[RequestId, EngineStream] = {}
+        self._streams: dict[RequestId, Stream] = {}
+        self._answers = Answers()
         self._watchdog = Watchdog(stall_timeout_s)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -122,9 +75,20 @@ class AsyncEngine:
         self._fail_all(UnavailableError("the engine is stopping"))
 
     def submit(self, request: GenerationRequest) -> EngineStream:
-        stream = EngineStream(self, request.request_id, request.params.n)
+        assert request.hand_over is None, "there is `hand_over` for these"
+        assert request.fetch_above is None or self._on_reserved, "nobody fills what is reserved"
+        finished = {i for i, choice in enumerate(request.sent) if choice.finished}
+        choices = set(range(request.params.n)) - finished
+        return self._begin(request, EngineStream(self, request.request_id, choices))
+
+    def hand_over(self, request: GenerationRequest) -> HandOverStream:
+        """Chunks of a prompt for another engine. What was read is dropped by `drop_holds`."""
+        assert request.hand_over is not None
+        return self._begin(request, HandOverStream(self, request.request_id))
+
+    def _begin(self, request: GenerationRequest, stream: AnyStream) -> AnyStream:
         if self._dead is not None or self._stopping:
-            stream.fail(UnavailableError(self._dead or "the engine is stopping"))
+            stream.fail(self._unavailable())
             return stream
         if request.request_id in self._streams:
             stream.fail(RequestError("request_id", f"{request.request_id!r} is running already"))
@@ -132,6 +96,50 @@ class AsyncEngine:
         self._streams[request.request_id] = stream
         self.call(lambda engine: self._add(engine, request))
         return stream
+
+    async def end_fetch(
+        self,
+        reservation: Reservation,
+        outcome: FetchOutcome,
+        unfinished: Iterable[UnfinishedReads] = (),
+    ) -> Quarantined:
+        """Carried out even if nobody waits for the answer: the holds of unfinished reads."""
+
+        def end(engine: Engine) -> Quarantined:
+            output, quarantined = engine.end_fetch(reservation, outcome, unfinished)
+            if not output.is_empty:
+                self._post(output)
+            return quarantined
+
+        return await self._ask(end)
+
+    async def hold_cached(
+        self, token_ids: Sequence[int], cache_salt: str = "", first_token: int = 0
+    ) -> HeldRange:
+        """As the engine's; the holds are the caller's."""
+        return await self._ask(
+            lambda engine: engine.hold_cached(token_ids, cache_salt, first_token),
+            lambda held: self.drop_holds(held.holds),
+        )
+
+    def drop_holds(self, holds: Sequence[TransferHold]) -> None:
+        self.call(lambda engine: engine.drop_holds(holds))
+
+    def end_quarantine(self, hold: TransferHold) -> None:
+        self.call(lambda engine: engine.end_quarantine(hold))
+
+    async def _ask(
+        self,
+        question: Callable[[Engine], Answer],
+        on_lost: Callable[[Answer], None] = lambda _: None,
+    ) -> Answer:
+        """What the engine's thread answers between two steps."""
+        if self._dead is not None or self._stopping:
+            raise self._unavailable()
+        return await self._answers.ask(question, self.call, self._on_loop, on_lost)
+
+    def _unavailable(self) -> UnavailableError:
+        return UnavailableError(self._dead or "the engine is stopping")
 
     def check_health(self) -> None:
         if self._dead is not None:
@@ -150,13 +158,13 @@ class AsyncEngine:
             logger.error("%s", error)
         self._loop.call_later(self._watchdog.timeout_s, self._report_stall)
 
-    def call(self, command: Callable[[Engine], None]) -> None:
+    def call(self, command: Command) -> None:
         """Has the engine's thread do something between two steps."""
         with self._wake:
             self._commands.append(command)
             self._wake.notify()
 
-    def forget(self, stream: EngineStream) -> None:
+    def forget(self, stream: RequestStream[Any]) -> None:
         """Nobody reads the stream any more; one that was refused has no request to end."""
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
@@ -174,7 +182,7 @@ class AsyncEngine:
                 self._watchdog.note(time.monotonic(), self.engine.num_steps, self.engine.has_work)
                 num_steps = self.engine.num_steps
                 output = self.engine.step()
-                if output.updates or output.failures:
+                if not output.is_empty:
                     self._post(output)
                 if self.engine.num_steps == num_steps:
                     self._pause()
@@ -200,10 +208,13 @@ class AsyncEngine:
                 return True
 
     def _pause(self) -> None:
-        """All work waits for something that no step brings about, such as a transfer's end."""
+        """All work waits for blocks that a command will bring. What fills or reads them has
+        deadlines of its own, so waiting for blocks that are being filled is no stall."""
         with self._wake:
-            if not self._commands:
-                self._wake.wait(IDLE_POLL_S)
+            while not (self._commands or self._stopping):
+                if self.engine.num_fetching:
+                    self._watchdog.note(time.monotonic(), self.engine.num_steps, False)
+                self._wake.wait()
 
     def _post(self, output: StepOutput) -> None:
         self._on_loop(lambda: self._deliver(output))
@@ -215,13 +226,28 @@ class AsyncEngine:
 
     def _deliver(self, output: StepOutput) -> None:
         for request_id, update in output.updates.items():
-            if stream := self._streams.get(request_id):
+            stream = self._streams.get(request_id)
+            if isinstance(stream, EngineStream):
                 stream.push(update)
+        for request_id, hand_over in output.hand_overs.items():
+            self._deliver_hand_over(self._streams.get(request_id), hand_over)
         for request_id, error in output.failures.items():
-            if stream := self._streams.pop(request_id, None):
-                stream.fail(error)
+            if failing := self._streams.pop(request_id, None):
+                failing.fail(error)
+        for reservation in output.reservations:
+            assert self._on_reserved is not None
+            self._on_reserved(reservation)
+
+    def _deliver_hand_over(self, stream: Stream | None, hand_over: list[HandOverNews]) -> None:
+        """Blocks that nobody reads are let go."""
+        for news in hand_over:
+            if isinstance(stream, HandOverStream):
+                stream.push(news)
+            elif isinstance(news, PromptChunk):
+                self.call(drop_command(news))
 
     def _fail_all(self, error: EngineError) -> None:
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
+        self._answers.fail_all(error)

@@ -53,7 +53,12 @@ class EngineConfig:
     max_num_batched_tokens: int = _knob(2048, "tokens computed in one step")
     max_num_queued_reqs: int = _knob(4096, "requests that may wait; more are rejected")
     scheduling_policy: str = _knob(
-        "fcfs", "who goes first; with 'priority' lower is sooner", ("fcfs", "priority")
+        "fcfs",
+        "who goes first; with 'priority' lower is sooner, with 'shortest' the shorter prompt",
+        ("fcfs", "priority", "shortest"),
+    )
+    max_overtake_s: float = _knob(
+        10.0, "with 'shortest', nobody goes before one who came so much sooner"
     )
     preemption_mode: str = _knob(
         "recompute", "what becomes of a preempted sequence's cache", ("recompute", "swap")
@@ -117,7 +122,13 @@ _POSITIVE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "max_num_queued_reqs",
+    "max_overtake_s",
     "stall_timeout_s",
 )
 # far beyond every machine: what would exhaust one before it is noticed
-_MOST = {"num_threads": 1024, "max_num_seqs": 65536, "max_model_len": 2**27}
+_MOST = {
+    "num_threads": 1024,
+    "max_num_seqs": 65536,
+    "max_model_len": 2**27,
+    "max_overtake_s": 10**6,
+}

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, StepError
 from engine.fingerprint import fingerprint
 from engine.generation_defaults import read_generation_defaults
+from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedReads
 from engine.kernels.registry import load_kernels
 from engine.machine import available_memory
 from engine.memory import format_bytes
@@ -20,10 +22,14 @@ from engine.models.interface import CausalModel, LoadFormat, ModelDescription
 from engine.models.load import load_model
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
-from engine.scheduler.outbox import StepOutput
+from engine.scheduler.outbox import NOTHING, StepOutput
 from engine.scheduler.scheduler import SchedulerStats
 from engine.sizing import EngineShape, decide_shape, size_cache
+from engine.step import StepPlan
+from engine.step_times import StepShape, StepTimes
 from kv_cache.cache import CacheStats
+from kv_cache.handover import HeldRange
+from kv_cache.transfers import TransferHold
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +38,8 @@ class Engine:
     """Scheduler, cache and runner of one model; one thread calls it.
 
     `add` and `abort` between steps, `step` while `has_work`. A step that fails ends the
-    requests in it and leaves the others as they are.
+    requests in it and leaves the others as they are. `tell_early`, where it is set, gets what
+    need not wait for the end of a step; otherwise it is a part of the step's output.
     """
 
     def __init__(self, info: EngineInfo, parts: EngineParts, seed: int) -> None:
@@ -43,6 +50,8 @@ class Engine:
         self._closing = parts.closing
         self._seeds = torch.Generator().manual_seed(seed)
         self.num_steps = 0
+        self.step_times = StepTimes()
+        self.tell_early: Callable[[StepOutput], None] | None = None
 
     @classmethod
     def create(cls, config: EngineConfig) -> "Engine":
@@ -77,12 +86,17 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Steps are to be made. Reserved blocks that others fill are no work of ours."""
         return self._scheduler.has_work
+
+    @property
+    def num_fetching(self) -> int:
+        return self._scheduler.num_fetching
 
     def add(self, request: GenerationRequest) -> None:
         """RequestError for what can never run, QueueFullError for what could run later."""
         seed = int(torch.randint(-(2**63), 2**63 - 1, (), generator=self._seeds))
-        self._scheduler.add(request, seed)
+        self._scheduler.add(request, seed, time.monotonic())
 
     def abort(self, request_id: RequestId) -> None:
         self._scheduler.abort(request_id)
@@ -91,18 +105,51 @@ class Engine:
         self._scheduler.stop_choice(request_id, choice)
 
     def step(self) -> StepOutput:
-        """Computes one step of what there is; empty when nothing can be computed now."""
+        """Computes one step of what there is; no step where nothing can be computed now."""
         step = self._scheduler.schedule()
+        early = self._scheduler.take_news()
+        if self.tell_early is not None and not early.is_empty:
+            self.tell_early(early)
+            early = NOTHING
         if step is None:
-            return StepOutput({}, {})
+            return early
+        started = time.perf_counter()
         try:
             result = self._runner.execute(step.plan)
         except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
             logger.exception("step %d failed", step.plan.step)
-            return self._scheduler.fail(step, _as_step_error(error))
+            output = self._scheduler.fail(step, _as_step_error(error))
+        else:
+            self.step_times.note(_shape_of(step.plan), time.perf_counter() - started)
+            output = self._scheduler.complete(step, result)
         finally:
             self.num_steps += 1
-        return self._scheduler.complete(step, result)
+        return output if early.is_empty else output.after(early)
+
+    def end_fetch(
+        self,
+        reservation: Reservation,
+        outcome: FetchOutcome,
+        unfinished: Iterable[UnfinishedReads] = (),
+    ) -> tuple[StepOutput, Quarantined]:
+        """Once for each reservation. Blocks of unfinished reads are in quarantine from here on,
+        one hold for each, until `end_quarantine`."""
+        return self._scheduler.end_fetch(reservation, outcome, unfinished)
+
+    def end_quarantine(self, hold: TransferHold) -> None:
+        """Nothing writes to its blocks any more."""
+        self._cache.transfers.end_quarantine(hold)
+
+    def drop_holds(self, holds: Iterable[TransferHold]) -> None:
+        """The reader of announced or cached blocks has ended."""
+        for hold in holds:
+            self._cache.transfers.drop(hold)
+
+    def hold_cached(
+        self, token_ids: Sequence[int], cache_salt: str = "", first_token: int = 0
+    ) -> HeldRange:
+        """Holds what is cached of a prompt from `first_token` on: whole blocks, maybe none."""
+        return self._scheduler.hold_cached(token_ids, cache_salt, first_token)
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached block that no sequence holds."""
@@ -119,32 +166,38 @@ class Engine:
         self._scheduler.check_integrity()
 
     def warm_up(self) -> None:
-        """A prompt of some blocks and a few tokens, so that no user waits for a compiler."""
-        shape = self.info.shape
-        length = min(4 * shape.block_size + 1, max(1, shape.max_model_len - 2))
-        num_tokens = min(2, shape.max_model_len - length)
-        self.add(
-            GenerationRequest(
-                RequestId("warm-up"),
-                [0] * length,
-                SamplingParams(
-                    max_tokens=num_tokens,
-                    ignore_eos=True,
-                    temperature=0.0,
-                    logprobs=1,  # reporting has kernels of its own
-                    prompt_logprobs=1,
-                ),
-            )
-        )
-        while self.has_work:
-            failures = self.step().failures
-            if failures:
-                raise failures[RequestId("warm-up")]
-        self.reset_prefix_cache()
+        """A prompt of some blocks and a few tokens, so that no user waits for a compiler; and
+        once more, for the time that it takes then."""
+        for _ in range(2):
+            self.step_times = StepTimes()
+            self.add(_warm_up_request(self.info.shape))
+            while self.has_work:
+                for error in self.step().failures.values():
+                    raise error
+            self.reset_prefix_cache()
 
     def close(self) -> None:
         """Nothing of ours touches the cache's memory from here on but a last piece of it."""
         self._closing.set()
+
+
+def _warm_up_request(shape: EngineShape) -> GenerationRequest:
+    length = min(4 * shape.block_size + 1, max(1, shape.max_model_len - 2))
+    params = SamplingParams(
+        max_tokens=min(2, shape.max_model_len - length),
+        ignore_eos=True,
+        temperature=0.0,
+        logprobs=1,  # reporting has kernels of its own
+        prompt_logprobs=1,
+    )
+    return GenerationRequest(RequestId("warm-up"), [0] * length, params)
+
+
+def _shape_of(plan: StepPlan) -> StepShape:
+    decoding = plan.slices[: plan.num_decode]
+    return StepShape(
+        plan.num_tokens - plan.num_decode, sum([s.start for s in decoding]), len(plan.slices)
+    )
 
 
 def _as_step_error(error: Exception) -> EngineError:

@@ -23,12 +23,35 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """The prompt is computed for another engine, which answers it.
+
+    Its cache is announced from `first_token`, a block's first, to the prompt's end. With `draw`
+    the first token of every choice is drawn, without it the reader draws for itself.
+    """
+
+    first_token: int = 0
+    draw: bool = True
+
+
+class ChoiceSoFar(NamedTuple):
+    """What the client has of a choice already."""
+
+    token_ids: Sequence[int]
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt and what is asked of it, in token ids alone.
 
     `priority` orders waiting requests where the policy is `priority`: lower is sooner.
     `cache_salt` separates tenants in the prefix cache. `timeout_s` counts from submission; the
     serving side ends the request then, a queue may drop it sooner.
+
+    `hand_over`: another engine answers the prompt; the two others do not go with it.
+    `fetch_above`: another engine may compute the prompt if more tokens than so many are not
+    cached here. `sent`: another engine began to answer; one entry a choice.
     """
 
     request_id: RequestId
@@ -37,11 +60,14 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    hand_over: HandOver | None = None
+    fetch_above: int | None = None
+    sent: tuple[ChoiceSoFar, ...] = ()
 
 
 class PromptReport(NamedTuple):
     """What reading the prompt told. `logprobs` has one entry per prompt token, the first None;
-    it is None where the request did not ask."""
+    it is None where the request did not ask, or went on from tokens that were sent."""
 
     num_cached_tokens: int
     logprobs: Sequence[TokenLogprobs | None] | None = None

@@ -36,6 +36,10 @@ class TransferHolds:
         self._active.add(hold)
         return hold
 
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
     def drop(self, hold: TransferHold) -> None:
         """The transfer has ended: no byte of the blocks is read or written by it any more."""
         self._active.remove(hold)

@@ -32,7 +32,7 @@ def make_part(sequence: Sequence, num_tokens: int, copies: Seq[BlockCopy]) -> Pa
     start = sequence.num_computed
     draws: tuple[Sequence, ...] = ()
     entering = []
-    if start + num_tokens == len(sequence.tokens):
+    if start + num_tokens == len(sequence.tokens) and request.draws:
         draws = (sequence, *request.forking)
         entering = [_entering(sibling) for sibling in draws[1:]]
     if sequence.enters:
@@ -80,7 +80,7 @@ class Draft:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.preempted = False
+        self.full = False  # someone found no block: nobody is admitted
         self.swap_out: list[HostCopy] = []
         self.swap_in: list[HostCopy] = []
         self.swapped: list[Sequence] = []

@@ -1,20 +1,47 @@
 """What a step has for those who asked."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.errors import EngineError
+from engine.handoff import FirstToken, PromptChunk, PromptEnd, Reservation
 from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport, RequestId
 from engine.scheduler.sequence import RunningRequest, Sequence
-from engine.step import Sample, TokenLogprobs
+from engine.step import TokenLogprobs
+from kv_cache.handover import HeldRange
+
+HandOverNews = PromptChunk | PromptEnd
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """News by request. A failed request has ended, with all its choices."""
+    """News by request. A failed request has ended, with all its choices.
+
+    What is in `hand_overs` and `reservations` counts even then: it holds blocks.
+    """
 
     updates: dict[RequestId, GenerationUpdate]
     failures: dict[RequestId, EngineError]
+    hand_overs: dict[RequestId, list[HandOverNews]] = field(default_factory=dict)
+    reservations: Seq[Reservation] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.updates or self.failures or self.hand_overs or self.reservations)
+
+    def after(self, earlier: "StepOutput") -> "StepOutput":
+        """Both in one; `earlier` has no updates."""
+        assert not earlier.updates
+        hand_overs = dict(earlier.hand_overs)
+        for request_id, news in self.hand_overs.items():
+            hand_overs[request_id] = hand_overs.get(request_id, []) + news
+        return StepOutput(
+            self.updates,
+            earlier.failures | self.failures,
+            hand_overs,
+            (*earlier.reservations, *self.reservations),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +63,27 @@ def find_end(sequence: Sequence, eos_token_ids: frozenset[int]) -> End | None:
     return End(FinishReason.LENGTH) if num_output >= request.max_tokens else None
 
 
+NOTHING = StepOutput({}, {})
+
+
 class Outbox:
-    """Gathers one step's deltas; a request that fails takes its deltas with it."""
+    """Gathers one step's news; a request that fails takes its deltas with it."""
 
     def __init__(self) -> None:
         self.failures: dict[RequestId, EngineError] = {}
         self._deltas: dict[RequestId, list[ChoiceDelta]] = {}
         self._reports: dict[RequestId, PromptReport] = {}
+        self._hand_overs: dict[RequestId, list[HandOverNews]] = {}
+        self._reservations: list[Reservation] = []
 
-    def take(self, sequence: Sequence, sample: Sample, end: End | None) -> None:
+    def take(
+        self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, end: End | None
+    ) -> None:
         request = sequence.request
         delta = ChoiceDelta(
             sequence.choice,
-            [sample.token_id],
-            None if sample.logprobs is None else [sample.logprobs],
+            [token_id],
+            None if logprobs is None else [logprobs],
             None if end is None else end.reason,
             None if end is None else end.stop_token_id,
         )
@@ -57,16 +91,25 @@ class Outbox:
         if not request.reported:
             self._report(request)
 
-    def take_prompt_logprobs(
-        self, request: RunningRequest, start: int, entries: Seq[TokenLogprobs]
+    def announce(
+        self, request: RunningRequest, held: HeldRange, entries: Seq[TokenLogprobs] = ()
     ) -> None:
-        """`entries` begin with token start + 1; what a preempted request had is skipped."""
-        known = len(request.prompt_logprobs) - (start + 1)
-        assert known >= 0, "a prompt logprob was left out"
-        request.prompt_logprobs += entries[known:]
+        if held.end > held.start or entries:
+            self._hand_over(request, PromptChunk(held, entries))
+
+    def end_prompt(self, request: RunningRequest, first_tokens: Iterable[FirstToken] = ()) -> None:
+        assert request.num_cached is not None
+        self._hand_over(request, PromptEnd(tuple(first_tokens), request.num_cached))
+
+    def reserve(self, reservation: Reservation) -> None:
+        self._reservations.append(reservation)
 
     def fail(self, request: RunningRequest, error: EngineError) -> None:
         self.failures[request.source.request_id] = error
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._deltas or self.failures or self._hand_overs or self._reservations)
 
     def output(self) -> StepOutput:
         updates = {
@@ -74,10 +117,13 @@ class Outbox:
             for request_id, deltas in self._deltas.items()
             if request_id not in self.failures
         }
-        return StepOutput(updates, self.failures)
+        return StepOutput(updates, self.failures, self._hand_overs, self._reservations)
+
+    def _hand_over(self, request: RunningRequest, news: HandOverNews) -> None:
+        self._hand_overs.setdefault(request.source.request_id, []).append(news)
 
     def _report(self, request: RunningRequest) -> None:
-        wanted = request.source.params.prompt_logprobs is not None
+        wanted = request.reports_prompt_logprobs
         assert request.num_cached is not None
         self._reports[request.source.request_id] = PromptReport(
             request.num_cached, tuple(request.prompt_logprobs) if wanted else None

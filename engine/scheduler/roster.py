@@ -1,17 +1,19 @@
 """Who is in the engine, in which state, and which slot each one has."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from itertools import count
 
 from engine.errors import QueueFullError, RequestError
 from engine.request import GenerationRequest, RequestId
 from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.order import make_key
 from engine.scheduler.queue import WaitingQueue
 from engine.scheduler.sequence import QUEUED, RunningRequest, Sequence, SequenceState
 from engine.scheduler.swap import SwapSpace
 from kv_cache.cache import KvCache
-from kv_cache.names import SequenceNames, root_name
+from kv_cache.names import SequenceNames
 from kv_cache.sequence import SequenceBlocks
 
 
@@ -31,6 +33,7 @@ class Roster:
         self._arrivals = count()
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by key
+        self.fetching: set[Sequence] = set()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -45,35 +48,58 @@ class Roster:
     def num_free_slots(self) -> int:
         return len(self._free_slots)
 
+    def requests(self) -> Iterable[RunningRequest]:
+        return self._requests.values()
+
     def sequences(self) -> Iterator[Sequence]:
         for request in self._requests.values():
             yield from request.choices
 
-    def add(self, source: GenerationRequest, seed: int) -> None:
+    def add(self, source: GenerationRequest, seed: int, due: float, names: SequenceNames) -> None:
+        """`due` orders it, `names` are those of its prompt or none yet."""
         if source.request_id in self._requests:
             raise RequestError("request_id", f"{source.request_id!r} is running already")
         if len(self.waiting) >= self._limits.max_num_queued_reqs:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already")
         room = self._limits.max_model_len - len(source.prompt_token_ids)
         request = RunningRequest(source, seed, source.params.max_tokens or room)
-        root = root_name(self._limits.fingerprint, source.cache_salt)
         arrival = next(self._arrivals)
-        for choice in range(source.params.n):
-            state = SequenceState.FORKING if choice else SequenceState.WAITING
-            key = (source.priority, arrival, choice)
-            names = SequenceNames(root, self._cache.block_size)
-            request.choices.append(Sequence(request, choice, state, key, names))
+        open_choices = _open_choices(source)
+        leader_sent = open_choices[0][1]
+        apart = any(list(sent) != list(leader_sent) for _, sent in open_choices)
+        for choice, sent in open_choices:
+            leads = apart or not request.choices
+            state = SequenceState.WAITING if leads else SequenceState.FORKING
+            key = make_key(source, due, arrival, choice)
+            request.choices.append(Sequence(request, choice, state, key, sent, names.fork()))
         self._requests[source.request_id] = request
-        self.waiting.push(request.choices[0])
+        for sequence in request.choices:
+            if sequence.state is SequenceState.WAITING:
+                self.waiting.push(sequence)
 
     def start(self, sequence: Sequence, blocks: SequenceBlocks) -> None:
         """The first in line leaves the queue; choices to be forked from it get slots too."""
+        self._leave_queue(sequence, blocks)
+        self._run(sequence)
+
+    def start_fetch(self, sequence: Sequence, blocks: SequenceBlocks) -> None:
+        """As `start`, but its blocks are filled from elsewhere until `end_fetch`."""
+        self._leave_queue(sequence, blocks)
+        sequence.state = SequenceState.FETCHING
+        self.fetching.add(sequence)
+
+    def end_fetch(self, sequence: Sequence) -> None:
+        """The blocks are filled."""
+        self.fetching.remove(sequence)
+        self._run(sequence)
+
+    def _leave_queue(self, sequence: Sequence, blocks: SequenceBlocks) -> None:
         popped = self.waiting.pop()
         assert popped is sequence
         sequence.blocks = blocks
+        sequence.admitted = True
         for one in (sequence, *sequence.request.forking):
             one.slot = self._free_slots.pop()
-        self._run(sequence)
 
     def fork(self, leader: Sequence, sibling: Sequence) -> None:
         """Both have computed the leader's tokens; what follows is each one's own."""
@@ -84,11 +110,11 @@ class Roster:
         self._run(sibling)
 
     def requeue(self, sequence: Sequence, state: SequenceState) -> None:
-        """Preempted: back into the queue, without blocks and slot."""
+        """Preempted, or its fetch came to nothing: into the queue, without blocks and slot."""
         assert state in QUEUED
         for one in (sequence, *sequence.request.forking):
             self._give_slot_back(one)
-        self._stop_running(sequence)
+        self._give_blocks_back(sequence)
         sequence.state = state
         if state is SequenceState.WAITING:
             sequence.num_computed = sequence.num_written = 0
@@ -106,8 +132,8 @@ class Roster:
             sequence.enters = True
             sequence = heir
         previous, sequence.state = sequence.state, SequenceState.FINISHED
-        if previous is SequenceState.RUNNING:
-            self._stop_running(sequence)
+        if previous in (SequenceState.RUNNING, SequenceState.FETCHING):
+            self._give_blocks_back(sequence)
         elif previous is not SequenceState.FORKING:
             self.waiting.forget()
         self._swap.forget(sequence)
@@ -115,15 +141,25 @@ class Roster:
         if not sequence.request.live:
             del self._requests[sequence.request.source.request_id]
 
+    def end(self, request: RunningRequest) -> None:
+        """What still lives of it is finished, siblings before the leader that they wait for."""
+        for sequence in reversed(request.choices):
+            if sequence.state is not SequenceState.FINISHED:
+                self.finish(sequence)
+
     def _run(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.RUNNING
         sequence.enters = True
         insort(self.running, sequence)
 
-    def _stop_running(self, sequence: Sequence) -> None:
-        position = bisect_left(self.running, sequence)
-        assert self.running[position] is sequence
-        del self.running[position]
+    def _give_blocks_back(self, sequence: Sequence) -> None:
+        """Of one that runs or fetches, and does so no more."""
+        if sequence in self.fetching:
+            self.fetching.remove(sequence)
+        else:
+            position = bisect_left(self.running, sequence)
+            assert self.running[position] is sequence
+            del self.running[position]
         assert sequence.blocks is not None
         self._cache.release(sequence.blocks)
         sequence.blocks = None
@@ -143,8 +179,24 @@ class Roster:
         """Asserts that slots, queue and cache add up to what the states say."""
         held = [s.slot for s in self.sequences() if s.slot is not None]
         assert sorted(held + self._free_slots) == list(range(self._limits.max_num_seqs))
-        assert self.running == sorted(s for s in self.sequences() if s.blocks is not None)
+        assert self.running == sorted(self._in_state(SequenceState.RUNNING))
+        assert self.fetching == set(self._in_state(SequenceState.FETCHING))
+        holders = [s.blocks for s in self.sequences() if s.blocks is not None]
+        assert len(holders) == len(self.running) + len(self.fetching)
         swapped = [sum(map(len, per_group)) for per_group in self._host_blocks()]
         assert swapped == list(self._swap.num_used)
         assert len(self.waiting) == sum(s.state in QUEUED for s in self.sequences())
-        self._cache.check_integrity(s.blocks for s in self.running if s.blocks is not None)
+        self._cache.check_integrity(holders)
+
+    def _in_state(self, state: SequenceState) -> list[Sequence]:
+        return [s for s in self.sequences() if s.state is state]
+
+
+def _open_choices(source: GenerationRequest) -> list[tuple[int, Seq[int]]]:
+    """The choices that are to run, with the tokens that were sent of each."""
+    if source.sent:
+        return [
+            (i, so_far.token_ids) for i, so_far in enumerate(source.sent) if not so_far.finished
+        ]
+    draws = source.hand_over is None or source.hand_over.draw
+    return [(choice, ()) for choice in range(source.params.n if draws else 1)]

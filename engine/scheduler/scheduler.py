@@ -1,40 +1,65 @@
 """Which tokens the next step computes, for whom, and in which blocks."""
 
 import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count, islice
 
 from engine.errors import EngineError, StepError
+from engine.handoff import (
+    ComputeHere,
+    Delivered,
+    FetchFailed,
+    FetchOutcome,
+    Quarantined,
+    Refetch,
+    Reservation,
+    UnfinishedReads,
+)
 from engine.request import GenerationRequest, RequestId
-from engine.scheduler.draft import Draft, Part, ScheduledStep, make_part
-from engine.scheduler.limits import SchedulerLimits, check_request
-from engine.scheduler.outbox import Outbox, StepOutput, find_end
+from engine.scheduler.admission import Admission
+from engine.scheduler.draft import Draft, Part, ScheduledStep
+from engine.scheduler.fetches import Fetches, find_problem
+from engine.scheduler.limits import (
+    SchedulerLimits,
+    check_first_token,
+    check_prompt,
+    check_request,
+)
+from engine.scheduler.order import due_s
+from engine.scheduler.outbox import NOTHING, Outbox, StepOutput
+from engine.scheduler.progress import Progress
 from engine.scheduler.roster import Roster
 from engine.scheduler.sequence import QUEUED, Sequence, SequenceState
+from engine.scheduler.service import Service
 from engine.scheduler.swap import SwapSpace
-from engine.step import NOT_FINITE, BlockCopy, Sample, StepResult
+from engine.step import NOT_FINITE, StepResult
 from kv_cache.cache import KvCache
-from kv_cache.names import BlockName
-from kv_cache.tree import Match
+from kv_cache.handover import HeldRange, hold_cached
+from kv_cache.names import SequenceNames, root_name
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     num_running: int
     num_waiting: int
+    num_fetching: int
     num_preemptions: int
     num_swapped_blocks: int
     num_queued_tokens: int  # to be computed by sequences that wait
+    num_context_tokens: int  # in the cache of sequences that run: what a decode step reads
 
 
 class Scheduler:
     """Continuous batching over a paged cache; plain data in, plain data out.
 
-    `add`, `abort` and `stop_choice` are called between steps only. A step goes `schedule` ->
-    (the runner) -> `complete` or `fail`. Running sequences are served first, one token each
-    before prompt chunks; waiting ones are admitted, in order, when their whole prompt and one
-    more block fit. When a running sequence finds no block, the one that would be served last
-    gives up its own; the first in line never does, so what was admitted ends.
+    `add`, `abort`, `stop_choice` and `end_fetch` are called between steps only. A step goes
+    `schedule` -> (the runner) -> `complete` or `fail`; what `schedule` itself has to say is in
+    `take_news`. Running sequences are served first, one token each before prompt chunks;
+    waiting ones are admitted, in order, when their whole prompt and one more block fit. When a
+    running sequence finds no block, the one that would be served last gives up its own; the
+    first in line never does, it waits for transfers to end. So what was admitted ends.
     """
 
     def __init__(self, limits: SchedulerLimits, cache: KvCache, swap: SwapSpace) -> None:
@@ -42,25 +67,46 @@ class Scheduler:
         self._cache = cache
         self._swap = swap
         self._roster = Roster(limits, cache, swap)
+        self._fetches = Fetches(cache.transfers)
+        self._admission = Admission(limits, cache, swap, self._roster, self._fetches)
+        self._progress = Progress(limits, cache, self._roster)
         self._steps = count(1)
-        self._num_preemptions = 0
+        self._service = Service(limits, cache, swap, self._roster, self._admission)
+        self._news = Outbox()
 
     @property
     def has_work(self) -> bool:
-        return len(self._roster) > 0
+        """Something runs or waits to; what is being filled from elsewhere does neither."""
+        return bool(self._roster.running) or len(self._roster.waiting) > 0
 
-    def add(self, request: GenerationRequest, seed: int) -> None:
-        """`seed` counts where the request brings none."""
+    @property
+    def num_fetching(self) -> int:
+        return len(self._roster.fetching)
+
+    def add(self, request: GenerationRequest, seed: int, arrived_s: float = 0.0) -> None:
+        """`seed` counts where the request brings none; times are of any one clock."""
         check_request(request, self._limits, self._cache)
+        names, num_uncached = self._new_names(request.cache_salt), 0
+        if self._limits.max_overtake_s is not None:
+            num_uncached = self._count_uncached(request, names)
+        due = due_s(arrived_s, num_uncached, self._limits)
         own = request.params.seed
-        self._roster.add(request, seed if own is None else own)
+        self._roster.add(request, seed if own is None else own, due, names)
+
+    def _new_names(self, cache_salt: str) -> SequenceNames:
+        root = root_name(self._limits.fingerprint, cache_salt)
+        return SequenceNames(root, self._cache.block_size)
+
+    def _count_uncached(self, request: GenerationRequest, names: SequenceNames) -> int:
+        prompt = request.prompt_token_ids
+        if request.params.prompt_logprobs is not None or not self._limits.prefix_caching:
+            return len(prompt)
+        return len(prompt) - self._cache.match(names.grow(prompt), len(prompt)).num_tokens
 
     def abort(self, request_id: RequestId) -> None:
         """Ends what still runs of a request; unknown ids are those that ended already."""
         if request_id in self._roster:
-            for sequence in reversed(self._roster[request_id].choices):
-                if sequence.state is not SequenceState.FINISHED:
-                    self._roster.finish(sequence)
+            self._roster.end(self._roster[request_id])
 
     def stop_choice(self, request_id: RequestId, choice: int) -> None:
         if request_id in self._roster:
@@ -68,108 +114,74 @@ class Scheduler:
             if choice in live:
                 self._roster.finish(live[choice])
 
+    def end_fetch(
+        self,
+        reservation: Reservation,
+        outcome: FetchOutcome,
+        unfinished: Iterable[UnfinishedReads] = (),
+    ) -> tuple[StepOutput, Quarantined]:
+        """A reservation's blocks are filled, or will not be; its holds are given back.
+
+        Blocks of reads that have not ended stay in quarantine, a hold for each of them.
+        """
+        assert not (isinstance(outcome, Delivered) and tuple(unfinished)), "delivered in part"
+        sequence, quarantined = self._fetches.end(reservation, unfinished)
+        outbox = Outbox()
+        if sequence is not None:
+            self._resume(sequence, outcome, outbox)
+        return self._close(outbox), quarantined
+
+    def _resume(self, sequence: Sequence, outcome: FetchOutcome, outbox: Outbox) -> None:
+        match outcome:
+            case Delivered():
+                problem = find_problem(sequence, outcome, self._limits.vocab_size)
+                if problem is None:
+                    self._progress.deliver(sequence, outcome, outbox)
+                else:
+                    outbox.fail(sequence.request, StepError(problem))
+            case Refetch() | ComputeHere():
+                self._roster.requeue(sequence, SequenceState.WAITING)
+                sequence.admitted = False
+                sequence.may_fetch = isinstance(outcome, Refetch)
+            case FetchFailed(error):
+                outbox.fail(sequence.request, error)
+
+    def hold_cached(self, token_ids: Seq[int], cache_salt: str, first_token: int) -> HeldRange:
+        """What is cached of a prompt from `first_token` on, held for a reader."""
+        check_prompt(token_ids, cache_salt, self._limits)
+        check_first_token(first_token, len(token_ids), self._cache.block_size)
+        caching = self._limits.prefix_caching
+        names = self._new_names(cache_salt).grow(token_ids) if caching else []
+        return hold_cached(self._cache, names, len(token_ids), first_token)
+
     def schedule(self) -> ScheduledStep | None:
-        """None when nothing can be computed now."""
+        """None when nothing can be computed before something else happens."""
         draft = Draft(self._limits.max_num_batched_tokens)
-        self._schedule_running(draft)
-        if not draft.preempted:
-            while draft.budget > 0 and self._admit_next(draft):
-                pass
-        return draft.finish(next(self._steps))
+        self._service.serve(draft, self._news)
+        while not draft.full and self._admission.admit_next(draft, self._news):
+            pass
+        step = draft.finish(next(self._steps))
+        if step is None:
+            self._break_deadlock()
+        return step
 
-    def _schedule_running(self, draft: Draft) -> None:
-        running = self._roster.running
-        decoding = [s for s in running if s.num_uncomputed == 1]
-        reading = [s for s in running if s.num_uncomputed > 1]
-        for sequence in decoding + reading:
-            if draft.budget == 0:
-                return
-            if sequence.state is SequenceState.RUNNING:
-                num_tokens = min(sequence.num_uncomputed, draft.budget)
-                copies = self._make_room(sequence, num_tokens, draft)
-                if copies is not None:
-                    draft.add(make_part(sequence, num_tokens, copies))
+    def take_news(self) -> StepOutput:
+        """What need not wait for the step's end: reservations, chunks that were cached."""
+        if self._news.is_empty:
+            return NOTHING
+        news, self._news = self._news, Outbox()
+        return news.output()
 
-    def _make_room(
-        self, sequence: Sequence, num_tokens: int, draft: Draft
-    ) -> list[BlockCopy] | None:
-        """Blocks of its own for what the sequence writes next; None when it gave up itself."""
-        blocks = sequence.blocks
-        assert blocks is not None
-        end = sequence.num_computed + num_tokens
-        if end <= blocks.capacity and not blocks.may_share:
-            return []
-        while True:
-            changes = self._cache.extend(blocks, end)
-            if changes is not None:
-                sequence.note(changes)
-                copied = self._cache.make_writable(blocks, sequence.num_computed)
-                if copied is not None:
-                    sequence.note([(c.group, c.entry, c.target) for c in copied])
-                    return [BlockCopy(c.group, c.source, c.target) for c in copied]
-            victim = self._roster.running[-1]
-            self._preempt(victim, draft)
-            if victim is sequence:
-                return None
-
-    def _admit_next(self, draft: Draft) -> bool:
-        """The first in line gets blocks for its whole prompt, a slot, and a first chunk."""
-        sequence = self._roster.waiting.peek()
-        if sequence is None:
-            return False
-        request = sequence.request
-        if 1 + len(request.forking) > self._roster.num_free_slots:
-            return False
-        num_tokens = len(sequence.tokens)
-        match = self._cache.match(self._readable_names(sequence), num_tokens)
-        if not self._cache.fits(match, num_tokens):
-            return False
-        resumed = request.num_cached is not None
-        priority = request.source.priority
-        self._roster.start(sequence, self._cache.open(match, priority=priority, resumed=resumed))
-        if not resumed:
-            request.num_cached = match.num_tokens
-        sequence.num_computed = max(sequence.num_computed, match.num_tokens)
-        sequence.num_written = max(sequence.num_computed, match.num_cached)
-        self._read_first_chunk(sequence, match, draft)
-        return True
-
-    def _readable_names(self, sequence: Sequence) -> list[BlockName]:
-        if not self._limits.prefix_caching:
-            return []
-        names = sequence.names.grow(sequence.tokens)
-        readable = sequence.request.num_readable
-        return names if readable is None else names[: readable // self._cache.block_size]
-
-    def _read_first_chunk(self, sequence: Sequence, match: Match, draft: Draft) -> None:
-        blocks, start = sequence.blocks, sequence.num_computed
-        assert blocks is not None
-        num_tokens = min(sequence.num_uncomputed, draft.budget)
-        changes = self._cache.extend(
-            blocks,
-            start + num_tokens,
-            reserve_tokens=len(sequence.tokens),
-            computed=start if sequence.host_blocks else 0,
-        )
-        assert changes is not None, "what fits can be extended"
-        if sequence.host_blocks:
-            draft.swap_in += self._swap.bring_back(sequence, match.num_blocks)
-        draft.add(make_part(sequence, num_tokens, []))
-
-    def _preempt(self, victim: Sequence, draft: Draft) -> None:
-        """Takes blocks and slot; what was computed goes to the host where that has room."""
-        part = draft.drop(victim)
-        draft.preempted = True
-        self._num_preemptions += 1
-        state = SequenceState.WAITING
-        # a copy of this very step has not run yet, so there is nothing to take out
-        if not victim.request.forking and not (part and part.copies):
-            copies = self._swap.take_out(victim, self._cache.block_size)
-            if copies is not None:
-                draft.swap_out += copies
-                draft.swapped.append(victim)
-                state = SequenceState.SWAPPED
-        self._roster.requeue(victim, state)
+    def _break_deadlock(self) -> None:
+        """Nothing can be computed, and blocks are held by nothing but announcements of prompts
+        that are not at their end: the last of these fails, and its reader lets go."""
+        handing = [request for request in self._roster.requests() if request.num_holds]
+        held_by_them = sum(request.num_holds for request in handing)
+        nobody_else = self._cache.transfers.num_active <= held_by_them
+        if handing and nobody_else and not self.num_fetching:
+            last = max(handing, key=lambda request: request.choices[0].key)
+            self._news.fail(last, StepError("prompts that were begun at once do not fit"))
+            self._roster.end(last)
 
     def complete(self, step: ScheduledStep, result: StepResult) -> StepOutput:
         """Takes over what the runner drew.
@@ -183,38 +195,10 @@ class Scheduler:
             drawn = list(islice(samples, len(part.draws)))
             problem = _find_problem(part, result)
             if problem is None:
-                self._take_over(part, drawn, result, outbox)
+                self._progress.take_over(part, drawn, result, outbox)
             else:
                 outbox.fail(part.sequence.request, StepError(problem))
         return self._close(outbox)
-
-    def _take_over(
-        self, part: Part, drawn: list[Sample], result: StepResult, outbox: Outbox
-    ) -> None:
-        sequence = part.sequence
-        self._commit(part)
-        if part.slice.prompt_logprobs is not None:
-            entries = result.prompt_logprobs[part.slice.slot]
-            outbox.take_prompt_logprobs(sequence.request, part.slice.start, entries)
-        for sibling in part.draws[1:]:
-            self._roster.fork(sequence, sibling)
-        for choice, sample in zip(part.draws, drawn, strict=True):
-            choice.tokens.append(sample.token_id)
-            end = find_end(choice, self._limits.eos_token_ids)
-            outbox.take(choice, sample, end)
-            if end is not None:
-                self._roster.finish(choice)
-
-    def _commit(self, part: Part) -> None:
-        """The slice's keys and values are written: full blocks get their names."""
-        sequence = part.sequence
-        blocks = sequence.blocks
-        assert blocks is not None
-        sequence.num_computed += part.slice.num_tokens
-        if sequence.num_computed >= blocks.next_advance:
-            caching = self._limits.prefix_caching
-            names = sequence.names.grow(sequence.tokens) if caching else ()
-            sequence.note(self._cache.advance(blocks, names, sequence.num_computed))
 
     def fail(self, step: ScheduledStep, error: EngineError) -> StepOutput:
         """The runner could not do the step: the requests in it end, the others go on."""
@@ -238,14 +222,17 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self._roster.running),
             num_waiting=len(waiting),
-            num_preemptions=self._num_preemptions,
+            num_fetching=self.num_fetching,
+            num_preemptions=self._service.num_preemptions,
             num_swapped_blocks=sum(self._swap.num_used),
             num_queued_tokens=sum(s.num_uncomputed for s in waiting),
+            num_context_tokens=sum(s.num_computed for s in self._roster.running),
         )
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps; for tests and for an idle engine."""
         self._roster.check_integrity()
+        assert self._fetches.waiting == self._roster.fetching
 
 
 def _find_problem(part: Part, result: StepResult) -> str | None:

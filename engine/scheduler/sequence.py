@@ -1,11 +1,13 @@
 """One choice of one request on its way through the engine."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.request import GenerationRequest
 from engine.sampling import SamplingParams
+from engine.scheduler.order import Key
 from engine.step import TableUpdate, TokenLogprobs
 from kv_cache.names import SequenceNames
 from kv_cache.sequence import SequenceBlocks
@@ -13,21 +15,27 @@ from kv_cache.sequence import SequenceBlocks
 
 class SequenceState(Enum):
     """
-    add() --> WAITING --- admitted: blocks and a slot ---------------> RUNNING
-      |          ^                                                     | | | ^
-      |          +---------------- preempted: computed again ----------+ | | |
-      |       SWAPPED <----------- preempted: blocks to the host --------+ | |
-      |          +---------------- admitted: blocks come back -------------|-+
-      +-----> FORKING ------------ the leader's prompt ends: shares it ----|-+
-              (n > 1)                                                      v
-    any of them ---- a stop, a length, an abort, a failure ----------> FINISHED
+    add() --> WAITING --- admitted: blocks and a slot -----------------> RUNNING
+      |        ^ ^  |                                                    ^ | | | ^
+      |        | |  +---- admitted: blocks to be filled --> FETCHING ----+ | | | |
+      |        | +------- the fetch came to nothing ----------+   delivered| | | |
+      |        +--------- preempted: computed again -----------------------+ | | |
+      |       SWAPPED <-- preempted: blocks to the host ---------------------+ | |
+      |        +--------- admitted: blocks come back --------------------------|-+
+      +-----> FORKING --- the leader's prompt ends: shares it -----------------|-+
+              (n > 1)                                                          v
+    any of them ------- a stop, a length, an abort, a failure --------> FINISHED
 
-    WAITING holds nothing, FORKING a slot once its leader runs, RUNNING a slot and blocks,
-    SWAPPED host blocks, FINISHED nothing.
+    WAITING holds nothing, FORKING a slot once its leader runs or fetches, RUNNING and FETCHING
+    a slot and blocks, SWAPPED host blocks, FINISHED nothing.
+
+    FETCHING computes nothing and is never preempted: what fills its blocks ends by itself. A
+    prompt that is handed over ends with its last chunk; what it announced has other owners.
     """
 
     WAITING = auto()
     FORKING = auto()
+    FETCHING = auto()
     RUNNING = auto()
     SWAPPED = auto()
     FINISHED = auto()
@@ -44,12 +52,14 @@ class Sequence:
     """
 
     __slots__ = (
+        "admitted",
         "blocks",
         "changes",
         "choice",
         "enters",
         "host_blocks",
         "key",
+        "may_fetch",
         "names",
         "num_computed",
         "num_written",
@@ -64,14 +74,17 @@ class Sequence:
         request: "RunningRequest",
         choice: int,
         state: SequenceState,
-        key: tuple[int, int, int],
+        key: Key,
+        sent: Seq[int],
         names: SequenceNames,
     ) -> None:
         self.request = request
         self.choice = choice
         self.state = state
-        self.key = key  # (priority, arrival, choice): the smallest is served first
-        self.tokens: list[int] = list(request.source.prompt_token_ids)
+        self.key = key  # the smallest is served first
+        self.tokens: list[int] = [*request.source.prompt_token_ids, *sent]
+        self.admitted = False  # before, so what it finds in the cache may be its own
+        self.may_fetch = request.source.fetch_above is not None
         self.num_computed = 0
         self.num_written = 0  # one more than computed when the last token is computed again
         self.slot: int | None = None
@@ -115,6 +128,19 @@ class RunningRequest:
     num_cached: int | None = None  # prompt tokens found in the cache at first admission
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     reported: bool = False  # the prompt's report went out
+    num_announced: int = 0  # tokens that a hand-over has announced, or was not asked for
+    num_holds: int = 0  # with which it did so
+    draws: bool = field(init=False)  # whether a token follows the last one that is computed
+    reports_prompt_logprobs: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        source, handed = self.source, self.source.hand_over
+        self.draws = handed is None or handed.draw
+        # what has sent tokens has sent these before
+        wanted = source.params.prompt_logprobs is not None
+        self.reports_prompt_logprobs = wanted and not self.has_sent
+        if handed is not None:
+            self.num_announced = handed.first_token
 
     @property
     def num_prompt(self) -> int:
@@ -131,10 +157,13 @@ class RunningRequest:
         return [c for c in self.choices if c.state is SequenceState.FORKING]
 
     @property
+    def has_sent(self) -> bool:
+        return any(choice.token_ids for choice in self.source.sent)
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Some are asked for and still to be computed."""
-        wanted = self.source.params.prompt_logprobs is not None
-        return wanted and len(self.prompt_logprobs) < self.num_prompt
+        return self.reports_prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt
 
     @property
     def num_readable(self) -> int | None:

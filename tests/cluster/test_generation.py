@@ -1,11 +1,11 @@
 """A stop string found late: the engine's stream has told more by the time it is read."""
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from cluster.openai.generation import Generation
 from cluster.openai.plan import AnswerOptions, Prompt
-from engine.async_engine import AsyncEngine, EngineStream
+from engine.async_streams import EngineStream
 from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport, RequestId
 from engine.sampling import SamplingParams
 from tests.cluster.fakes import small_tokenizer
@@ -20,7 +20,7 @@ class Commands:
     def call(self, command: Any) -> None:
         self.calls.append(command)
 
-    def forget(self, request_id: RequestId) -> None:
+    def forget(self, stream: Any) -> None:
         pass
 
 
@@ -28,7 +28,7 @@ async def test_a_choice_that_both_sides_ended_is_ended_once() -> None:
     """Choice 0 says its stop string and ends by itself in one merged update; choice 1 goes on
     and must be heard to its end."""
     commands = Commands()
-    stream = EngineStream(cast(AsyncEngine, commands), RequestId("r"), 2)
+    stream = EngineStream(commands, RequestId("r"), range(2))
     params = SamplingParams(n=2, stop=("fox",))
     generation = Generation(
         stream, small_tokenizer(), Prompt([1]), params, AnswerOptions(), first_choice=0

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine.async_engine import AsyncEngine, EngineStream
+from engine.async_engine import AsyncEngine
+from engine.async_streams import EngineStream
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import QueueFullError, RequestError, StepError, UnavailableError

@@ -1,0 +1,100 @@
+"""The first in line gets what it needs to run: a slot, and blocks for its whole prompt."""
+
+from engine.scheduler.draft import Draft, make_part
+from engine.scheduler.fetches import Fetches
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.outbox import Outbox
+from engine.scheduler.progress import announce
+from engine.scheduler.roster import Roster
+from engine.scheduler.sequence import Sequence
+from engine.scheduler.swap import SwapSpace
+from kv_cache.cache import KvCache
+from kv_cache.handover import first_query, hold_range
+from kv_cache.names import BlockName
+from kv_cache.tree import Match
+
+
+class Admission:
+    """Decides whether and how a sequence begins; who is next is the queue's business."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        cache: KvCache,
+        swap: SwapSpace,
+        roster: Roster,
+        fetches: Fetches,
+    ) -> None:
+        self._limits = limits
+        self._cache = cache
+        self._swap = swap
+        self._roster = roster
+        self._fetches = fetches
+
+    def admit_next(self, draft: Draft, outbox: Outbox) -> bool:
+        """Whether the first in line left the queue: to compute, to be filled, or done."""
+        sequence = self._roster.waiting.peek()
+        if sequence is None or draft.budget == 0:
+            return False
+        request = sequence.request
+        if 1 + len(request.forking) > self._roster.num_free_slots:
+            return False
+        num_tokens = len(sequence.tokens)
+        match = self._cache.match(self._readable_names(sequence), num_tokens)
+        if not self._cache.fits(match, num_tokens):
+            return False
+        if not sequence.admitted:
+            request.num_cached = min(match.num_tokens, request.num_prompt)
+        if sequence.may_fetch and num_tokens - match.num_cached > (request.source.fetch_above or 0):
+            self._reserve(sequence, match, outbox)
+        else:
+            sequence.may_fetch = False
+            self._start(sequence, match, draft, outbox)
+        return True
+
+    def _readable_names(self, sequence: Sequence) -> list[BlockName]:
+        if not self._limits.prefix_caching:
+            return []
+        names = sequence.names.grow(sequence.tokens)
+        readable = sequence.request.num_readable
+        return names if readable is None else names[: readable // self._cache.block_size]
+
+    def _reserve(self, sequence: Sequence, match: Match, outbox: Outbox) -> None:
+        """Blocks for the whole prompt and one more token; what is missing is held for transfers."""
+        num_tokens = len(sequence.tokens)
+        query = first_query(num_tokens, self._cache.block_size)
+        blocks = self._cache.open(match, priority=sequence.request.source.priority)
+        self._roster.start_fetch(sequence, blocks)
+        changes = self._cache.extend(blocks, num_tokens + 1, computed=query)
+        assert changes is not None, "what fits can be extended"
+        held = hold_range(self._cache, blocks, match.num_cached, num_tokens, query)
+        outbox.reserve(self._fetches.begin(sequence, held))
+
+    def _start(self, sequence: Sequence, match: Match, draft: Draft, outbox: Outbox) -> None:
+        request = sequence.request
+        resumed, priority = sequence.admitted, request.source.priority
+        self._roster.start(sequence, self._cache.open(match, priority=priority, resumed=resumed))
+        sequence.num_computed = max(sequence.num_computed, match.num_tokens)
+        sequence.num_written = max(sequence.num_computed, match.num_cached)
+        if request.source.hand_over is not None:
+            outbox.announce(request, announce(self._cache, sequence, match.num_cached))
+            if match.num_cached == request.num_prompt and not request.draws:
+                outbox.end_prompt(request)
+                self._roster.end(request)
+                return
+        self._read_first_chunk(sequence, match, draft)
+
+    def _read_first_chunk(self, sequence: Sequence, match: Match, draft: Draft) -> None:
+        blocks, start = sequence.blocks, sequence.num_computed
+        assert blocks is not None
+        num_tokens = min(sequence.num_uncomputed, draft.budget)
+        changes = self._cache.extend(
+            blocks,
+            start + num_tokens,
+            reserve_tokens=len(sequence.tokens),
+            computed=start if sequence.host_blocks else 0,
+        )
+        assert changes is not None, "what fits can be extended"
+        if sequence.host_blocks:
+            draft.swap_in += self._swap.bring_back(sequence, match.num_blocks)
+        draft.add(make_part(sequence, num_tokens, []))

@@ -1,0 +1,116 @@
+"""What a step or a transfer has brought: blocks confirmed, tokens appended, ends found."""
+
+from collections.abc import Sequence as Seq
+
+from engine.handoff import Delivered, FirstToken
+from engine.scheduler.draft import Part
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.outbox import Outbox, find_end
+from engine.scheduler.roster import Roster
+from engine.scheduler.sequence import Sequence
+from engine.step import Sample, StepResult, TokenLogprobs
+from kv_cache.cache import KvCache
+from kv_cache.handover import HeldRange, first_query, hold_range
+
+
+class Progress:
+    """Takes over results for one sequence at a time; it knows nothing of queue and budget."""
+
+    def __init__(self, limits: SchedulerLimits, cache: KvCache, roster: Roster) -> None:
+        self._limits = limits
+        self._cache = cache
+        self._roster = roster
+
+    def take_over(
+        self, part: Part, drawn: list[Sample], result: StepResult, outbox: Outbox
+    ) -> None:
+        """The slice's keys and values are written, and its tokens drawn."""
+        sequence = part.sequence
+        entries: Seq[TokenLogprobs] = ()
+        if part.slice.prompt_logprobs is not None:
+            entries = self._new_entries(part, result.prompt_logprobs[part.slice.slot])
+        sequence.num_computed += part.slice.num_tokens
+        if sequence.request.source.hand_over is not None:
+            self._hand_on(sequence, entries, drawn, outbox)
+            return
+        self._confirm(sequence)
+        for sibling in part.draws[1:]:
+            self._roster.fork(sequence, sibling)
+        for choice, sample in zip(part.draws, drawn, strict=True):
+            self._append(choice, sample.token_id, sample.logprobs, outbox)
+
+    def deliver(self, sequence: Sequence, delivered: Delivered, outbox: Outbox) -> None:
+        """The reserved blocks are filled: as if the prompt's last chunk had been computed here.
+
+        Without first tokens all but the last token is; that one is computed again, as after a
+        hit of the whole prompt, and not written.
+        """
+        request = sequence.request
+        sequence.may_fetch = False
+        self._roster.end_fetch(sequence)
+        request.prompt_logprobs += delivered.prompt_logprobs
+        sequence.num_written = len(sequence.tokens)
+        sequence.num_computed = len(sequence.tokens) - (not delivered.first_tokens)
+        self._confirm(sequence)
+        if not delivered.first_tokens:
+            return
+        siblings = request.forking
+        for sibling in siblings:
+            self._roster.fork(sequence, sibling)
+        for choice in (sequence, *siblings):
+            token_id, logprobs = delivered.first_tokens[choice.choice]
+            self._append(choice, token_id, logprobs, outbox)
+
+    def _new_entries(self, part: Part, entries: Seq[TokenLogprobs]) -> Seq[TokenLogprobs]:
+        """Of the tokens from the slice's second on; what a preempted request had is skipped."""
+        request = part.sequence.request
+        known = len(request.prompt_logprobs) - (part.slice.start + 1)
+        assert known >= 0, "a prompt logprob was left out"
+        request.prompt_logprobs += entries[known:]
+        return entries[known:]
+
+    def _confirm(self, sequence: Sequence) -> None:
+        """Full blocks get their names."""
+        blocks = sequence.blocks
+        assert blocks is not None
+        if sequence.num_computed >= blocks.next_advance:
+            caching = self._limits.prefix_caching
+            names = sequence.names.grow(sequence.tokens) if caching else ()
+            sequence.note(self._cache.advance(blocks, names, sequence.num_computed))
+
+    def _append(
+        self, choice: Sequence, token_id: int, logprobs: TokenLogprobs | None, outbox: Outbox
+    ) -> None:
+        choice.tokens.append(token_id)
+        end = find_end(choice, self._limits.eos_token_ids)
+        outbox.take(choice, token_id, logprobs, end)
+        if end is not None:
+            self._roster.finish(choice)
+
+    def _hand_on(
+        self, sequence: Sequence, entries: Seq[TokenLogprobs], drawn: list[Sample], outbox: Outbox
+    ) -> None:
+        """Held before `advance`, which frees what no query after the prompt's end sees."""
+        request = sequence.request
+        held = announce(self._cache, sequence, sequence.num_computed)
+        outbox.announce(request, held, entries)
+        self._confirm(sequence)
+        if not sequence.num_uncomputed:
+            outbox.end_prompt(request, [FirstToken(s.token_id, s.logprobs) for s in drawn])
+            self._roster.end(request)
+
+
+def announce(cache: KvCache, sequence: Sequence, num_ready: int) -> HeldRange:
+    """Holds what is ready of a prompt and was not announced before, in whole blocks but for
+    the prompt's end."""
+    request, size = sequence.request, cache.block_size
+    assert sequence.blocks is not None
+    start, end = request.num_announced, num_ready
+    if end < request.num_prompt:
+        end -= end % size
+    end = max(start, end)
+    query = first_query(request.num_prompt, size)
+    held = hold_range(cache, sequence.blocks, start, end, query)
+    request.num_announced = end
+    request.num_holds += len(held.holds)
+    return held
