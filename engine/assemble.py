@@ -43,6 +43,7 @@ class EngineInfo:
 class EngineParts:
     scheduler: Scheduler
     cache: KvCache
+    slabs: tuple[KvSlab, ...]  # the cache's memory, one for each group
     runner: ModelRunner
     closing: threading.Event  # ends what still touches the slabs
 
@@ -60,7 +61,7 @@ def assemble(config: EngineConfig, info: EngineInfo, model: CausalModel) -> Engi
     swap = SwapSpace([s.num_blocks for s in host_slabs] or [0] * len(slabs))
     scheduler = Scheduler(_limits(config, info), cache, swap)
     runner = _make_runner(config, info, model, slabs, host_slabs)
-    return EngineParts(scheduler, cache, runner, closing)
+    return EngineParts(scheduler, cache, tuple(slabs), runner, closing)
 
 
 def _make_cache(config: EngineConfig, info: EngineInfo) -> KvCache:

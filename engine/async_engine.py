@@ -58,6 +58,7 @@ class AsyncEngine:
         self._watchdog = Watchdog(stall_timeout_s)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.at_rest = False  # the thread waits for a command; it is not stuck
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -197,7 +198,7 @@ class AsyncEngine:
             with self._wake:
                 while not (self._commands or self._stopping or self.engine.has_work):
                     self._watchdog.note(time.monotonic(), self.engine.num_steps, False)
-                    self._wake.wait()
+                    self._rest()
                 if self._stopping:
                     return False
                 commands = list(self._commands)
@@ -209,12 +210,17 @@ class AsyncEngine:
 
     def _pause(self) -> None:
         """All work waits for blocks that a command will bring. What fills or reads them has
-        deadlines of its own, so waiting for blocks that are being filled is no stall."""
+        deadlines of its own, so waiting for a transfer is no stall."""
         with self._wake:
             while not (self._commands or self._stopping):
-                if self.engine.num_fetching:
+                if self.engine.num_transfers:
                     self._watchdog.note(time.monotonic(), self.engine.num_steps, False)
-                self._wake.wait()
+                self._rest()
+
+    def _rest(self) -> None:
+        self.at_rest = True
+        self._wake.wait()
+        self.at_rest = False
 
     def _post(self, output: StepOutput) -> None:
         self._on_loop(lambda: self._deliver(output))

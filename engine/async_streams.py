@@ -43,15 +43,27 @@ class RequestStream(ABC, Generic[News]):
         return self
 
     async def __anext__(self) -> News:
-        while not self._unread:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
+        while (news := self.take()) is None:
             if self._closed or self._has_ended():
                 raise StopAsyncIteration
+            await self.wait()
+        return news
+
+    async def wait(self) -> None:
+        """Until `take` may have something; for a reader that must not lose what it took."""
+        await self._news.wait()
+
+    def take(self) -> News | None:
+        """The next news, or None while there is none; raises what keeps the request from its
+        end, once."""
+        if self._unread:
+            return self._take()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if not (self._closed or self._has_ended()):
             self._news.clear()
-            await self._news.wait()
-        return self._take()
+        return None
 
     @abstractmethod
     def _has_ended(self) -> bool:

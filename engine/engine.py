@@ -28,6 +28,7 @@ from engine.sizing import EngineShape, decide_shape, size_cache
 from engine.step import StepPlan
 from engine.step_times import StepShape, StepTimes
 from kv_cache.cache import CacheStats
+from kv_cache.events import EventLog, Snapshot
 from kv_cache.handover import HeldRange
 from kv_cache.transfers import TransferHold
 
@@ -47,6 +48,7 @@ class Engine:
         self._scheduler = parts.scheduler
         self._cache = parts.cache
         self._runner = parts.runner
+        self.slabs = parts.slabs  # read and written by peers too, as they hold blocks
         self._closing = parts.closing
         self._seeds = torch.Generator().manual_seed(seed)
         self.num_steps = 0
@@ -90,8 +92,25 @@ class Engine:
         return self._scheduler.has_work
 
     @property
+    def incarnation(self) -> int:
+        """Random for every engine; its cache's events carry it."""
+        return self._cache.config.incarnation
+
+    @property
+    def events(self) -> EventLog:
+        return self._cache.events
+
+    def snapshot(self) -> Snapshot:
+        return self._cache.snapshot()
+
+    @property
     def num_fetching(self) -> int:
         return self._scheduler.num_fetching
+
+    @property
+    def num_transfers(self) -> int:
+        """Holds of peers that read from the cache, or of reads into it."""
+        return self._cache.transfers.num_active
 
     def add(self, request: GenerationRequest) -> None:
         """RequestError for what can never run, QueueFullError for what could run later."""
