@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import ssl
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from kv_transfer.pool_description import PoolDescription
 from kv_transfer.socket_memory import PoolBytes
 from kv_transfer.socket_server import ServerLimits, SocketServer
 from kv_transfer.socket_stream import Stream, Target
+from kv_transfer.socket_tls import SocketTls
 from kv_transfer.socket_wire import MAX_REQUEST_BLOCKS
 
 NAME = "socket"
@@ -35,8 +35,7 @@ class SocketConfig:
     port: int = 0
     advertise: str | None = None
     streams: int = 2
-    server_tls: ssl.SSLContext | None = None
-    client_tls: ssl.SSLContext | None = None
+    tls: SocketTls | None = None
     limits: ServerLimits = ServerLimits()
 
 
@@ -60,7 +59,7 @@ class SocketConnector:
                 incarnation,
                 secret,
                 (config.host, config.port),
-                config.server_tls,
+                config.tls.server if config.tls else None,
                 config.limits,
             )
         except OSError as e:
@@ -82,7 +81,7 @@ class SocketConnector:
             port,
             incarnation,
             self._secret,
-            config.client_tls,
+            config.tls,
             config.limits.answer_s,
             config.limits.stall_s,
         )

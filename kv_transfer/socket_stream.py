@@ -3,7 +3,6 @@
 import contextlib
 import select
 import socket
-import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from kv_transfer.errors import TransferError
 from kv_transfer.piece_read import Backlog, PieceRead
 from kv_transfer.socket_memory import PoolBytes, receive_views
 from kv_transfer.socket_server import set_options
+from kv_transfer.socket_tls import SocketTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Target:
     port: int
     incarnation: int
     secret: bytes
-    tls: ssl.SSLContext | None
+    tls: SocketTls | None
     answer_s: float
     stall_s: float
 
@@ -106,8 +106,10 @@ class Stream:
         sock.connect(address)
         set_options(sock)
         if target.tls:
-            wrapped = target.tls.wrap_socket(
-                sock, server_hostname=target.host, do_handshake_on_connect=False
+            wrapped = target.tls.client.wrap_socket(
+                sock,
+                server_hostname=target.tls.server_name or target.host,
+                do_handshake_on_connect=False,
             )
             self._keep(wrapped, read)
             wrapped.do_handshake()

@@ -1,0 +1,98 @@
+"""A process with a pool and a connector, which does what its standard input says.
+
+Each line is a JSON list: the name of one of `Child`'s methods, and its arguments.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from kv_transfer import socket_server
+from kv_transfer.connector import PeerPool, Read
+from kv_transfer.errors import TransferError
+from kv_transfer.registry import ConnectorConfig, open_connector
+from tests.kv_transfer.pools import Pool
+
+
+class Child:
+    def __init__(self, name: str, groups: list[list[int]], seed: int | None, secret: str) -> None:
+        shapes = tuple((num_blocks, blob_bytes) for num_blocks, blob_bytes in groups)
+        self._pool = Pool(shapes, seed)
+        self._name = name
+        self._secret = secret.encode()
+        self._incarnation = os.getpid() << 20 | int.from_bytes(os.urandom(2))
+        self._peers: list[PeerPool] = []
+        self._reads: set[Read] = set()
+
+    async def open(self) -> list[Any]:
+        config = ConnectorConfig(self._secret)
+        self._connector = await open_connector(
+            self._name, self._pool.regions, self._incarnation, config
+        )
+        return [self._incarnation, self._connector.metadata().hex()]
+
+    async def set_busy(self, busy: bool) -> None:
+        self._connector.set_busy(busy)
+
+    async def connect(self, incarnation: int, metadata: str) -> int:
+        self._peers.append(await self._connector.connect(incarnation, bytes.fromhex(metadata)))
+        return len(self._peers) - 1
+
+    async def read(self, peer: int, group: int, remote: list[int], local: list[int]) -> None:
+        await self._peers[peer].read(group, remote, local).ended
+
+    async def read_for_ever(self, peer: int, group: int, remote: list[int]) -> None:
+        """Answers after the first read; the next ones follow each other."""
+        await self.read(peer, group, remote, remote)
+
+        async def repeat() -> None:
+            while True:
+                await self.read(peer, group, remote, remote)
+
+        self._endless = asyncio.ensure_future(repeat())
+
+    async def blob_sums(self, group: int) -> list[int]:
+        sums: list[int] = self._pool.blobs[group].sum(axis=1, dtype=int).tolist()
+        return sums
+
+    async def stop_in_mid_send(self) -> None:
+        """The next answer stops this process when half of it is sent."""
+        names = vars(socket_server)
+        send = names["send_views"]
+
+        def send_half(sock: Any, views: list[memoryview]) -> None:
+            names["send_views"] = send
+            half = len(views) // 2
+            send(sock, views[:half])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            send(sock, views[half:])
+
+        names["send_views"] = send_half
+
+    async def await_no_readers(self) -> None:
+        server = self._connector._server  # type: ignore[attr-defined]
+        while server._connections:
+            await asyncio.sleep(0.005)
+
+
+async def serve(answers: Any) -> None:
+    child = Child(*json.loads(sys.argv[1]))
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        method, *arguments = json.loads(line)
+        try:
+            answer = {"result": await getattr(child, method)(*arguments)}
+        except TransferError as e:
+            answer = {"error": type(e).__name__, "message": str(e)}
+        answers.write(json.dumps(answer) + "\n")
+    os._exit(0)  # a reader that never ends must not keep us
+
+
+if __name__ == "__main__":
+    # UCX and NIXL write to standard output.
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    asyncio.run(serve(channel))

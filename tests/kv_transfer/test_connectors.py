@@ -1,0 +1,255 @@
+"""What every connector does, with both pools in this process."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_transfer.connector import Connector, PoolRegion
+from kv_transfer.errors import IncompatiblePeer, TransferError
+from kv_transfer.registry import NAMES, ConnectorConfig, new_incarnation, open_connector
+from tests.kv_transfer.pools import GROUPS, Pool
+
+CONFIG = ConnectorConfig(secret=b"cluster")
+
+
+@dataclass
+class Side:
+    pool: Pool
+    connector: Connector
+    incarnation: int
+
+
+@dataclass
+class Pair:
+    reader: Side
+    holder: Side
+
+
+async def open_side(name: str, seed: int | None) -> Side:
+    pool = Pool(seed=seed)
+    incarnation = new_incarnation()
+    connector = await open_connector(name, pool.regions, incarnation, CONFIG)
+    return Side(pool, connector, incarnation)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Connectors are bound to no event loop, so they are opened once for all tests."""
+    made = Pair(
+        asyncio.run(open_side(request.param, None)), asyncio.run(open_side(request.param, 1))
+    )
+    made.holder.connector.set_busy(True)
+    yield made
+    asyncio.run(made.reader.connector.close())
+    asyncio.run(made.holder.connector.close())
+
+
+async def within(seconds: float, future: asyncio.Future[None]) -> None:
+    await asyncio.wait_for(asyncio.shield(future), seconds)
+
+
+async def test_blobs_arrive_where_they_were_asked(pair: Pair) -> None:
+    rng = np.random.default_rng(5)
+    ours, theirs = pair.reader.pool, pair.holder.pool
+    peer = await pair.reader.connector.connect(
+        pair.holder.incarnation, pair.holder.connector.metadata()
+    )
+    for blobs in ours.blobs:
+        blobs[:] = 0
+    want = [blobs.copy() for blobs in ours.blobs]
+    reads = []
+    for group, (num_blocks, blob_bytes) in enumerate(GROUPS):
+        local = rng.permutation(num_blocks)  # every read has places of its own
+        for part in np.array_split(local[: num_blocks - 3], 5):
+            remote = rng.integers(0, num_blocks, len(part))
+            want[group][part] = theirs.blobs[group][remote]
+            read = peer.read(group, remote.tolist(), part.tolist())
+            assert read.num_bytes == len(part) * blob_bytes
+            reads.append(read)
+    for read in reads:
+        await within(10, read.ended)
+    for blobs, expected in zip(ours.blobs, want, strict=True):
+        assert np.array_equal(blobs, expected)
+    peer.disconnect()
+
+
+async def test_an_empty_read_has_ended(pair: Pair) -> None:
+    peer = await pair.reader.connector.connect(
+        pair.holder.incarnation, pair.holder.connector.metadata()
+    )
+    await within(5, peer.read(1, [], []).ended)
+    peer.disconnect()
+    peer.disconnect()
+
+
+@pytest.mark.parametrize(
+    ("group", "remote", "local"),
+    [
+        (0, [48], [0]),
+        (0, [0], [48]),
+        (0, [-1], [0]),
+        (0, [0], [-1]),
+        (1, [20], [0]),
+        (0, [2**31], [0]),
+        (0, [2**80], [0]),
+        (2, [0], [0]),
+        (-1, [0], [0]),
+        (0, [0, 1], [0]),
+    ],
+)
+async def test_blocks_that_are_not_there_fail_their_read_only(
+    pair: Pair, group: int, remote: list[int], local: list[int]
+) -> None:
+    peer = await pair.reader.connector.connect(
+        pair.holder.incarnation, pair.holder.connector.metadata()
+    )
+    good, bad = peer.read(0, [3], [4]), peer.read(group, remote, local)
+    with pytest.raises(TransferError):
+        await within(5, bad.ended)
+    await within(5, good.ended)
+    assert np.array_equal(pair.reader.pool.blobs[0][4], pair.holder.pool.blobs[0][3])
+    peer.disconnect()
+
+
+async def test_a_read_that_was_given_up_ends_and_writes_no_more(pair: Pair) -> None:
+    peer = await pair.reader.connector.connect(
+        pair.holder.incarnation, pair.holder.connector.metadata()
+    )
+    blocks = list(range(20))
+    ours = pair.reader.pool.blobs[1]
+    for _ in range(10):
+        read = peer.read(1, blocks, blocks)
+        read.give_up()
+        read.give_up()
+        with pytest.raises(TransferError):
+            await within(5, read.ended)
+        ours[:] = 77
+        await within(5, peer.read(0, [0], [0]).ended)
+        assert (ours == 77).all()
+    peer.disconnect()
+
+
+async def test_reads_go_on_after_a_disconnect_and_none_begin(pair: Pair) -> None:
+    peer = await pair.reader.connector.connect(
+        pair.holder.incarnation, pair.holder.connector.metadata()
+    )
+    blocks = list(range(20))
+    begun = peer.read(1, blocks, blocks)
+    peer.disconnect()
+    late = peer.read(1, blocks, blocks)
+    await within(5, begun.ended)
+    with pytest.raises(TransferError, match="disconnected"):
+        await within(5, late.ended)
+    again = await pair.reader.connector.connect(
+        pair.holder.incarnation, pair.holder.connector.metadata()
+    )
+    await within(5, again.read(1, blocks, blocks).ended)
+    again.disconnect()
+
+
+async def test_another_incarnation_is_refused(pair: Pair) -> None:
+    with pytest.raises(IncompatiblePeer) as refusal:
+        await pair.reader.connector.connect(
+            pair.holder.incarnation ^ 1, pair.holder.connector.metadata()
+        )
+    assert refusal.value.field == "incarnation"
+
+
+def test_damaged_metadata_is_refused_and_does_no_harm(pair: Pair) -> None:
+    good = pair.holder.connector.metadata()
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.one_of(
+            st.binary(max_size=400),
+            st.integers(0, len(good) - 1).map(lambda n: good[:n]),
+            st.tuples(st.integers(0, len(good) - 1), st.integers(1, 255)).map(
+                lambda at: good[: at[0]] + bytes([good[at[0]] ^ at[1]]) + good[at[0] + 1 :]
+            ),
+        )
+    )
+    def refused(metadata: bytes) -> None:
+        with pytest.raises(TransferError):
+            asyncio.run(
+                asyncio.wait_for(
+                    pair.reader.connector.connect(pair.holder.incarnation, metadata), 10
+                )
+            )
+
+    refused()
+
+    async def still_works() -> None:
+        peer = await pair.reader.connector.connect(pair.holder.incarnation, good)
+        await within(5, peer.read(0, [1], [2]).ended)
+        peer.disconnect()
+
+    asyncio.run(still_works())
+
+
+async def test_another_connector_is_named(pair: Pair) -> None:
+    name = "socket" if pair.reader.connector.name != "socket" else "inprocess"
+    other = await open_connector(name, pair.reader.pool.regions, new_incarnation(), CONFIG)
+    with pytest.raises(IncompatiblePeer) as refusal:
+        await pair.reader.connector.connect(pair.holder.incarnation, other.metadata())
+    assert refusal.value.field == "connector"
+    await other.close()
+
+
+@pytest.mark.parametrize(
+    ("groups", "field"),
+    [(((48, 4096), (20, 8192)), "blob_bytes"), (((48, 4096),), "groups")],
+)
+async def test_what_differs_is_named(
+    pair: Pair, groups: tuple[tuple[int, int], ...], field: str
+) -> None:
+    pool = Pool(groups)
+    incarnation = new_incarnation()
+    name = pair.reader.connector.name
+    differs = await open_connector(name, pool.regions, incarnation, CONFIG)
+    with pytest.raises(IncompatiblePeer) as refusal:
+        await pair.reader.connector.connect(incarnation, differs.metadata())
+    assert refusal.value.field == field
+    await differs.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_another_secret_is_refused(name: str) -> None:
+    pool = Pool(groups=((4, 4096),))
+    incarnation = new_incarnation()
+    ours = await open_connector(name, pool.regions, new_incarnation(), ConnectorConfig(b"one"))
+    theirs = await open_connector(name, pool.regions, incarnation, ConnectorConfig(b"other"))
+    with pytest.raises(TransferError, match="secret"):
+        await ours.connect(incarnation, theirs.metadata())
+    await ours.close()
+    await theirs.close()
+
+
+@pytest.mark.parametrize("name", ["inprocess", "socket"])
+async def test_memory_that_a_connector_cannot_move_is_named(name: str) -> None:
+    region = PoolRegion(4096, 1, 4096, memory="cuda")
+    with pytest.raises(TransferError, match="memory: 'cuda'"):
+        await open_connector(name, [region], 1, CONFIG)
+
+
+async def test_an_unknown_connector_is_named() -> None:
+    with pytest.raises(TransferError, match="pigeon"):
+        await open_connector("pigeon", Pool().regions, 1, CONFIG)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_closed_connector_has_ended_its_reads(name: str) -> None:
+    reader, holder = await open_side(name, None), await open_side(name, 2)
+    holder.connector.set_busy(True)
+    peer = await reader.connector.connect(holder.incarnation, holder.connector.metadata())
+    await within(5, peer.read(0, [1], [1]).ended)
+    blocks = list(range(48))
+    reads = [peer.read(0, blocks, blocks) for _ in range(20)]
+    await reader.connector.close()
+    await asyncio.wait([read.ended for read in reads], timeout=5)
+    assert all(read.ended.done() for read in reads)
+    await holder.connector.close()

@@ -1,0 +1,153 @@
+"""Peers in processes of their own that stop, die, or cannot be read without their help."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from kv_transfer.connector import Connector
+from kv_transfer.errors import TransferError
+from kv_transfer.nixl_connector import NixlConfig
+from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
+from tests.kv_transfer.children import ChildError, ChildHandle, child
+from tests.kv_transfer.pools import Pool
+
+LARGE = ((256, 262144),)  # 64 MiB: far more than sockets buffer
+ALL = list(range(256))
+
+
+@asynccontextmanager
+async def reader(name: str, pool: Pool) -> AsyncIterator[Connector]:
+    config = ConnectorConfig(nixl=NixlConfig(lanes=1))
+    connector = await open_connector(name, pool.regions, new_incarnation(), config)
+    try:
+        yield connector
+    finally:
+        await connector.close()
+
+
+async def within(seconds: float, future: asyncio.Future[None]) -> None:
+    await asyncio.wait_for(asyncio.shield(future), seconds)
+
+
+async def test_nothing_arrives_from_a_stopped_holder_after_a_read_has_ended() -> None:
+    """Over sockets, the holder stopped in the middle of sending."""
+    pool = Pool(LARGE)
+    ours = pool.blobs[0]
+    async with child("socket", 3, groups=LARGE) as holder, reader("socket", pool) as connector:
+        peer = await connector.connect(holder.incarnation, holder.metadata)
+        await holder.ask("stop_in_mid_send")
+        read = peer.read(0, ALL, ALL)
+        await holder.stopped()
+        assert not read.ended.done()
+        read.give_up()
+        with pytest.raises(TransferError, match="given up"):
+            await within(2, read.ended)
+        assert ours.any(), "half of it was sent before"
+        ours[:] = 90
+        holder.signal(signal.SIGCONT)
+        await holder.ask("await_no_readers")  # its two threads have met the end
+        assert (ours == 90).all()
+        await within(10, peer.read(0, ALL, ALL).ended)
+        assert await holder.ask("blob_sums", 0) == ours.sum(axis=1, dtype=int).tolist()
+
+
+@pytest.mark.parametrize("name", ["socket", "nixl"])
+async def test_a_killed_holder_ends_its_reads(name: str) -> None:
+    pool = Pool(LARGE)
+    async with child(name, 4, groups=LARGE) as holder, reader(name, pool) as connector:
+        peer = await connector.connect(holder.incarnation, holder.metadata)
+        await within(10, peer.read(0, [1], [1]).ended)
+        reads = [peer.read(0, ALL, ALL) for _ in range(20)]
+        await within(10, reads[0].ended)
+        holder.signal(signal.SIGKILL)
+        for read in reads:
+            await asyncio.wait([read.ended], timeout=10)
+            assert read.ended.done()
+        assert isinstance(reads[-1].ended.exception(), TransferError)
+        late = peer.read(0, ALL, ALL)
+        with pytest.raises(TransferError):
+            await within(10, late.ended)
+        peer.disconnect()
+        async with child(name, 5, groups=LARGE) as successor:
+            again = await connector.connect(successor.incarnation, successor.metadata)
+            await within(10, again.read(0, ALL, ALL).ended)
+            sums = pool.blobs[0].sum(axis=1, dtype=int).tolist()
+            assert await successor.ask("blob_sums", 0) == sums
+
+
+@pytest.mark.parametrize("name", ["socket", "nixl"])
+async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> None:
+    async with AsyncExitStack() as stack:
+        children = [child(name, seed, groups=LARGE) for seed in (6, None, None)]
+        holder, *readers = [await stack.enter_async_context(c) for c in children]
+        for victim in readers:
+            peer = await victim.connect(holder)
+            await victim.ask("read_for_ever", peer, 0, ALL)
+            victim.signal(signal.SIGKILL)
+            await victim.process.wait()
+        pool = Pool(LARGE)
+        connector = await stack.enter_async_context(reader(name, pool))
+        ours = await connector.connect(holder.incarnation, holder.metadata)
+        await within(10, ours.read(0, ALL, ALL).ended)
+        sums = pool.blobs[0].sum(axis=1, dtype=int).tolist()
+        assert await holder.ask("blob_sums", 0) == sums
+
+
+async def test_nixl_reads_from_a_stopped_holder() -> None:
+    """One-sided, or not at all: emulated, this READ would wait for the holder to go on."""
+    pool = Pool(LARGE)
+    async with child("nixl", 7, groups=LARGE) as holder, reader("nixl", pool) as connector:
+        sums = await holder.ask("blob_sums", 0)
+        peer = await connector.connect(holder.incarnation, holder.metadata)
+        await within(10, peer.read(0, [0], [0]).ended)  # connected, for which it has to help
+        holder.signal(signal.SIGSTOP)
+        await holder.stopped()
+        try:
+            await within(5, peer.read(0, ALL, ALL).ended)
+            assert pool.blobs[0].sum(axis=1, dtype=int).tolist() == sums
+            given_up = peer.read(0, ALL, ALL)
+            given_up.give_up()
+            await asyncio.wait([given_up.ended], timeout=5)
+            assert given_up.ended.done()
+            pool.blobs[0][:] = 91
+        finally:
+            holder.signal(signal.SIGCONT)
+        await holder.ask("set_busy", True)
+        await within(5, peer.read(0, [0], [0]).ended)
+        assert (pool.blobs[0][1:] == 91).all()
+
+
+async def refused(holder: ChildHandle, other: ChildHandle) -> None:
+    peer = await other.connect(holder)
+    for _ in range(2):
+        with pytest.raises(ChildError) as refusal:
+            await other.ask("read", peer, 0, [1, 2], [3, 4])
+        assert refusal.value.kind == "OneSidedRefused"
+    assert sum(await other.ask("blob_sums", 0)) == 0
+    assert sum(await holder.ask("blob_sums", 0)) > 0
+
+
+async def test_nixl_refuses_tcp_and_both_live_on() -> None:
+    tcp = {"UCX_TLS": "tcp"}
+    async with (
+        child("nixl", 8, environment=tcp) as holder,
+        child("nixl", environment=tcp) as other,
+    ):
+        await refused(holder, other)
+
+
+async def test_nixl_refuses_a_holder_in_its_own_pid_namespace() -> None:
+    """As in another pod of the same host; other peers of the same reader are read as before."""
+    apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    async with (
+        child("nixl", 9, prefix=apart) as far,
+        child("nixl", 10) as near,
+        child("nixl") as other,
+    ):
+        near_peer = await other.connect(near)
+        await refused(far, other)
+        await other.ask("read", near_peer, 0, list(range(48)), list(range(48)))
+        assert await other.ask("blob_sums", 0) == await near.ask("blob_sums", 0)
