@@ -75,6 +75,11 @@ class AsyncEngine:
         self.engine.close()
         self._fail_all(UnavailableError("the engine is stopping"))
 
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody reads."""
+        return len(self._streams)
+
     def submit(self, request: GenerationRequest) -> EngineStream:
         assert request.hand_over is None, "there is `hand_over` for these"
         assert request.fetch_above is None or self._on_reserved, "nobody fills what is reserved"
@@ -112,13 +117,13 @@ class AsyncEngine:
                 self._post(output)
             return quarantined
 
-        return await self._ask(end)
+        return await self.ask(end)
 
     async def hold_cached(
         self, token_ids: Sequence[int], cache_salt: str = "", first_token: int = 0
     ) -> HeldRange:
         """As the engine's; the holds are the caller's."""
-        return await self._ask(
+        return await self.ask(
             lambda engine: engine.hold_cached(token_ids, cache_salt, first_token),
             lambda held: self.drop_holds(held.holds),
         )
@@ -129,7 +134,7 @@ class AsyncEngine:
     def end_quarantine(self, hold: TransferHold) -> None:
         self.call(lambda engine: engine.end_quarantine(hold))
 
-    async def _ask(
+    async def ask(
         self,
         question: Callable[[Engine], Answer],
         on_lost: Callable[[Answer], None] = lambda _: None,

@@ -51,6 +51,14 @@ class StepTimes:
             self._solve()
         return self._predict((1.0, *shape))
 
+    @property
+    def costs(self) -> tuple[float, float, float, float]:
+        """Seconds: of a step, a prompt token, a context token, a sequence."""
+        if not self._fresh:
+            self._solve()
+        base, prompt, context, sequence = self._costs
+        return base, prompt, context, sequence
+
     def _predict(self, features: tuple[float, ...]) -> float:
         return sum([cost * feature for cost, feature in zip(self._costs, features, strict=True)])
 

@@ -66,10 +66,12 @@ class Link:
 
     def lose(self, reason: str) -> None:
         """The next one who asks for the peer makes the link anew."""
-        if self.lost is not None:
-            return
+        if self.lost is None:
+            logger.warning("the link to %s is lost: %s", self.address, reason)
+            self.end(reason)
+
+    def end(self, reason: str = "closed") -> None:
         self.lost = reason
-        logger.warning("the link to %s is lost: %s", self.address, reason)
         self.pool.disconnect()
         if self._watch is not None:
             self._watch.cancel()

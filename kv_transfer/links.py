@@ -69,6 +69,12 @@ class Links:
         description = await self._describe(link.address, peer.channel)
         return description.incarnation != link.incarnation
 
+    def known(self, address: str) -> Link | None:
+        """The live link to the address, if there is one already."""
+        peer = self._peers.get(address)
+        link = peer.link if peer is not None else None
+        return None if link is None or link.lost else link
+
     def live(self) -> list[Link]:
         links = [peer.link for peer in self._peers.values()]
         return [link for link in links if link is not None and link.lost is None]
@@ -76,7 +82,7 @@ class Links:
     async def close(self) -> None:
         for peer in self._peers.values():
             if peer.link is not None:
-                peer.link.lose("closing")
+                peer.link.end()
             await peer.channel.close()
 
     async def _renew(self, address: str, peer: _Peer) -> Link:

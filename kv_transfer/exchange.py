@@ -1,0 +1,112 @@
+"""A worker's cache among its peers': handed out by its holder, taken in over its links."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from kv_cache.handover import HeldRange
+from kv_cache.transfers import TransferHold
+from kv_transfer.checksum import checksum
+from kv_transfer.connector import Connector, PoolRegion
+from kv_transfer.faults import Faults
+from kv_transfer.holder import Holder, HolderConfig
+from kv_transfer.link import Link
+from kv_transfer.links import Links
+from kv_transfer.puller import HandOff, PullerConfig
+from kv_transfer.quarantine import Quarantine
+from kv_transfer.source import PromptSource
+from protos.events_pb2 import LinkReport, TransferLoad
+from protos.handoff_pb2 import Ask
+from protos.worker_pb2 import ConnectorOffer, DescribeRequest
+
+
+@dataclass(frozen=True)
+class ExchangeConfig:
+    block_size: int
+    max_leases: int = 1024
+    max_quarantined_share: float = 0.25  # of all blocks, before the worker is unhealthy
+    stuck_after_s: float = 5.0  # a holder whose engine does not turn is left
+    slow_bytes_per_s: float = 0.0
+    checksums: bool = False  # of every block that is handed out; the puller compares
+
+
+class Exchange:
+    """Made on a running event loop, closed on it; owns what it was given but the memory.
+
+    It knows blocks and peers; what a prompt is, whoever computes or wants it knows.
+    """
+
+    def __init__(
+        self,
+        config: ExchangeConfig,
+        me: DescribeRequest,
+        regions: Sequence[PoolRegion],
+        connectors: Sequence[Connector],
+        open_channel: Callable[[str], grpc.aio.Channel],
+        source: PromptSource,
+        end_quarantine: Callable[[TransferHold], None],
+        faults: Faults,
+    ) -> None:
+        self._config = config
+        self._regions = regions
+        self._connectors = connectors
+        self._faults = faults
+        num_blocks = sum(region.num_blocks for region in regions)
+        self.quarantine = Quarantine(int(num_blocks * config.max_quarantined_share), end_quarantine)
+        self.links = Links(me, connectors, open_channel, config.slow_bytes_per_s)
+        self.holder = Holder(
+            HolderConfig(me.incarnation, config.max_leases),
+            source,
+            self._checksum if config.checksums else None,
+            self._set_busy,
+            faults,
+        )
+        self._reading: set[HandOff] = set()
+
+    def offers(self) -> list[ConnectorOffer]:
+        memory = self._regions[0].memory
+        return [
+            ConnectorOffer(name=c.name, memory=memory, metadata=c.metadata())
+            for c in self._connectors
+        ]
+
+    def hand_off(self, link: Link, ask: Ask, target: HeldRange, timeout_s: float | None) -> HandOff:
+        """To be run once by the caller, who owns the target's blocks."""
+        return HandOff(
+            PullerConfig(self._config.block_size, self._config.stuck_after_s),
+            link,
+            ask,
+            target,
+            self._checksum,
+            self._faults,
+            None if timeout_s is None else time.monotonic() + timeout_s,
+        )
+
+    def load(self) -> TransferLoad:
+        return TransferLoad(num_quarantined_reads=self.quarantine.num_reads)
+
+    def link_reports(self) -> list[LinkReport]:
+        return [
+            LinkReport(
+                peer_incarnation=link.incarnation,
+                connector=link.connector,
+                transport=link.pool.transport,
+                bytes_per_s=link.figures.bytes_per_s,
+                latency_s=link.figures.latency_s,
+            )
+            for link in self.links.live()
+        ]
+
+    async def close(self) -> None:
+        await self.links.close()
+        for connector in self._connectors:
+            await connector.close()
+
+    def _checksum(self, group: int, block: int) -> int:
+        return checksum(self._regions[group], block)
+
+    def _set_busy(self, busy: bool) -> None:
+        for connector in self._connectors:
+            connector.set_busy(busy)

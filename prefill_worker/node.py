@@ -1,0 +1,206 @@
+"""What both legs have in common: an engine among peers, behind one gRPC server."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from engine.async_engine import AsyncEngine
+from engine.describe_worker import describe_format, describe_worker
+from engine.engine import Engine
+from engine.errors import UnavailableError
+from engine.handoff import Reservation
+from kv_transfer.connector import Connector, PoolRegion
+from kv_transfer.errors import ConnectorUnavailable
+from kv_transfer.event_service import EventService
+from kv_transfer.exchange import Exchange, ExchangeConfig
+from kv_transfer.faults import Faults
+from kv_transfer.registry import ConnectorConfig, open_connector
+from kv_transfer.worker_service import WorkerService
+from prefill_worker.fetching import Fetcher
+from prefill_worker.reporting import Reporter
+from prefill_worker.source import EngineSource
+from protos.events_pb2_grpc import add_WorkerEventsServicer_to_server
+from protos.handoff_pb2_grpc import add_HandOffServicer_to_server
+from protos.rpc import PROTOCOL, Plane
+from protos.worker_pb2 import (
+    ROLE_PREFILL,
+    DescribeRequest,
+    DrainProgress,
+    HealthReport,
+    Role,
+    WorkerDescription,
+)
+from protos.worker_pb2_grpc import add_WorkerServicer_to_server
+
+logger = logging.getLogger(__name__)
+
+DRAIN_PERIOD_S = 0.1
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """`connectors` in order of preference; those that this process cannot use are left out,
+    unless there is only one."""
+
+    listen: str = "127.0.0.1:0"
+    role: Role.ValueType = ROLE_PREFILL
+    max_num_seqs: int = 0  # for the description
+    connectors: tuple[str, ...] = ("nixl", "socket")
+    connector: ConnectorConfig = ConnectorConfig()
+    max_leases: int = 1024
+    max_quarantined_share: float = 0.25
+    stuck_after_s: float = 5.0
+    slow_bytes_per_s: float = 0.0
+    checksums: bool = False
+    stall_timeout_s: float = 60.0
+    plane: Plane = field(default_factory=Plane)
+
+
+class Node:
+    """Started and stopped on one event loop; a leg adds its own services to `server`.
+
+    Draining takes no new ask; what is under way goes on.
+    """
+
+    def __init__(self, config: NodeConfig, engine: Engine, faults: Faults | None = None) -> None:
+        self.config = config
+        self.engine = AsyncEngine(engine, config.stall_timeout_s, self._on_reserved)
+        self.incarnation = engine.incarnation
+        self.draining = False
+        self.server = config.plane.server()
+        self._faults = faults or Faults.of_environment()
+        self.source = EngineSource(self.engine, config.role == ROLE_PREFILL)
+
+    async def start(self) -> None:
+        """Everything but the server, which begins with `serve`."""
+        self.engine.start()
+        regions = _regions(self.engine.engine)
+        connectors = await self._open_connectors(regions)
+        info = self.engine.engine.info
+        me = DescribeRequest(
+            protocol=PROTOCOL,
+            version=version("kvrelay"),
+            incarnation=self.incarnation,
+            format=describe_format(info.fingerprint, info.cache.layouts),
+        )
+        self.exchange = Exchange(
+            self._exchange_config(),
+            me,
+            regions,
+            connectors,
+            self.config.plane.channel,
+            self.source,
+            self.engine.end_quarantine,
+            self._faults,
+        )
+        self.fetcher = Fetcher(self.engine, self.exchange, self.incarnation)
+        self.description = self._describe()
+        self.reporter = Reporter(self)
+        add_HandOffServicer_to_server(self.exchange.holder, self.server)
+        add_WorkerServicer_to_server(WorkerService(self), self.server)
+        add_WorkerEventsServicer_to_server(EventService(self.reporter), self.server)
+
+    async def serve(self) -> str:
+        """The address at which peers reach this worker."""
+        address = self.config.plane.listen(self.server, self.config.listen)
+        await self.server.start()
+        return address
+
+    async def stop(self) -> None:
+        """Ends what is left; nothing of ours runs any more when it returns."""
+        await self.server.stop(0)
+        await self.fetcher.close()
+        await self.exchange.close()
+        await asyncio.to_thread(self.engine.stop)
+
+    def _on_reserved(self, reservation: Reservation) -> None:
+        self.fetcher.on_reserved(reservation)
+
+    @property
+    def num_leases(self) -> int:
+        return self.exchange.holder.num_leases
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Of prompts that are computed here for others."""
+        return self.source.num_queued_tokens
+
+    def problem(self) -> str | None:
+        """Why this worker should be replaced."""
+        try:
+            self.engine.check_health()
+        except UnavailableError as error:
+            return str(error)
+        return self.exchange.quarantine.problem
+
+    def check_health(self) -> HealthReport:
+        problem = self.problem()
+        return HealthReport(
+            healthy=problem is None, reason=problem or "", num_steps=self.engine.engine.num_steps
+        )
+
+    def begin_drain(self) -> None:
+        self.draining = True
+        self.exchange.holder.drain()
+
+    async def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
+        """Until no lease is left; those left at the deadline end with their streams."""
+        self.begin_drain()
+        end = None if deadline_s is None else time.monotonic() + deadline_s
+        while self.num_leases and (end is None or time.monotonic() < end):
+            yield DrainProgress(num_leases=self.num_leases)
+            await asyncio.sleep(DRAIN_PERIOD_S)
+        yield DrainProgress(num_leases=self.num_leases, done=True)
+
+    async def _open_connectors(self, regions: Sequence[PoolRegion]) -> list[Connector]:
+        opened = []
+        for name in self.config.connectors:
+            try:
+                connector = await open_connector(
+                    name, regions, self.incarnation, self.config.connector
+                )
+            except ConnectorUnavailable as error:
+                if len(self.config.connectors) == 1:
+                    raise
+                logger.info("without %s: %s", name, error)
+                continue
+            opened.append(connector)
+        return opened
+
+    def _exchange_config(self) -> ExchangeConfig:
+        config = self.config
+        return ExchangeConfig(
+            block_size=self.engine.engine.info.shape.block_size,
+            max_leases=config.max_leases,
+            max_quarantined_share=config.max_quarantined_share,
+            stuck_after_s=config.stuck_after_s,
+            slow_bytes_per_s=config.slow_bytes_per_s,
+            checksums=config.checksums,
+        )
+
+    def _describe(self) -> WorkerDescription:
+        return describe_worker(
+            self.engine.engine.info,
+            self.config.role,
+            version("kvrelay"),
+            self.incarnation,
+            self.config.max_num_seqs,
+            self.exchange.offers(),
+        )
+
+
+def _regions(engine: Engine) -> list[PoolRegion]:
+    return [
+        PoolRegion(
+            slab.data.data_ptr(),
+            slab.num_blocks,
+            slab.layout.blob_bytes,
+            slab.data.device.type,
+            slab.data.device.index or 0,
+            owner=slab,
+        )
+        for slab in engine.slabs
+    ]

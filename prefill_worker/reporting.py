@@ -1,0 +1,104 @@
+"""A worker's cache events and load, as subscribers get them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from engine.async_engine import AsyncEngine
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.scheduler.scheduler import SchedulerStats
+from kv_cache.cache import CacheStats
+from kv_cache.events import EventBatch, Gap, Snapshot
+from kv_transfer.exchange import Exchange
+from protos.events_pb2 import BlockCounts, LoadReport, StepTimes
+
+ANSWER_S = 1.0
+Answer = TypeVar("Answer")
+
+
+class Reported(Protocol):
+    """The worker that the reports are of."""
+
+    engine: AsyncEngine
+    exchange: Exchange
+    incarnation: int
+    draining: bool
+
+    @property
+    def num_queued_tokens(self) -> int: ...
+
+    def problem(self) -> str | None: ...
+
+
+class Reporter:
+    """Asks the engine's thread, and waits a second at most: a stuck engine is reported too,
+    with the last figures that it gave."""
+
+    def __init__(self, worker: Reported) -> None:
+        self._worker = worker
+        self._last: tuple[SchedulerStats, CacheStats] | None = None
+
+    @property
+    def incarnation(self) -> int:
+        return self._worker.incarnation
+
+    async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
+        batches = await self._ask(lambda engine: engine.events.since(number))
+        return () if batches is None else batches
+
+    async def snapshot(self) -> Snapshot | None:
+        return await self._ask(lambda engine: engine.snapshot())
+
+    async def load(self) -> LoadReport:
+        worker = self._worker
+        stats = await self._ask(lambda engine: (engine.scheduler_stats(), engine.cache_stats()))
+        self._last = stats or self._last
+        report = LoadReport(
+            incarnation=worker.incarnation,
+            num_steps=worker.engine.engine.num_steps,
+            num_leases=worker.exchange.holder.num_leases,
+            num_queued_tokens=worker.num_queued_tokens,
+            step_times=_step_times(worker.engine.engine),
+            transfer=worker.exchange.load(),
+            links=worker.exchange.link_reports(),
+            draining=worker.draining,
+            unhealthy=worker.problem() or "",
+        )
+        if self._last is not None:
+            _add_stats(report, *self._last)
+        return report
+
+    async def _ask(self, question: Callable[[Engine], Answer]) -> Answer | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._worker.engine.ask(question)
+        except (TimeoutError, EngineError):
+            return None
+
+
+def _step_times(engine: Engine) -> StepTimes:
+    base_s, prompt_token_s, context_token_s, sequence_s = engine.step_times.costs
+    return StepTimes(
+        base_s=base_s,
+        prompt_token_s=prompt_token_s,
+        context_token_s=context_token_s,
+        sequence_s=sequence_s,
+    )
+
+
+def _add_stats(report: LoadReport, stats: SchedulerStats, cache: CacheStats) -> None:
+    report.num_running = stats.num_running
+    report.num_waiting = stats.num_waiting
+    report.num_fetching = stats.num_fetching
+    report.num_context_tokens = stats.num_context_tokens
+    for group in cache.groups:
+        report.blocks.append(
+            BlockCounts(
+                total=group.total,
+                free=group.free,
+                held=group.held,
+                cached=group.cached,
+                quarantined=group.quarantined,
+            )
+        )

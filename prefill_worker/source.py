@@ -1,0 +1,188 @@
+"""The engine as a hand-off's holder sees it: prompts computed, or found in the cache."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from engine.async_engine import AsyncEngine
+from engine.async_streams import HandOverStream
+from engine.errors import EngineError, RequestError
+from engine.handoff import PromptChunk, PromptEnd
+from engine.request import GenerationRequest, HandOver, RequestId
+from engine.step_times import StepShape
+from engine.wire.failures import encode_failure
+from engine.wire.logprobs import encode_logprobs
+from engine.wire.params import decode_params
+from kv_cache.handover import HeldRange
+from kv_cache.transfers import TransferHold
+from kv_transfer.errors import Refused
+from kv_transfer.source import PromptStream, ReadyChunk, ReadyEnd
+from protos.generation_pb2 import Failure
+from protos.handoff_pb2 import Ask, FirstToken
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """Prompt tokens that are still to be computed for others."""
+
+    num_tokens: int = 0
+
+
+class EngineSource:
+    """Serves asks from one engine; used on the event loop's thread.
+
+    A worker that does not compute for others hands out what it has cached.
+    """
+
+    def __init__(self, engine: AsyncEngine, computes: bool) -> None:
+        self._engine = engine
+        self._computes = computes
+        self._serial = count(1)
+        self._ahead = _Ahead()
+        self._rests = 0
+
+    @property
+    def num_turns(self) -> int:
+        """An engine whose thread rests is asked for nothing, which is not being stuck."""
+        if self._engine.at_rest:
+            self._rests += 1
+        return self._engine.engine.num_steps + self._rests
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return self._ahead.num_tokens
+
+    def open(self, ask: Ask) -> PromptStream:
+        if not ask.HasField("compute"):
+            return CachedPrompt(self._engine, ask)
+        if not self._computes:
+            return RefusedPrompt(_unavailable("this worker computes no prompts for others"))
+        try:
+            request = _decode(ask, next(self._serial))
+        except RequestError as error:
+            return RefusedPrompt(encode_failure(error))
+        return ComputedPrompt(self._engine.hand_over(request), request, self._ahead)
+
+    def predict_s(self) -> float:
+        """As if all that is queued were computed in one step before it."""
+        shape = StepShape(self._ahead.num_tokens, 0, 1)
+        return self._engine.engine.step_times.predict(shape)
+
+    def drop(self, holds: Sequence[TransferHold]) -> None:
+        if holds:
+            self._engine.drop_holds(holds)
+
+
+class ComputedPrompt:
+    """A prompt on its way through the engine."""
+
+    def __init__(self, stream: HandOverStream, request: GenerationRequest, ahead: _Ahead) -> None:
+        self._stream = stream
+        self._ahead = ahead
+        self._num_left = len(request.prompt_token_ids)
+        ahead.num_tokens += self._num_left
+
+    async def wait(self) -> None:
+        await self._stream.wait()
+
+    def take(self) -> ReadyChunk | ReadyEnd | None:
+        try:
+            news = self._stream.take()
+        except EngineError as error:
+            raise Refused(encode_failure(error)) from None
+        match news:
+            case PromptChunk():
+                self._count_down(len(news.prompt_logprobs) or news.held.end - news.held.start)
+                return ReadyChunk(news.held, encode_logprobs(news.prompt_logprobs))
+            case PromptEnd():
+                self._count_down(self._num_left)
+                return ReadyEnd(_first_tokens(news), news.num_cached_tokens)
+        return None
+
+    def close(self) -> None:
+        self._count_down(self._num_left)
+        self._stream.close()
+
+    def _count_down(self, num_tokens: int) -> None:
+        num_tokens = min(num_tokens, self._num_left)
+        self._num_left -= num_tokens
+        self._ahead.num_tokens -= num_tokens
+
+
+class CachedPrompt:
+    """What the cache has of a prompt, all at once."""
+
+    def __init__(self, engine: AsyncEngine, ask: Ask) -> None:
+        self._engine = engine
+        held = engine.hold_cached(list(ask.token_ids), ask.cache_salt, ask.first_token)
+        self._held = asyncio.ensure_future(held)
+        self._taken = self._closed = False
+
+    async def wait(self) -> None:
+        await asyncio.wait({self._held})
+
+    def take(self) -> ReadyChunk | ReadyEnd | None:
+        if not self._held.done():
+            return None
+        try:
+            held = self._held.result()
+        except EngineError as error:
+            raise Refused(encode_failure(error)) from None
+        if self._taken:
+            return ReadyEnd((), held.end)
+        self._taken = True
+        return ReadyChunk(held)
+
+    def close(self) -> None:
+        """What nobody took is dropped as soon as it is there."""
+        if not (self._taken or self._closed):
+            self._held.add_done_callback(self._drop)
+        self._closed = True
+
+    def _drop(self, done: asyncio.Task[HeldRange]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._engine.drop_holds(done.result().holds)
+
+
+class RefusedPrompt:
+    """An ask that cannot be served."""
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+
+    async def wait(self) -> None:
+        pass
+
+    def take(self) -> ReadyChunk | ReadyEnd | None:
+        raise Refused(self._failure)
+
+    def close(self) -> None:
+        pass
+
+
+def _decode(ask: Ask, serial: int) -> GenerationRequest:
+    compute = ask.compute
+    return GenerationRequest(
+        request_id=RequestId(f"{ask.handoff_id}#{serial}"),
+        prompt_token_ids=list(ask.token_ids),
+        params=decode_params(compute.params),
+        priority=compute.priority,
+        cache_salt=ask.cache_salt,
+        timeout_s=compute.deadline_ms / 1e3 if compute.deadline_ms else None,
+        hand_over=HandOver(ask.first_token, compute.draw),
+    )
+
+
+def _first_tokens(end: PromptEnd) -> list[FirstToken]:
+    return [
+        FirstToken(
+            token_id=token.token_id,
+            logprobs=None if token.logprobs is None else encode_logprobs([token.logprobs])[0],
+        )
+        for token in end.first_tokens
+    ]
+
+
+def _unavailable(message: str) -> Failure:
+    return Failure(kind=Failure.KIND_UNAVAILABLE, message=message)
