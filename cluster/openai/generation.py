@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
-from cluster.backend import GenerationStream
 from cluster.openai.plan import AnswerOptions, Prompt
 from engine.errors import EngineError
+from engine.generation_stream import GenerationStream
 from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport
 from engine.sampling import SamplingParams
 from engine.step import TokenLogprobs

@@ -1,9 +1,14 @@
-"""GenerationRequest as the part of a Submit that an engine needs to know."""
+"""GenerationRequest as the part of a Submit that an engine needs to know.
+
+Its `hand_over` and `fetch_above` do not travel: they are decided by whoever has the engine.
+"""
 
 import math
+from collections.abc import Sequence
+from operator import index
 
 from engine.errors import RequestError
-from engine.request import GenerationRequest, RequestId
+from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.wire.params import decode_params, encode_params
 from protos import session_pb2 as pb
 
@@ -22,10 +27,10 @@ def encode_request(request: GenerationRequest) -> pb.Submit:
         message.cache_salt = request.cache_salt
     except (TypeError, UnicodeEncodeError):
         raise RequestError("cache_salt", "must be a text of whole characters") from None
-    try:
-        message.token_ids.extend(request.prompt_token_ids)
-    except (TypeError, ValueError):
-        raise RequestError("prompt", f"token ids must be integers in 0..{_MAX_UINT32}") from None
+    message.token_ids.extend(_token_ids("prompt", request.prompt_token_ids))
+    for choice in request.sent:
+        token_ids = _token_ids("sent", choice.token_ids)
+        message.choices.add(token_ids=token_ids, finished=choice.finished)
     try:
         message.priority = request.priority
     except (TypeError, ValueError):
@@ -36,13 +41,17 @@ def encode_request(request: GenerationRequest) -> pb.Submit:
 
 def decode_request(message: pb.Submit) -> GenerationRequest:
     check_request_id(message.request_id)
+    params = decode_params(message.params)
+    if len(message.choices) not in (0, params.n):
+        raise RequestError("sent", f"{len(message.choices)} choices, must be none or {params.n}")
     return GenerationRequest(
         request_id=RequestId(message.request_id),
         prompt_token_ids=list(message.token_ids),
-        params=decode_params(message.params),
+        params=params,
         priority=message.priority,
         cache_salt=message.cache_salt,
         timeout_s=message.timeout_ms / 1000 if message.timeout_ms else None,
+        sent=tuple(ChoiceSoFar(list(c.token_ids), c.finished) for c in message.choices),
     )
 
 
@@ -51,6 +60,16 @@ def check_request_id(request_id: str) -> None:
         raise RequestError(
             "request_id", f"{len(request_id)} characters, must be 1 to {MAX_ID_CHARS}"
         )
+
+
+def _token_ids(field: str, token_ids: Sequence[int]) -> list[int]:
+    """As integers of the wire."""
+    try:
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) <= _MAX_UINT32):
+            return [index(token) for token in token_ids]
+    except TypeError:
+        pass
+    raise RequestError(field, f"token ids must be integers in 0..{_MAX_UINT32}")
 
 
 def _milliseconds(timeout_s: float | None) -> int:

@@ -1,12 +1,12 @@
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
-from engine.request import GenerationRequest, RequestId
+from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from engine.wire.params import decode_params, encode_params
 from engine.wire.requests import decode_request, encode_request
@@ -56,7 +56,19 @@ def test_params_come_back_as_they_were(params: SamplingParams) -> None:
     assert decode_params(generation_pb2.SamplingParams.FromString(sent)) == params
 
 
-@given(REQUESTS)
+@st.composite
+def requests(draw: st.DrawFn) -> GenerationRequest:
+    """Some of them begun by another worker: then every choice has an entry."""
+    request = draw(REQUESTS)
+    if not draw(st.booleans()):
+        return request
+    begun = st.builds(ChoiceSoFar, st.lists(st.integers(0, 2**32 - 1), max_size=3), st.booleans())
+    few = replace(request.params, n=draw(st.integers(1, 4)))
+    sent = tuple(draw(begun) for _ in range(few.n))
+    return replace(request, params=few, sent=sent)
+
+
+@given(requests())
 def test_requests_come_back_as_they_were(request: GenerationRequest) -> None:
     sent = encode_request(request).SerializeToString()
     assert decode_request(session_pb2.Submit.FromString(sent)) == request
@@ -119,6 +131,8 @@ def test_what_no_message_can_say_is_named(field: str, params: dict[str, object])
         ("prompt", {"prompt_token_ids": [1, -1]}),
         ("prompt", {"prompt_token_ids": [2**32]}),
         ("prompt", {"prompt_token_ids": ["a"]}),
+        ("prompt", {"prompt_token_ids": [1.0]}),
+        ("sent", {"sent": (ChoiceSoFar([-1]),)}),
         ("cache_salt", {"cache_salt": "\ud800"}),
         ("priority", {"priority": 2**31}),
         ("timeout_s", {"timeout_s": 0.0}),
@@ -145,6 +159,14 @@ def test_a_time_is_rounded_up_and_never_to_none() -> None:
 
     asked = [None, math.inf, 1e-9, 0.0011, 1e9]
     assert [sent(timeout_s) for timeout_s in asked] == [0, 0, 1, 2, 2**32 - 1]
+
+
+def test_what_was_sent_is_of_every_choice() -> None:
+    choices = [session_pb2.ChoiceSoFar(token_ids=[1])]
+    params = generation_pb2.SamplingParams(n=2)
+    message = session_pb2.Submit(request_id="r", params=params, choices=choices)
+    with pytest.raises(RequestError, match="sent: 1 choices, must be none or 2"):
+        decode_request(message)
 
 
 def test_a_submit_without_an_id_is_refused() -> None:

@@ -1,0 +1,196 @@
+"""A decode worker as a Backend: all requests of this process on one gRPC stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from cluster.session_stream import SessionStream
+from cluster.version import version
+from decode_worker.answerer import Route, SubmittedRequest, encode_submit
+from engine.errors import EngineError, RequestError, UnavailableError
+from engine.request import GenerationRequest, RequestId
+from engine.wire.failures import decode_failure
+from protos.failures import failure_of
+from protos.limits import MAX_MESSAGE_BYTES, PROTOCOL
+from protos.rpc import Plane
+from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Step
+from protos.session_pb2_grpc import SessionStub
+from protos.worker_pb2 import WorkerDescription
+
+logger = logging.getLogger(__name__)
+
+WELCOME_TIMEOUT_S = 5.0
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
+_MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
+
+
+class SessionBackend:
+    """Keeps a session open: whenever it breaks, its requests fail with UnavailableError and
+    it is opened again. Used on the event loop that `start` was called on.
+
+    `route` is of requests that bring none of their own.
+    """
+
+    def __init__(
+        self, address: str, plane: Plane, fingerprint: str = "", route: Route | None = None
+    ) -> None:
+        self.address = address
+        self._plane = plane
+        self._fingerprint = fingerprint
+        self._route = route or Route()
+        self._channel: grpc.aio.Channel | None = None
+        self._streams: dict[RequestId, SessionStream] = {}
+        self._outgoing: deque[IngressMessage] = deque()
+        self._to_send = asyncio.Event()
+        self._problem: EngineError | None = UnavailableError("not started")
+        self._tried = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.description: WorkerDescription | None = None  # of the last worker that answered
+
+    async def start(self) -> WorkerDescription:
+        """Returns when the worker has answered; raises why it did not, on the first attempt."""
+        self._channel = self._plane.channel(self.address)
+        self._task = asyncio.create_task(self._keep_open(self._channel))
+        await self._tried.wait()
+        if self._problem is not None or self.description is None:
+            problem = self._problem or UnavailableError("the worker hung up")
+            await self.stop()
+            raise problem
+        return self.description
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._break(UnavailableError("the session is closed"))
+        if self._channel is not None:
+            await self._channel.close()
+
+    def check_health(self) -> None:
+        if self._problem is not None:
+            raise UnavailableError(str(self._problem))
+
+    def submit(self, request: GenerationRequest, route: Route | None = None) -> SessionStream:
+        stream = SessionStream(request, self._send, self._forget)
+        try:
+            self.check_health()
+            if request.request_id in self._streams:
+                raise RequestError("request_id", f"{request.request_id!r} is running already")
+            message = encode_submit(SubmittedRequest(request, route or self._route))
+            if message.ByteSize() > _MAX_SUBMIT_BYTES:
+                raise RequestError("prompt", f"must be sent in {_MAX_SUBMIT_BYTES} bytes")
+        except EngineError as error:
+            stream.fail(error)
+            return stream
+        self._streams[request.request_id] = stream
+        self._send(IngressMessage(submit=message))
+        return stream
+
+    def _send(self, message: IngressMessage) -> None:
+        if self._problem is None:
+            self._outgoing.append(message)
+            self._to_send.set()
+
+    def _forget(self, stream: SessionStream) -> None:
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+
+    def _break(self, problem: EngineError) -> None:
+        self._problem = problem
+        self._outgoing.clear()
+        for stream in list(self._streams.values()):
+            stream.fail(UnavailableError(str(problem)))
+
+    async def _keep_open(self, channel: grpc.aio.Channel) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                await self._hold_session(channel)
+                reason: EngineError = UnavailableError("the worker hung up")
+            except EngineError as error:
+                reason = error
+            except Exception as error:  # noqa: BLE001 - a bug of ours: whoever waits is told
+                logger.exception("the session with %s failed", self.address)
+                reason = UnavailableError(f"the session failed: {error!r}")
+            if self._problem is None:
+                retry_s = FIRST_RETRY_S
+                logger.warning("the session with %s broke: %s", self.address, reason)
+            self._break(_named(self.address, reason))
+            self._tried.set()
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+    async def _hold_session(self, channel: grpc.aio.Channel) -> None:
+        """Returns or raises an EngineError when the session has ended."""
+        call = SessionStub(channel).Open()
+        writer: asyncio.Task[None] | None = None
+        try:
+            await self._greet(call)
+            writer = asyncio.create_task(self._write(call))
+            while isinstance(message := await call.read(), DecodeMessage):
+                self._receive(message)
+        except TimeoutError as error:
+            raise UnavailableError(f"no answer within {WELCOME_TIMEOUT_S:.0f} s") from error
+        except (RequestError, DecodeError) as error:
+            raise UnavailableError(f"what came is no answer: {error}") from error
+        except grpc.aio.AioRpcError as error:
+            raise decode_failure(failure_of(error)) from error
+        finally:
+            call.cancel()
+            if writer is not None:
+                writer.cancel()
+
+    async def _greet(self, call: grpc.aio.StreamStreamCall[IngressMessage, DecodeMessage]) -> None:
+        hello = Hello(protocol=PROTOCOL, version=version(), fingerprint=self._fingerprint)
+        async with asyncio.timeout(WELCOME_TIMEOUT_S):
+            await call.write(IngressMessage(hello=hello))
+            message = await call.read()
+        if not isinstance(message, DecodeMessage):
+            raise UnavailableError("the worker hung up")
+        if message.WhichOneof("kind") == "failure":
+            raise decode_failure(message.failure)
+        if message.WhichOneof("kind") != "welcome" or message.welcome.protocol != PROTOCOL:
+            raise UnavailableError("what answered is no decode worker of this version")
+        self.description = message.welcome
+        self._problem = None
+        self._tried.set()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[IngressMessage, DecodeMessage]) -> None:
+        """The reader learns why a stream broke; there is nothing to add here."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                while self._outgoing:
+                    await call.write(self._outgoing.popleft())
+                self._to_send.clear()
+                await self._to_send.wait()
+
+    def _receive(self, message: DecodeMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "step":
+                self._deliver(message.step)
+            case "failure":
+                raise decode_failure(message.failure)
+            case kind:
+                raise RequestError("kind", f"{kind} in the middle of a session")
+
+    def _deliver(self, step: Step) -> None:
+        for news in step.requests:
+            stream = self._streams.get(RequestId(news.request_id))
+            if stream is None:
+                continue  # was under way when the request ended here
+            stream.read(news)
+            if news.HasField("failure"):
+                stream.fail(decode_failure(news.failure))
+
+
+def _named(address: str, error: EngineError) -> EngineError:
+    return UnavailableError(f"{address}: {error}")

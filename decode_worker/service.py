@@ -1,0 +1,115 @@
+"""The sessions of a decode worker, each on the gRPC stream of its ingress."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+import grpc
+import grpc.aio
+
+from decode_worker.answerer import Answerer
+from decode_worker.session import MAX_UNSENT_BYTES, Session
+from engine.errors import EngineError
+from protos.generation_pb2 import Failure
+from protos.session_pb2 import DecodeMessage, IngressMessage
+from protos.session_pb2_grpc import SessionServicer
+from protos.worker_pb2 import WorkerDescription
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    max_unsent_bytes: int = MAX_UNSENT_BYTES
+    # An ingress that answers pings and reads nothing for so long is stuck.
+    max_stall_s: float = 10.0
+
+
+class SessionService(SessionServicer):
+    """Opens a session for every stream, and closes it with the stream, however that ends."""
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        description: WorkerDescription,
+        limits: SessionLimits | None = None,
+    ) -> None:
+        self._answerer = answerer
+        self._description = description
+        self._limits = limits or SessionLimits()
+        self._numbers = count(1)
+        self._sessions: set[Session] = set()
+        self._draining = False
+
+    @property
+    def num_requests(self) -> int:
+        return sum(session.num_requests for session in self._sessions)
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    def drain(self) -> None:
+        """No new request and no new session; each session ends when it is idle."""
+        self._draining = True
+        for session in self._sessions:
+            session.drain()
+
+    def fail_requests(self, error: EngineError) -> None:
+        for session in self._sessions:
+            session.fail_requests(error)
+
+    async def Open(  # type: ignore[override]  # writes, to see what becomes of it
+        self,
+        request_iterator: AsyncIterator[IngressMessage],
+        context: grpc.aio.ServicerContext[IngressMessage, DecodeMessage],
+    ) -> None:
+        number = next(self._numbers)
+        session = Session(
+            f"{number}/", self._answerer, self._description, self._limits.max_unsent_bytes
+        )
+        self._sessions.add(session)
+        if self._draining:
+            session.drain()
+        receiver = asyncio.create_task(self._receive(session, request_iterator))
+        try:
+            while messages := await session.next_messages():
+                for message in messages:
+                    with self._watching(session):
+                        await context.write(message)
+        except grpc.aio.InternalError:
+            logger.info("a session's stream broke while it was written to")
+        finally:
+            receiver.cancel()
+            session.close()
+            self._sessions.discard(session)
+
+    @contextmanager
+    def _watching(self, session: Session) -> Iterator[None]:
+        """A message that is not taken in time ends the session's requests. The stream itself
+        waits on, for its reader or for the connection's end: gRPC does not let go of a message
+        that it has begun to send."""
+        stall_s = self._limits.max_stall_s
+        message = f"the session was not read for {stall_s:g} s"
+        failure = Failure(kind=Failure.KIND_BUSY, message=message)
+        timer = asyncio.get_running_loop().call_later(stall_s, session.fail, failure)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def _receive(self, session: Session, messages: AsyncIterator[IngressMessage]) -> None:
+        try:
+            async for message in messages:
+                session.receive(message)
+        except Exception as error:  # noqa: BLE001 - bytes that are no message, or a bug of ours
+            logger.warning("a session ends: %r", error)
+            failure = Failure(kind=Failure.KIND_INVALID, field="message", message="unreadable")
+            session.fail(failure)
+        else:
+            session.finish()

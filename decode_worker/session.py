@@ -1,0 +1,237 @@
+"""One ingress's requests on this worker. The stream under it is the service's business.
+
+GREETING ──Hello──▶ OPEN ──half-close, drain──▶ ENDING ──nothing left──▶ (last message)
+    └─────────────────┴── whatever breaks the rules of the stream ──▶ (a Failure)
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from decode_worker.answerer import Answerer, decode_submit
+from decode_worker.outbox import Outbox
+from engine.errors import EngineError, QueueFullError, RequestError, StepError, UnavailableError
+from engine.generation_stream import GenerationStream
+from engine.request import GenerationUpdate, RequestId
+from engine.wire.failures import encode_failure
+from engine.wire.requests import check_request_id
+from protos.generation_pb2 import Failure
+from protos.limits import PROTOCOL
+from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Submit
+from protos.worker_pb2 import WorkerDescription
+
+logger = logging.getLogger(__name__)
+
+MAX_UNSENT_BYTES = 256 << 20
+
+
+class _Phase(Enum):
+    GREETING = auto()
+    OPEN = auto()
+    ENDING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class _Live:
+    stream: GenerationStream
+    reader: "asyncio.Task[None]"
+
+
+class Session:
+    """Takes the ingress's messages, gives the worker's; used on one event loop.
+
+    Nothing the ingress sends raises: it ends the session, with a Failure as its last message.
+    Updates that wait for the stream are merged; past `max_unsent_bytes` the session fails.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        answerer: Answerer,
+        welcome: WorkerDescription,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+    ) -> None:
+        self._prefix = prefix  # makes request ids of all sessions differ
+        self._answerer = answerer
+        self._welcome = welcome
+        self._max_unsent_bytes = max_unsent_bytes
+        self._phase = _Phase.GREETING
+        self._messages: list[DecodeMessage] = []  # before the next step
+        self._farewell: Failure | None = None
+        self._live: dict[RequestId, _Live] = {}
+        self._outbox = Outbox()
+        self._news = asyncio.Event()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._live)
+
+    def receive(self, message: IngressMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if self._phase is _Phase.ENDED:
+            return
+        if kind == "hello" and self._phase is _Phase.GREETING:
+            self._greet(message.hello)
+        elif kind is None or kind == "hello" or self._phase is _Phase.GREETING:
+            wrong = "a message of no known kind" if kind is None else f"{kind} out of order"
+            self.fail(_invalid("kind", f"{wrong}; hello comes first, and once"))
+        elif kind == "submit":
+            self._submit(message.submit)
+        elif kind == "cancel":
+            self._cancel(RequestId(message.cancel.request_id))
+        elif live := self._live.get(RequestId(message.stop_choice.request_id)):
+            live.stream.stop_choice(message.stop_choice.choice)
+
+    async def next_messages(self) -> list[DecodeMessage]:
+        """Waits for news; all that came since the last call, of one step or of several. After
+        an empty list nothing comes."""
+        while True:
+            if self._is_over():
+                self._phase = _Phase.ENDED
+            messages = self._take()
+            if messages or self._phase is _Phase.ENDED:
+                return messages
+            self._news.clear()
+            await self._news.wait()
+
+    def finish(self) -> None:
+        """The ingress sends nothing more, and still wants what it asked for."""
+        self._end(None)
+
+    def drain(self) -> None:
+        """Takes nothing new; ends when nothing is left."""
+        self._end(Failure(kind=Failure.KIND_UNAVAILABLE, message="the worker is draining"))
+
+    def fail(self, failure: Failure) -> None:
+        """Ends at once."""
+        if self._phase is not _Phase.ENDED:
+            self._drop_all()
+            self._phase, self._farewell = _Phase.ENDED, failure
+            self._news.set()
+
+    def fail_requests(self, error: EngineError) -> None:
+        """Ends every request, each with the error."""
+        for request_id in list(self._live):
+            self._forget(request_id)
+            self._note_failure(request_id, error)
+
+    def close(self) -> None:
+        """The stream is gone; so are its requests. Idempotent."""
+        self._drop_all()
+        self._phase, self._farewell = _Phase.ENDED, None
+        self._news.set()
+
+    def _greet(self, hello: Hello) -> None:
+        ours = self._welcome.format.fingerprint
+        if hello.protocol != PROTOCOL:
+            self.fail(_incompatible("protocol", PROTOCOL, hello.protocol))
+        elif hello.fingerprint not in ("", ours):
+            self.fail(_incompatible("fingerprint", ours, hello.fingerprint))
+        else:
+            self._phase = _Phase.OPEN
+            self._messages.append(DecodeMessage(welcome=self._welcome))
+            self._news.set()
+
+    def _submit(self, message: Submit) -> None:
+        request_id = RequestId(message.request_id)
+        try:
+            check_request_id(request_id)
+            if request_id in self._live:
+                raise RequestError("request_id", f"{request_id!r} is running already")
+        except RequestError as error:
+            # The session's end: an answer under this id would be taken for another request's.
+            self.fail(encode_failure(error))
+            return
+        try:
+            if self._phase is not _Phase.OPEN:
+                raise UnavailableError("the worker is draining")
+            submitted = decode_submit(message)
+        except EngineError as error:
+            self._note_failure(request_id, error)
+            return
+        own_id = RequestId(f"{self._prefix}{request_id}")
+        request = replace(submitted.request, request_id=own_id)
+        stream = self._answerer.submit(replace(submitted, request=request))
+        reader = asyncio.get_running_loop().create_task(self._read(request_id, stream))
+        self._live[request_id] = _Live(stream, reader)
+
+    async def _read(self, request_id: RequestId, stream: GenerationStream) -> None:
+        error: EngineError | None = None
+        try:
+            async for update in stream:
+                if not self._is_live(request_id, stream):
+                    return
+                self._note(request_id, update)
+        except EngineError as refusal:
+            error = refusal
+        except Exception as bug:  # noqa: BLE001 - of ours: whoever waits is told
+            logger.exception("request %s failed", request_id)
+            error = StepError(f"the worker failed: {bug!r}")
+        if self._is_live(request_id, stream):
+            del self._live[request_id]
+            stream.close()
+            if error is not None:
+                self._note_failure(request_id, error)
+            self._news.set()
+
+    def _is_live(self, request_id: RequestId, stream: GenerationStream) -> bool:
+        """A reader that is cancelled may have one more update in hand."""
+        live = self._live.get(request_id)
+        return live is not None and live.stream is stream
+
+    def _note(self, request_id: RequestId, update: GenerationUpdate) -> None:
+        self._outbox.add(request_id, update)
+        self._news.set()
+        unsent = self._outbox.num_bytes
+        if unsent > self._max_unsent_bytes:
+            error = QueueFullError(f"{unsent} bytes wait for an ingress that is slow")
+            self.fail(encode_failure(error))
+
+    def _note_failure(self, request_id: RequestId, error: EngineError) -> None:
+        self._outbox.fail(request_id, error)
+        self._news.set()
+
+    def _cancel(self, request_id: RequestId) -> None:
+        """Ids that are not known are of requests that have ended."""
+        self._forget(request_id)
+        self._outbox.discard(request_id)
+        self._news.set()
+
+    def _forget(self, request_id: RequestId) -> None:
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            live.stream.close()
+            live.reader.cancel()
+
+    def _drop_all(self) -> None:
+        for request_id in list(self._live):
+            self._forget(request_id)
+        self._outbox.clear()
+        self._messages.clear()
+
+    def _end(self, farewell: Failure | None) -> None:
+        if self._phase in (_Phase.GREETING, _Phase.OPEN):
+            self._phase, self._farewell = _Phase.ENDING, farewell
+            self._news.set()
+
+    def _is_over(self) -> bool:
+        return self._phase is _Phase.ENDING and not self._live
+
+    def _take(self) -> list[DecodeMessage]:
+        messages, self._messages = self._messages, []
+        messages += [DecodeMessage(step=step) for step in self._outbox.take()]
+        if self._phase is _Phase.ENDED and self._farewell is not None:
+            messages.append(DecodeMessage(failure=self._farewell))
+            self._farewell = None
+        return messages
+
+
+def _invalid(field: str, message: str) -> Failure:
+    return Failure(kind=Failure.KIND_INVALID, field=field, message=message)
+
+
+def _incompatible(field: str, ours: object, theirs: object) -> Failure:
+    message = f"this worker's is {ours}, {str(theirs)[:200]!r} was expected"
+    return Failure(kind=Failure.KIND_INCOMPATIBLE, field=field, message=message)

@@ -1,0 +1,375 @@
+"""A decode worker as a backend: real engine, real streams, real faults."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.session import SessionBackend
+from cluster.session_stream import SessionStream
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
+from decode_worker.local import LocalAnswerer
+from decode_worker.service import SessionService
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.describe_worker import describe_worker
+from engine.engine import Engine
+from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
+from engine.generation_stream import GenerationStream
+from engine.request import ChoiceDelta, FinishReason, GenerationRequest, GenerationUpdate, RequestId
+from engine.sampling import SamplingParams
+from protos.rpc import Plane
+from protos.secret import Secret
+from protos.worker_pb2 import ROLE_DECODE
+from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, session_server
+from tests.engine.models_on_disk import make_tiny
+from tests.engine.test_async_engine import idle
+
+ROOT = Path(__file__).parents[2]
+NOTICED_S = 2.5  # a second until a ping, another for its answer, and some of a busy machine's
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048).folder
+
+
+@pytest.fixture
+async def engine(folder: Path) -> AsyncIterator[AsyncEngine]:
+    config = EngineConfig(
+        model=str(folder), dtype="float32", kv_cache_memory_bytes=4 << 20, max_num_seqs=8
+    )
+    engine = AsyncEngine(Engine.create(config))
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@asynccontextmanager
+async def session_with(
+    service: SessionService, plane: Plane | None = None
+) -> AsyncIterator[SessionBackend]:
+    async with session_server(service, plane) as address:
+        backend = SessionBackend(address, plane or Plane())
+        await backend.start()
+        try:
+            yield backend
+        finally:
+            await backend.stop()
+
+
+@pytest.fixture
+async def backend(engine: AsyncEngine) -> AsyncIterator[SessionBackend]:
+    description = describe_worker(engine.engine.info, ROLE_DECODE, "tests", 1, 8)
+    service = SessionService(LocalAnswerer(engine), description)
+    async with session_with(service) as backend:
+        yield backend
+
+
+@pytest.fixture
+async def answerer() -> PushedAnswerer:
+    return PushedAnswerer()
+
+
+@pytest.fixture
+async def pushed(answerer: PushedAnswerer) -> AsyncIterator[SessionBackend]:
+    async with session_with(SessionService(answerer, DESCRIPTION)) as backend:
+        yield backend
+
+
+def request(name: str, max_tokens: int = 5, **params: Any) -> GenerationRequest:
+    sampling = SamplingParams(
+        temperature=0.0, ignore_eos=True, **{"max_tokens": max_tokens, **params}
+    )
+    return GenerationRequest(RequestId(name), [1, 2, 3], sampling)
+
+
+async def read(stream: GenerationStream) -> GenerationUpdate:
+    """The whole answer."""
+    deltas: list[ChoiceDelta] = []
+    prompt = None
+    async with asyncio.timeout(20):
+        async for update in stream:
+            deltas += update.deltas
+            prompt = prompt or update.prompt
+    stream.close()
+    return GenerationUpdate(deltas, prompt)
+
+
+def answer(update: GenerationUpdate) -> list[tuple[int, int, object, object]]:
+    """Token by token: how they were grouped says nothing."""
+    flat: list[tuple[int, int, object, object]] = []
+    for delta in update.deltas:
+        for number, token in enumerate(delta.token_ids):
+            logprobs = delta.logprobs[number] if delta.logprobs else None
+            last = number == len(delta.token_ids) - 1
+            flat.append((delta.choice, token, logprobs, delta.finish_reason if last else None))
+    return sorted(flat, key=lambda token: token[0])
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_the_answer_is_the_engines_own(engine: AsyncEngine, backend: SessionBackend) -> None:
+    """Logprobs to the last bit, prompt included."""
+    requests = [
+        request(f"r{i}", 20, n=1 + i % 3, logprobs=i, prompt_logprobs=2, seed=i) for i in range(6)
+    ]
+    theirs = await asyncio.gather(*(read(backend.submit(r)) for r in requests))
+    ours = await asyncio.gather(*(read(engine.submit(r)) for r in requests))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert answer(mine) == answer(other)
+        assert mine.prompt is not None
+        assert other.prompt is not None
+        assert list(mine.prompt.logprobs or ()) == list(other.prompt.logprobs or ())
+        assert len(mine.prompt.logprobs or ()) == 3
+    await idle(engine)
+
+
+async def test_refusals_come_from_the_stream(backend: SessionBackend) -> None:
+    for wrong, field in (
+        (request("a", 10_000), "max_tokens"),
+        (request("b", top_k=2**40), "top_k"),
+        (request("c", stop=("\ud800",)), "stop"),
+        (request("x" * 300), "request_id"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            await read(backend.submit(wrong))
+        assert caught.value.field == field
+    backend.check_health()
+
+
+async def test_a_prompt_beyond_any_message_is_refused_here(backend: SessionBackend) -> None:
+    long = GenerationRequest(RequestId("long"), [2**31] * 900_000, SamplingParams())
+    with pytest.raises(RequestError, match="prompt"):
+        await read(backend.submit(long))
+    assert len(answer(await read(backend.submit(request("next"))))) == 5
+
+
+async def test_closing_a_stream_frees_its_blocks(
+    engine: AsyncEngine, backend: SessionBackend
+) -> None:
+    stream = backend.submit(request("long", 2000))
+    await anext(stream)
+    stream.close()
+    stream.close()
+    await idle(engine)
+    async for _ in stream:
+        pass
+
+
+async def test_stopped_choices(engine: AsyncEngine, backend: SessionBackend) -> None:
+    stream = backend.submit(request("two", 2000, n=2))
+    await anext(stream)
+    stream.stop_choice(0)
+    stream.stop_choice(0)
+    await anext(stream)
+    stream.stop_choice(1)
+    async with asyncio.timeout(10):
+        async for _ in stream:
+            pass
+    await idle(engine)
+
+
+async def test_a_running_id_is_refused_before_it_breaks_the_session(
+    pushed: SessionBackend, answerer: PushedAnswerer
+) -> None:
+    first = pushed.submit(request("same"))
+    with pytest.raises(RequestError, match="request_id"):
+        await read(pushed.submit(request("same")))
+    await until(lambda: answerer.streams)
+    answerer.streams[0].push(ChoiceDelta(0, [4], finish_reason=FinishReason.STOP))
+    assert answer(await read(first)) == [(0, 4, None, FinishReason.STOP)]
+
+
+async def test_errors_of_the_worker_are_the_streams(
+    pushed: SessionBackend, answerer: PushedAnswerer
+) -> None:
+    errors = [QueueFullError("4096 wait"), StepError("no more memory"), RequestError("n", "9")]
+    streams = [pushed.submit(request(str(i))) for i in range(3)]
+    await until(lambda: len(answerer.streams) == 3)
+    answerer.streams[0].push(ChoiceDelta(0, [1]))
+    for pushing, error in zip(answerer.streams, errors, strict=True):
+        pushing.fail(error)
+    assert list((await anext(streams[0])).deltas[0].token_ids) == [1], "what came is read first"
+    for stream, error in zip(streams, errors, strict=True):
+        with pytest.raises(type(error)) as caught:
+            await read(stream)
+        assert str(caught.value) == str(error)
+
+
+async def test_routes_reach_the_worker(pushed: SessionBackend, answerer: PushedAnswerer) -> None:
+    route = Route((PrefillCandidate("p1:9000", 7),), local_prefill=LocalPrefill.NEVER)
+    pushed.submit(request("a"), route)
+    pushed.submit(request("b"))
+    await until(lambda: len(answerer.streams) == 2)
+    assert [s.submitted.route for s in answerer.streams] == [route, Route()]
+
+
+async def test_never_here_is_refused_by_a_worker_that_can_only_here(
+    backend: SessionBackend,
+) -> None:
+    route = Route(local_prefill=LocalPrefill.NEVER)
+    with pytest.raises(UnavailableError, match="every prompt itself"):
+        await read(backend.submit(request("a"), route))
+
+
+async def test_a_slow_client_holds_nobody_up(backend: SessionBackend, engine: AsyncEngine) -> None:
+    slow = backend.submit(request("slow", 200))
+    assert len(answer(await read(backend.submit(request("quick", 200))))) == 200
+    await idle(engine)
+    await until(lambda: not backend._streams)
+    update = await anext(slow)
+    assert sum(len(delta.token_ids) for delta in update.deltas) == 200
+
+
+class TestConnecting:
+    async def test_nobody_there(self) -> None:
+        async with session_server(SessionService(PushedAnswerer(), DESCRIPTION)) as address:
+            pass
+        backend = SessionBackend(address, Plane())
+        started = time.monotonic()
+        with pytest.raises(UnavailableError, match=address):
+            await backend.start()
+        assert time.monotonic() - started < 2
+        with pytest.raises(UnavailableError):
+            await read(backend.submit(request("r")))
+
+    async def test_wrong_secret(self) -> None:
+        service = SessionService(PushedAnswerer(), DESCRIPTION)
+        async with session_server(service, Plane(Secret(b"x" * 16))) as address:
+            for plane in (Plane(), Plane(Secret(b"y" * 16))):
+                backend = SessionBackend(address, plane)
+                with pytest.raises(UnavailableError, match="secret"):
+                    await backend.start()
+
+    async def test_another_model_than_expected(self) -> None:
+        service = SessionService(PushedAnswerer(), DESCRIPTION)
+        async with session_server(service) as address:
+            right = SessionBackend(address, Plane(), DESCRIPTION.format.fingerprint)
+            assert await right.start() == DESCRIPTION
+            await right.stop()
+            wrong = SessionBackend(address, Plane(), "hub:other")
+            with pytest.raises(UnavailableError, match="fingerprint"):
+                await wrong.start()
+
+
+async def test_a_worker_that_breaks_the_rules_is_left(
+    pushed: SessionBackend, answerer: PushedAnswerer
+) -> None:
+    """It answers a choice that was not asked for: nothing of this session can be trusted."""
+    streams = [pushed.submit(request(name)) for name in "ab"]
+    await until(lambda: len(answerer.streams) == 2)
+    answerer.streams[0].push(ChoiceDelta(5, [1]))
+    for stream in streams:
+        with pytest.raises(UnavailableError, match="choice"):
+            await read(stream)
+    await until(lambda: all(stream.closed.is_set() for stream in answerer.streams))
+
+
+class TestFaults:
+    async def test_a_worker_that_goes_is_found_again(self) -> None:
+        answerer = PushedAnswerer()
+        async with session_server(SessionService(answerer, DESCRIPTION)) as address:
+            backend = SessionBackend(address, Plane())
+            await backend.start()
+            stream = backend.submit(request("a"))
+            await until(lambda: answerer.streams)
+        with pytest.raises(UnavailableError, match=address):
+            await read(stream)
+        with pytest.raises(UnavailableError):
+            backend.check_health()
+        with pytest.raises(UnavailableError):
+            await read(backend.submit(request("b")))
+        service = SessionService(answerer, DESCRIPTION)
+        async with session_server(service, address=address):
+            await until(lambda: backend._problem is None)
+            stream = backend.submit(request("a"))
+            await until(lambda: len(answerer.streams) == 2)
+            answerer.streams[1].push(ChoiceDelta(0, [4], finish_reason=FinishReason.STOP))
+            assert len(answer(await read(stream))) == 1
+            await backend.stop()
+
+    @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+    async def test_a_worker_that_is_gone_is_noticed(self, number: signal.Signals) -> None:
+        source = "from tests.decode_worker.fakes import *; asyncio.run(count_for_ever())"
+        async with process(source) as (child, address):
+            backend = SessionBackend(address, Plane())
+            await backend.start()
+            streams = [backend.submit(request(name, 2**31)) for name in "abc"]
+            for stream in streams:
+                await anext(stream)
+            child.send_signal(number)
+            started = time.monotonic()
+            for stream in streams:
+                with pytest.raises(UnavailableError, match=address):
+                    await to_the_end(stream)
+            assert time.monotonic() - started < (0.5 if number is signal.SIGKILL else NOTICED_S)
+            await backend.stop()
+
+    async def test_a_killed_ingress_frees_its_blocks(self, engine: AsyncEngine) -> None:
+        description = describe_worker(engine.engine.info, ROLE_DECODE, "tests", 1, 8)
+        service = SessionService(LocalAnswerer(engine), description)
+        async with session_server(service) as address:
+            async with process(INGRESS, address) as (child, line):
+                assert line == "answers"
+                assert service.num_requests == 3
+                child.kill()
+                started = time.monotonic()
+                await idle(engine)
+                assert time.monotonic() - started < 1
+            assert service.num_requests == 0
+
+
+INGRESS = """
+import asyncio, sys
+from cluster.session import SessionBackend
+from engine.request import GenerationRequest
+from engine.sampling import SamplingParams
+from protos.rpc import Plane
+
+async def main():
+    backend = SessionBackend(sys.argv[1], Plane())
+    await backend.start()
+    params = SamplingParams(max_tokens=2000, ignore_eos=True)
+    streams = [backend.submit(GenerationRequest(name, [1, 2, 3], params)) for name in "abc"]
+    for stream in streams:
+        await anext(stream)
+    print("answers", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def to_the_end(stream: SessionStream) -> None:
+    async for _ in stream:
+        pass
+
+
+@asynccontextmanager
+async def process(source: str, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
+    """A child and the first line that it says."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", source, *arguments, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(30):
+            line = await child.stdout.readline()
+        yield child, line.decode().strip()
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()

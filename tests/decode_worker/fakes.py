@@ -1,0 +1,113 @@
+"""Answerers without an engine: one says what the test pushes, one counts for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from decode_worker.answerer import SubmittedRequest
+from decode_worker.service import SessionLimits, SessionService
+from engine.errors import EngineError
+from engine.generation_stream import GenerationStream
+from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport
+from protos.limits import PROTOCOL
+from protos.rpc import Plane
+from protos.session_pb2_grpc import add_SessionServicer_to_server
+from protos.worker_pb2 import CacheFormat, Limits, WorkerDescription
+
+DESCRIPTION = WorkerDescription(
+    protocol=PROTOCOL,
+    incarnation=5,
+    model="tiny",
+    format=CacheFormat(fingerprint="hub:abc", block_size=16),
+    limits=Limits(max_model_len=100, vocab_size=256),
+)
+
+
+class PushedStream:
+    def __init__(self, submitted: SubmittedRequest) -> None:
+        self.submitted = submitted
+        self.stopped: list[int] = []
+        self.closed = asyncio.Event()
+        self._queue: asyncio.Queue[GenerationUpdate | EngineError | None] = asyncio.Queue()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerationUpdate:
+        news = await self._queue.get()
+        if news is None:
+            raise StopAsyncIteration
+        if isinstance(news, EngineError):
+            raise news
+        return news
+
+    def push(self, *deltas: ChoiceDelta, prompt: PromptReport | None = None) -> None:
+        self._queue.put_nowait(GenerationUpdate(deltas, prompt))
+
+    def fail(self, error: EngineError) -> None:
+        self._queue.put_nowait(error)
+
+    def end(self) -> None:
+        self._queue.put_nowait(None)
+
+    def stop_choice(self, choice: int) -> None:
+        self.stopped.append(choice)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class PushedAnswerer:
+    def __init__(self) -> None:
+        self.streams: list[PushedStream] = []
+
+    def submit(self, submitted: SubmittedRequest) -> PushedStream:
+        self.streams.append(PushedStream(submitted))
+        return self.streams[-1]
+
+
+class CountingStream(PushedStream):
+    """0, 1, 2 ... as fast as it is read, up to the request's max_tokens."""
+
+    def __init__(self, submitted: SubmittedRequest) -> None:
+        super().__init__(submitted)
+        self._next = 0
+
+    async def __anext__(self) -> GenerationUpdate:
+        await asyncio.sleep(0)
+        token, limit = self._next, self.submitted.request.params.max_tokens
+        if token == limit:
+            raise StopAsyncIteration
+        self._next += 1
+        end = FinishReason.LENGTH if self._next == limit else None
+        prompt = None if token else PromptReport(0)
+        return GenerationUpdate([ChoiceDelta(0, [token], finish_reason=end)], prompt)
+
+
+class CountingAnswerer:
+    def submit(self, submitted: SubmittedRequest) -> GenerationStream:
+        return CountingStream(submitted)
+
+
+@asynccontextmanager
+async def session_server(
+    service: SessionService, plane: Plane | None = None, address: str = "127.0.0.1:0"
+) -> AsyncIterator[str]:
+    plane = plane or Plane()
+    server = plane.server()
+    add_SessionServicer_to_server(service, server)
+    bound = plane.listen(server, address)
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(None)
+
+
+async def count_for_ever() -> None:
+    """The main function of a child process: says its address, and serves until it is killed."""
+    service = SessionService(CountingAnswerer(), DESCRIPTION, SessionLimits())
+    async with session_server(service) as address:
+        print(address, flush=True)  # noqa: T201
+        await asyncio.Event().wait()

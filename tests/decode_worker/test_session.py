@@ -1,0 +1,294 @@
+"""The session without a stream under it: what goes in, what comes out."""
+
+import asyncio
+
+import pytest
+
+from decode_worker.answerer import (
+    LocalPrefill,
+    PrefillCandidate,
+    PrefixSource,
+    Route,
+    SubmittedRequest,
+    decode_submit,
+    encode_submit,
+)
+from decode_worker.session import Session
+from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
+from engine.request import ChoiceDelta, FinishReason, GenerationRequest, PromptReport, RequestId
+from engine.sampling import SamplingParams
+from protos.generation_pb2 import FINISH_REASON_LENGTH, Failure
+from protos.limits import PROTOCOL
+from protos.session_pb2 import (
+    Cancel,
+    DecodeMessage,
+    Hello,
+    IngressMessage,
+    RequestNews,
+    StopChoice,
+    Submit,
+)
+from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, PushedStream
+
+HELLO = IngressMessage(hello=Hello(protocol=PROTOCOL))
+
+
+class Ends:
+    """A session and both its ends."""
+
+    def __init__(self, max_unsent_bytes: int = 1 << 20, *, greeted: bool = True) -> None:
+        self.answerer = PushedAnswerer()
+        self.session = Session("7/", self.answerer, DESCRIPTION, max_unsent_bytes)
+        if greeted:
+            self.session.receive(HELLO)
+
+    def submit(self, name: str, n: int = 1) -> PushedStream:
+        request = GenerationRequest(RequestId(name), [1, 2, 3], SamplingParams(n=n))
+        message = encode_submit(SubmittedRequest(request))
+        self.session.receive(IngressMessage(submit=message))
+        return self.answerer.streams[-1]
+
+    def cancel(self, name: str) -> None:
+        self.session.receive(IngressMessage(cancel=Cancel(request_id=name)))
+
+    async def messages(self) -> list[DecodeMessage]:
+        async with asyncio.timeout(5):
+            return await self.session.next_messages()
+
+    async def welcome(self) -> None:
+        (message,) = await self.messages()
+        assert message.welcome == DESCRIPTION
+
+    async def news(self) -> list[RequestNews]:
+        """Of one message."""
+        (message,) = await self.messages()
+        assert message.WhichOneof("kind") == "step"
+        return list(message.step.requests)
+
+    async def farewell(self) -> Failure:
+        """The last message, after which nothing comes."""
+        (message,) = await self.messages()
+        assert message.WhichOneof("kind") == "failure"
+        assert await self.messages() == []
+        assert self.session.num_requests == 0
+        return message.failure
+
+
+@pytest.fixture
+async def ends() -> Ends:
+    ends = Ends()
+    await ends.welcome()
+    return ends
+
+
+async def test_one_message_has_the_news_of_all_requests(ends: Ends) -> None:
+    streams = [ends.submit(f"r{i}") for i in range(5)]
+    streams[0].push(ChoiceDelta(0, [9]), prompt=PromptReport(2))
+    for token, stream in enumerate(streams):
+        stream.push(ChoiceDelta(0, [token]))
+    streams[4].fail(StepError("no more memory"))
+    news = await ends.news()
+    assert [n.request_id for n in news] == ["r0", "r1", "r2", "r3", "r4", "r4"]
+    tokens = [[list(delta.token_ids) for delta in n.deltas] for n in news]
+    assert tokens == [[[9], [0]], [[1]], [[2]], [[3]], [[4]], []]
+    assert news[0].prompt.num_cached_tokens == 2
+    assert news[5].failure.kind == Failure.KIND_INTERNAL
+    assert ends.session.num_requests == 4
+
+
+async def test_requests_are_the_engines_under_a_name_of_the_session(ends: Ends) -> None:
+    stream = ends.submit("r")
+    assert stream.submitted.request.request_id == "7/r"
+    stream.push(ChoiceDelta(0, [1], finish_reason=FinishReason.LENGTH))
+    stream.end()
+    (news,) = await ends.news()
+    assert (news.request_id, news.deltas[0].finish_reason) == ("r", FINISH_REASON_LENGTH)
+    assert stream.closed.is_set()
+    assert ends.session.num_requests == 0
+    assert ends.submit("r") is not stream, "an id is free again when its request has ended"
+
+
+async def test_cancel_closes_and_silences(ends: Ends) -> None:
+    first, second = ends.submit("a"), ends.submit("b")
+    first.push(ChoiceDelta(0, [1]))
+    await asyncio.sleep(0)
+    ends.cancel("a")
+    ends.cancel("a")
+    ends.cancel("never heard of")
+    assert first.closed.is_set()
+    first.push(ChoiceDelta(0, [2]))
+    second.push(ChoiceDelta(0, [3]))
+    (news,) = await ends.news()
+    assert news.request_id == "b"
+
+
+async def test_stop_choice_reaches_the_stream(ends: Ends) -> None:
+    stream = ends.submit("a", n=2)
+    for name in ("a", "unknown"):
+        stop = StopChoice(request_id=name, choice=1)
+        ends.session.receive(IngressMessage(stop_choice=stop))
+    assert stream.stopped == [1]
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("params", {"params": {"temperature": -1.0}}),
+        ("prefill_workers", {"prefill_workers": [{"address": "unix:/x"}]}),
+        ("sources", {"sources": [{"address": "host"}]}),
+        ("prefill_workers", {"prefill_workers": [{"address": "h:1"}] * 65}),
+        ("local_prefill", {"local_prefill": 9}),
+    ],
+)
+async def test_a_bad_request_is_refused_alone(
+    ends: Ends, field: str, message: dict[str, object]
+) -> None:
+    other = ends.submit("good")
+    submit = Submit(request_id="bad", token_ids=[1], **message)  # type: ignore[arg-type]
+    ends.session.receive(IngressMessage(submit=submit))
+    (news,) = await ends.news()
+    assert (news.request_id, news.failure.kind) == ("bad", Failure.KIND_INVALID)
+    assert news.failure.field == ("temperature" if field == "params" else field)
+    other.push(ChoiceDelta(0, [1]))
+    assert [n.request_id for n in await ends.news()] == ["good"]
+
+
+async def test_a_running_id_ends_the_session(ends: Ends) -> None:
+    """Whatever came under that id would be taken for the first request's."""
+    stream = ends.submit("same")
+    ends.submit("same")
+    assert stream.closed.is_set()
+    failure = await ends.farewell()
+    assert (failure.kind, failure.field) == (Failure.KIND_INVALID, "request_id")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+async def test_an_impossible_id_ends_the_session(ends: Ends, name: str) -> None:
+    ends.session.receive(IngressMessage(submit=Submit(request_id=name, token_ids=[1])))
+    assert (await ends.farewell()).field == "request_id"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "field"),
+    [
+        (IngressMessage(), Failure.KIND_INVALID, "kind"),
+        (IngressMessage(submit=Submit(request_id="r")), Failure.KIND_INVALID, "kind"),
+        (IngressMessage(cancel=Cancel(request_id="r")), Failure.KIND_INVALID, "kind"),
+        (IngressMessage(hello=Hello()), Failure.KIND_INCOMPATIBLE, "protocol"),
+        (
+            IngressMessage(hello=Hello(protocol=PROTOCOL, fingerprint="hub:abd")),
+            Failure.KIND_INCOMPATIBLE,
+            "fingerprint",
+        ),
+    ],
+)
+async def test_what_is_no_greeting(
+    message: IngressMessage, kind: Failure.Kind.ValueType, field: str
+) -> None:
+    ends = Ends(greeted=False)
+    ends.session.receive(message)
+    ends.session.receive(HELLO)
+    failure = await ends.farewell()
+    assert (failure.kind, failure.field) == (kind, field)
+    assert not ends.answerer.streams
+
+
+async def test_a_second_greeting_ends_the_session(ends: Ends) -> None:
+    stream = ends.submit("r")
+    ends.session.receive(HELLO)
+    assert (await ends.farewell()).field == "kind"
+    assert stream.closed.is_set()
+
+
+async def test_the_expected_fingerprint_is_welcome() -> None:
+    ends = Ends(greeted=False)
+    hello = Hello(protocol=PROTOCOL, fingerprint=DESCRIPTION.format.fingerprint)
+    ends.session.receive(IngressMessage(hello=hello))
+    await ends.welcome()
+
+
+async def test_closing_drops_everything(ends: Ends) -> None:
+    streams = [ends.submit("a"), ends.submit("b")]
+    streams[0].push(ChoiceDelta(0, [1]))
+    ends.session.close()
+    ends.session.close()
+    assert all(stream.closed.is_set() for stream in streams)
+    assert await ends.messages() == []
+
+
+async def test_half_closed_the_rest_is_answered(ends: Ends) -> None:
+    stream = ends.submit("a")
+    ends.session.finish()
+    stream.push(ChoiceDelta(0, [1], finish_reason=FinishReason.STOP))
+    stream.end()
+    assert [n.request_id for n in await ends.news()] == ["a"]
+    assert await ends.messages() == []
+
+
+async def test_draining_refuses_what_is_new_and_ends_with_the_last(ends: Ends) -> None:
+    stream = ends.submit("old")
+    ends.session.drain()
+    ends.submit("new")
+    (news,) = await ends.news()
+    assert (news.request_id, news.failure.kind) == ("new", Failure.KIND_UNAVAILABLE)
+    stream.end()
+    failure = await ends.farewell()
+    assert failure.kind == Failure.KIND_UNAVAILABLE
+
+
+async def test_an_idle_session_drains_at_once(ends: Ends) -> None:
+    ends.session.drain()
+    assert (await ends.farewell()).kind == Failure.KIND_UNAVAILABLE
+
+
+async def test_what_is_left_can_be_failed(ends: Ends) -> None:
+    streams = [ends.submit("a"), ends.submit("b")]
+    ends.session.fail_requests(UnavailableError("the worker is stopping"))
+    assert all(stream.closed.is_set() for stream in streams)
+    news = await ends.news()
+    assert {(n.request_id, n.failure.kind) for n in news} == {
+        ("a", Failure.KIND_UNAVAILABLE),
+        ("b", Failure.KIND_UNAVAILABLE),
+    }
+
+
+async def test_what_nobody_takes_is_bounded() -> None:
+    ends = Ends(max_unsent_bytes=10_000)
+    await ends.welcome()
+    stream, other = ends.submit("a"), ends.submit("b")
+    for _ in range(1000):
+        stream.push(ChoiceDelta(0, [1]))
+    async with asyncio.timeout(5):
+        await stream.closed.wait()
+    assert other.closed.is_set()
+    assert (await ends.farewell()).kind == Failure.KIND_BUSY
+
+
+async def test_refusals_of_the_answerer_are_the_requests(ends: Ends) -> None:
+    for name, error in (("a", RequestError("n", "9")), ("b", QueueFullError("4096 wait"))):
+        ends.submit(name).fail(error)
+    news = await ends.news()
+    assert [(n.request_id, n.failure.kind, n.failure.field) for n in news] == [
+        ("a", Failure.KIND_INVALID, "n"),
+        ("b", Failure.KIND_BUSY, ""),
+    ]
+
+
+async def test_a_bug_in_the_answerer_is_told(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    ends.submit("a").fail(KeyError("bug"))  # type: ignore[arg-type]
+    ends.answerer.streams[0]._queue.put_nowait("no update")  # type: ignore[arg-type]
+    (news,) = await ends.news()
+    assert news.failure.kind == Failure.KIND_INTERNAL
+    assert "request a failed" in caplog.text
+
+
+def test_routes_come_back_as_they_were() -> None:
+    route = Route(
+        (PrefillCandidate("p1:9000"), PrefillCandidate("[::1]:80", 2**64 - 1)),
+        (PrefixSource("d7:1", 3, 4096),),
+        LocalPrefill.NEVER,
+    )
+    request = GenerationRequest(RequestId("r"), [1], SamplingParams())
+    for submitted in (SubmittedRequest(request, route), SubmittedRequest(request)):
+        sent = encode_submit(submitted).SerializeToString()
+        assert decode_submit(Submit.FromString(sent)) == submitted
