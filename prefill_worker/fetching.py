@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.async_engine import AsyncEngine
-from engine.errors import UnavailableError
+from engine.errors import EngineError, RequestError, UnavailableError
 from engine.handoff import (
     ComputeHere,
     Delivered,
@@ -26,6 +26,7 @@ from kv_transfer.errors import TransferError
 from kv_transfer.exchange import Exchange
 from kv_transfer.link import Link
 from kv_transfer.puller import HandOff, Pulled
+from protos import handoff_pb2 as wire
 from protos.handoff_pb2 import Ask, Compute, PrefixSource
 from protos.rpc import PROTOCOL
 
@@ -115,8 +116,12 @@ class Fetcher:
         self.outcomes[type(outcome).__name__] += 1
         left = [] if attempt.hand_off is None else await attempt.hand_off.unfinished()
         reads = [UnfinishedReads(one.group, one.blocks) for one in left]
-        holds = await self._engine.end_fetch(reservation, outcome, reads)
-        self._exchange.quarantine.keep(left, holds)
+        try:
+            holds = await self._engine.end_fetch(reservation, outcome, reads)
+        except EngineError as error:
+            logger.info("a fetch ended after its engine: %s", error)
+        else:
+            self._exchange.quarantine.keep(left, holds)
 
     async def _ask_in_turn(
         self, reservation: Reservation, wanted: _Wanted, attempt: "_Attempt"
@@ -150,14 +155,14 @@ class Fetcher:
         ask = self._make_ask(reservation, wanted, link.incarnation, left_s)
         hand_off = self._exchange.hand_off(link, ask, reservation.held, left_s)
         attempt.hand_off = hand_off
-        return _delivered(await hand_off.run())
+        return _delivered(await hand_off.run(), reservation)
 
     def _make_ask(
         self, reservation: Reservation, wanted: _Wanted, incarnation: int, left_s: float | None
     ) -> Ask:
         request = wanted.request
         compute = Compute(
-            params=encode_params(request.params),
+            params=encode_params(reservation.params),
             priority=request.priority,
             deadline_ms=0 if left_s is None else max(1, int(left_s * 1e3)),
             draw=reservation.draw,
@@ -182,16 +187,26 @@ class _Attempt:
     hand_off: HandOff | None = None
 
 
-def _delivered(pulled: Pulled) -> Delivered:
-    return Delivered(
-        tuple(
-            FirstToken(
-                token.token_id,
-                decode_logprobs([token.logprobs], "logprobs")[0]
-                if token.HasField("logprobs")
-                else None,
-            )
-            for token in pulled.tokens
-        ),
-        decode_logprobs(pulled.prompt_logprobs, "prompt_logprobs"),
-    )
+def _delivered(pulled: Pulled, reservation: Reservation) -> Delivered:
+    """What came beside the blocks, checked: it comes from a peer."""
+    tokens, prompt_logprobs = pulled.tokens, pulled.prompt_logprobs
+    params = reservation.params
+    wanted = params.n if reservation.draw else 0
+    if len(tokens) not in (0, wanted):
+        raise TransferError(f"the holder drew {len(tokens)} first tokens, {wanted} were wanted")
+    wanted = 0 if params.prompt_logprobs is None else len(reservation.token_ids) - 1
+    if len(prompt_logprobs) != wanted:
+        raise TransferError(f"{len(prompt_logprobs)} prompt logprobs came, {wanted} were wanted")
+    try:
+        return Delivered(
+            tuple(_first_token(token) for token in tokens),
+            decode_logprobs(prompt_logprobs, "prompt_logprobs"),
+        )
+    except RequestError as error:
+        raise TransferError(f"the holder's answer makes no sense: {error}") from None
+
+
+def _first_token(token: wire.FirstToken) -> FirstToken:
+    has_logprobs = token.HasField("logprobs")
+    logprobs = decode_logprobs([token.logprobs], "logprobs")[0] if has_logprobs else None
+    return FirstToken(token.token_id, logprobs)
