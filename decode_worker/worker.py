@@ -1,0 +1,44 @@
+"""A decode worker: a node that answers sessions."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from decode_worker.fetching_answerer import FetchingAnswerer
+from decode_worker.service import SessionService
+from engine.errors import UnavailableError
+from prefill_worker.node import DRAIN_PERIOD_S, Node
+from protos.session_pb2_grpc import add_SessionServicer_to_server
+from protos.worker_pb2 import DrainProgress
+
+
+class DecodeWorker(Node):
+    """Fetches prompts or computes them, and answers; hands out what it has cached."""
+
+    async def start(self) -> None:
+        await super().start()
+        self.answerer = FetchingAnswerer(self.engine, self.exchange.links, self.fetcher)
+        self.sessions = SessionService(self.answerer, self.description)
+        add_SessionServicer_to_server(self.sessions, self.server)
+
+    def begin_drain(self) -> None:
+        super().begin_drain()
+        self.sessions.drain()
+
+    async def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
+        """Until no sequence and no lease is left; what is left at the deadline fails."""
+        self.begin_drain()
+        end = None if deadline_s is None else time.monotonic() + deadline_s
+        while self._is_busy() and (end is None or time.monotonic() < end):
+            yield self._progress()
+            await asyncio.sleep(DRAIN_PERIOD_S)
+        self.sessions.fail_requests(UnavailableError("the worker is draining"))
+        yield self._progress(done=True)
+
+    def _is_busy(self) -> bool:
+        return self.sessions.num_requests > 0 or self.num_leases > 0
+
+    def _progress(self, done: bool = False) -> DrainProgress:
+        return DrainProgress(
+            num_sequences=self.sessions.num_requests, num_leases=self.num_leases, done=done
+        )
