@@ -21,7 +21,7 @@ class StepTimes:
 
     Least squares over recent steps, which weigh less the older they are and the farther off the
     model. Keeps the sums of the normal equations, so a step costs the same however many there
-    were: 4 us. Reads no clock.
+    were: 5 us. Reads no clock.
     """
 
     def __init__(self) -> None:

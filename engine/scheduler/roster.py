@@ -107,6 +107,7 @@ class Roster:
         sibling.blocks = self._cache.fork(leader.blocks, leader.num_computed)
         sibling.num_computed = leader.num_computed
         sibling.names = leader.names.fork()
+        sibling.admitted, sibling.may_fetch = True, False
         self._run(sibling)
 
     def requeue(self, sequence: Sequence, state: SequenceState) -> None:

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineError, StepError
-from engine.request import FinishReason, GenerationRequest, RequestId
+from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, HandOver, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import StepOutput
@@ -36,6 +36,8 @@ class Bench:
     by_priority: bool = False
     prefix_caching: bool = True
     max_queued: int = 100
+    max_overtake_s: float | None = None
+    num_steps: int = 0
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     reasons: dict[tuple[str, int], FinishReason] = field(default_factory=dict)
     failures: dict[str, EngineError] = field(default_factory=dict)
@@ -61,28 +63,51 @@ class Bench:
             vocab_size=VOCAB,
             eos_token_ids=frozenset((EOS,)),
             fingerprint="test",
+            max_overtake_s=self.max_overtake_s,
         )
         swap = SwapSpace([self.swap_blocks] * len(self.groups))
         self.scheduler = Scheduler(limits, self.cache, swap)
         self.runner = FakeRunner(self.groups, BLOCK)
 
-    def add(self, name: str, prompt: list[int], priority: int = 0, **params: object) -> None:
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        priority: int = 0,
+        hand_over: HandOver | None = None,
+        fetch_above: int | None = None,
+        sent: tuple[ChoiceSoFar, ...] = (),
+        arrived_s: float = 0.0,
+        **params: object,
+    ) -> None:
         request = GenerationRequest(
             RequestId(name),
             prompt,
             SamplingParams(**{"seed": 1, **params}),  # type: ignore[arg-type]
             priority=priority,
+            hand_over=hand_over,
+            fetch_above=fetch_above,
+            sent=sent,
         )
-        self.scheduler.add(request, seed=0)
+        self.scheduler.add(request, seed=0, arrived_s=arrived_s)
 
     def step(self) -> StepOutput | None:
+        """None where nothing was computed and there is nothing to say."""
         step = self.scheduler.schedule()
+        early = self.scheduler.take_news()
         if step is None:
-            return None
+            self.take(early)
+            return None if early.is_empty else early
+        self.num_steps += 1
         try:
             output = self.scheduler.complete(step, self.runner.execute(step.plan))
         except RuntimeError as error:
             output = self.scheduler.fail(step, StepError(str(error)))
+        output = output.after(early)
+        self.take(output)
+        return output
+
+    def take(self, output: StepOutput) -> None:
         for request_id, update in output.updates.items():
             if update.prompt is not None:
                 assert request_id not in self.prompts
@@ -93,7 +118,6 @@ class Bench:
                     self.reasons[request_id, delta.choice] = delta.finish_reason
         self.failures |= dict(output.failures.items())
         self.scheduler.check_integrity()
-        return output
 
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):

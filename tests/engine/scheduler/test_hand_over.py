@@ -1,0 +1,413 @@
+"""What the scheduler promises to whoever carries a prompt's cache, case by case."""
+
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+
+import pytest
+
+from engine.errors import RequestError, StepError
+from engine.handoff import (
+    ComputeHere,
+    Delivered,
+    FetchFailed,
+    FirstToken,
+    PromptChunk,
+    PromptEnd,
+    Refetch,
+    Reservation,
+    UnfinishedReads,
+)
+from engine.request import ChoiceSoFar, HandOver, RequestId
+from engine.scheduler.draft import Draft
+from engine.scheduler.outbox import HandOverNews
+from kv_cache.layout import KvGroup
+from kv_cache.transfers import TransferHold
+from tests.engine.scheduler.fake_runner import VOCAB, answer, digest
+from tests.engine.scheduler.test_scheduler import BLOCK, FULL, WINDOW, Bench
+
+PROMPT = [i % 7 for i in range(4 * BLOCK + 3)]  # 35 tokens
+R = RequestId("r")
+
+
+def news_of(bench: Bench, name: str = "r", max_steps: int = 100) -> list[HandOverNews]:
+    """Everything that is told of a prompt, until it is over."""
+    told: list[HandOverNews] = []
+    for _ in range(max_steps):
+        output = bench.step()
+        assert output is not None
+        told += output.hand_overs.get(RequestId(name), ())
+        if told and isinstance(told[-1], PromptEnd):
+            return told
+    raise AssertionError("no end")
+
+
+def chunks_of(told: Seq[HandOverNews]) -> list[PromptChunk]:
+    return [news for news in told if isinstance(news, PromptChunk)]
+
+
+def drop(bench: Bench, told: Seq[HandOverNews]) -> None:
+    for chunk in chunks_of(told):
+        for hold in chunk.held.holds:
+            bench.cache.transfers.drop(hold)
+    bench.scheduler.check_integrity()
+
+
+def held(bench: Bench) -> int:
+    return sum(group.held for group in bench.cache.stats().groups)
+
+
+def reserve(bench: Bench) -> Reservation:
+    """What the next step reserves."""
+    output = bench.step()
+    assert output is not None
+    (reservation,) = output.reservations
+    return reservation
+
+
+def fill(bench: Bench, reservation: Reservation) -> None:
+    """As a transfer does."""
+    tokens = list(reservation.token_ids)
+    for group, first_entry, blocks in reservation.held.runs:
+        for i, block in enumerate(blocks):
+            start = (first_entry + i) * BLOCK
+            bench.runner.cells[group, block] = [
+                digest(tokens[: start + j + 1]) if start + j < len(tokens) else None
+                for j in range(BLOCK)
+            ]
+
+
+def end(bench: Bench, reservation: Reservation, *args: object) -> None:
+    output, _ = bench.scheduler.end_fetch(reservation, *args)  # type: ignore[arg-type]
+    bench.take(output)
+
+
+def first_tokens(*choices: int) -> list[FirstToken]:
+    return [FirstToken(answer(PROMPT, 1, choice, 1)[0]) for choice in choices]
+
+
+def test_chunks_end_with_blocks_and_the_last_with_the_prompt() -> None:
+    bench = Bench(budget=10)
+    bench.add("r", PROMPT, hand_over=HandOver())
+    told = news_of(bench)
+    assert [(c.held.start, c.held.end) for c in chunks_of(told)] == [
+        (0, 8),
+        (8, 16),
+        (16, 24),
+        (24, 35),
+    ]
+    assert told[-1] == PromptEnd((first_tokens(0)[0],), 0)
+    assert not bench.scheduler.has_work
+    assert bench.scheduler.stats().num_running == 0
+    assert held(bench) == 5, "what was announced is its reader's"
+    drop(bench, told)
+    assert held(bench) == 0
+
+
+def test_a_reader_gets_what_it_asked_for_and_what_is_cached_at_once() -> None:
+    bench = Bench(budget=10)
+    bench.add("warm", PROMPT[:24], max_tokens=1)
+    bench.run()
+    bench.add("r", PROMPT, hand_over=HandOver(first_token=8, draw=False))
+    step = bench.scheduler.schedule()
+    assert step is not None
+    (chunk,) = chunks_of(bench.scheduler.take_news().hand_overs[R])
+    assert (chunk.held.start, chunk.held.end) == (8, 24), "before anything is computed"
+    output = bench.scheduler.complete(step, bench.runner.execute(step.plan))
+    told = [chunk, *output.hand_overs[R], *news_of(bench)]
+    assert [(c.held.start, c.held.end) for c in chunks_of(told)] == [(8, 24), (24, 32), (32, 35)]
+    assert told[-1] == PromptEnd((), 24)
+    drop(bench, told)
+
+
+def test_nothing_is_computed_where_all_is_cached_and_nothing_drawn() -> None:
+    bench = Bench()
+    bench.add("warm", PROMPT[:32], max_tokens=1)
+    bench.run()
+    steps = bench.num_steps
+    bench.add("r", PROMPT[:32], hand_over=HandOver(draw=False))
+    told = news_of(bench)
+    assert bench.num_steps == steps
+    assert [(c.held.start, c.held.end) for c in chunks_of(told)] == [(0, 32)]
+    drop(bench, told)
+    bench.add("r", PROMPT[:32], hand_over=HandOver())
+    told = news_of(bench)
+    assert bench.num_steps == steps + 1
+    assert told[-1] == PromptEnd((FirstToken(answer(PROMPT[:32], 1, 0, 1)[0]),), 31)
+    drop(bench, told)
+
+
+def test_of_a_window_only_what_is_seen_later_is_announced() -> None:
+    """The window is 11; from the last whole block's end, 32, tokens from 22 on are seen."""
+    bench = Bench(groups=(FULL, WINDOW), num_blocks=20, budget=10)
+    bench.add("r", PROMPT, hand_over=HandOver())
+    told = news_of(bench)
+    entries: list[list[int]] = [[], []]
+    for chunk in chunks_of(told):
+        for run in chunk.held.runs:
+            entries[run.group] += range(run.first_entry, run.first_entry + len(run.blocks))
+    assert entries == [[0, 1, 2, 3, 4], [2, 3, 4]]
+    drop(bench, told)
+
+
+def test_prompt_logprobs_come_with_the_chunks_each_once() -> None:
+    bench = Bench(budget=10)
+    bench.add("warm", PROMPT, max_tokens=1)
+    bench.run()
+    bench.add("r", PROMPT, hand_over=HandOver(), prompt_logprobs=0)
+    told = news_of(bench)
+    entries = [entry.token_id for chunk in chunks_of(told) for entry in chunk.prompt_logprobs]
+    assert entries == PROMPT[1:]
+    drop(bench, told)
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 40])
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("groups", [(FULL,), (WINDOW,), (FULL, WINDOW)])
+def test_a_preempted_prompt_announces_nothing_twice(
+    groups: tuple[KvGroup, ...], prefix_caching: bool, swap_blocks: int
+) -> None:
+    bench = Bench(
+        groups=groups,
+        num_blocks=20,
+        budget=5,
+        swap_blocks=swap_blocks,
+        prefix_caching=prefix_caching,
+    )
+    bench.add("r", PROMPT, hand_over=HandOver())
+    told: list[HandOverNews] = []
+    for _ in range(6):
+        output = bench.step()
+        assert output is not None
+        told += output.hand_overs.get(R, ())
+    kept = {hold: contents(bench, hold) for chunk in chunks_of(told) for hold in chunk.held.holds}
+    assert kept
+    preempt(bench)
+    told += news_of(bench)
+    ranges = [(chunk.held.start, chunk.held.end) for chunk in chunks_of(told)]
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == len(PROMPT)
+    assert all(before[1] == after[0] for before, after in pairwise(ranges))
+    assert all(contents(bench, hold) == cells for hold, cells in kept.items())
+    drop(bench, told)
+    assert held(bench) == 0
+
+
+def contents(bench: Bench, hold: TransferHold) -> list[list[int | None]]:
+    return [list(bench.runner.cells[hold.group, block]) for block in hold.blocks]
+
+
+def preempt(bench: Bench) -> None:
+    """As if blocks had run out, in a step of which nothing is left but that."""
+    draft = Draft(0)
+    bench.scheduler._service._preempt(bench.scheduler._roster[R].choices[0], draft)
+    step = draft.finish(0)
+    if step is not None:
+        bench.take(bench.scheduler.complete(step, bench.runner.execute(step.plan)))
+
+
+def test_a_prompt_that_waits_for_its_own_announcements_fails() -> None:
+    """Without names it cannot find again what it has computed, and nobody else lets go."""
+    bench = Bench(num_blocks=7, budget=8, prefix_caching=False)
+    bench.add("r", PROMPT, hand_over=HandOver())
+    output = bench.step()
+    assert output is not None
+    told = output.hand_overs[R]
+    preempt(bench)
+    bench.step()
+    assert isinstance(bench.failures["r"], StepError)
+    assert bench.step() is None
+    drop(bench, told)
+    assert held(bench) == 0
+
+
+def test_aborting_a_prompt_leaves_its_holds_to_the_reader() -> None:
+    bench = Bench(budget=10)
+    bench.add("r", PROMPT, hand_over=HandOver())
+    output = bench.step()
+    assert output is not None
+    told = output.hand_overs[R]
+    bench.scheduler.abort(R)
+    assert held(bench) == 1
+    drop(bench, told)
+    assert held(bench) == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_delivered_blocks_count_from_then_on(n: int) -> None:
+    bench = Bench()
+    bench.add("r", PROMPT, fetch_above=10, n=n, max_tokens=4)
+    reservation = reserve(bench)
+    assert (reservation.held.start, reservation.held.end) == (0, 35)
+    assert not bench.scheduler.has_work
+    assert bench.scheduler.stats().num_fetching == 1
+    bench.cache.events.flush()
+    assert not list(bench.cache._tree.stored()), "no name before its bytes"
+    fill(bench, reservation)
+    end(bench, reservation, Delivered(first_tokens(*range(n))))
+    assert len(list(bench.cache._tree.stored())) == 4
+    assert all(len(bench.tokens["r", choice]) == 1 for choice in range(n))
+    bench.run()
+    for choice in range(n):
+        assert bench.tokens["r", choice] == answer(PROMPT, 1, choice, 4)
+    bench.add("again", PROMPT, fetch_above=10, max_tokens=1)
+    bench.run()
+    assert bench.tokens["again", 0] == answer(PROMPT, 1, 0, 1), "found, and computed here"
+
+
+def test_without_first_tokens_the_last_one_is_computed_again() -> None:
+    bench = Bench()
+    bench.add("r", PROMPT, fetch_above=0, n=2, max_tokens=3)
+    reservation = reserve(bench)
+    fill(bench, reservation)
+    end(bench, reservation, Delivered())
+    step = bench.scheduler.schedule()
+    assert step is not None
+    (part,) = step.plan.slices
+    assert (part.start, part.num_tokens, part.write_start) == (34, 1, 35)
+    bench.take(bench.scheduler.complete(step, bench.runner.execute(step.plan)))
+    bench.run()
+    for choice in range(2):
+        assert bench.tokens["r", choice] == answer(PROMPT, 1, choice, 3)
+
+
+def test_a_fetch_that_comes_to_nothing_is_tried_again_or_computed_here() -> None:
+    bench = Bench()
+    bench.add("r", PROMPT, fetch_above=0, max_tokens=3)
+    first = reserve(bench)
+    end(bench, first, Refetch())
+    second = reserve(bench)
+    assert second.attempt != first.attempt
+    end(bench, second, ComputeHere())
+    bench.run()
+    assert bench.tokens["r", 0] == answer(PROMPT, 1, 0, 3)
+    with pytest.raises(AssertionError, match="once"):
+        end(bench, first, Delivered())
+
+
+def test_what_may_still_be_written_stays_in_quarantine() -> None:
+    bench = Bench()
+    bench.add("r", PROMPT, fetch_above=0, max_tokens=1)
+    reservation = reserve(bench)
+    stuck = reservation.held.runs[0].blocks[1:3]
+    failed = FetchFailed(StepError("no"))
+    output, holds = bench.scheduler.end_fetch(reservation, failed, [UnfinishedReads(0, stuck)])
+    assert set(output.failures) == {"r"}
+    bench.scheduler.check_integrity()
+    assert bench.cache.stats().groups[0].quarantined == 2
+    assert held(bench) == 0
+    (hold,) = holds
+    bench.cache.transfers.end_quarantine(hold)
+    assert bench.cache.stats().groups[0].quarantined == 0
+
+
+def test_an_aborted_fetch_keeps_its_blocks_until_it_is_ended() -> None:
+    bench = Bench()
+    bench.add("r", PROMPT, fetch_above=0, n=2)
+    reservation = reserve(bench)
+    bench.scheduler.abort(R)
+    bench.scheduler.check_integrity()
+    assert held(bench) == 5
+    assert bench.scheduler.num_fetching == 0
+    end(bench, reservation, Delivered(first_tokens(0, 1)))
+    assert held(bench) == 0
+    assert not bench.tokens
+
+
+def test_a_stopped_choice_leaves_the_fetch_to_its_sibling() -> None:
+    bench = Bench()
+    bench.add("r", PROMPT, fetch_above=0, n=2, max_tokens=3)
+    reservation = reserve(bench)
+    bench.scheduler.stop_choice(R, 0)
+    fill(bench, reservation)
+    end(bench, reservation, Delivered(first_tokens(0, 1)))
+    bench.run()
+    assert bench.tokens == {("r", 1): answer(PROMPT, 1, 1, 3)}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Delivered(first_tokens(0)),
+        Delivered(first_tokens(0, 1, 2)),
+        Delivered([FirstToken(VOCAB), FirstToken(0)]),
+        Delivered(first_tokens(0, 1), [None]),  # type: ignore[list-item]
+    ],
+)
+def test_what_was_not_asked_for_fails_the_request(wrong: Delivered) -> None:
+    bench = Bench()
+    bench.add("r", PROMPT, fetch_above=0, n=2)
+    end(bench, reserve(bench), wrong)
+    assert isinstance(bench.failures["r"], StepError)
+    assert held(bench) == 0
+
+
+def test_the_first_in_line_waits_for_blocks_that_are_being_filled() -> None:
+    """It keeps what it has computed, and goes on when the others have theirs."""
+    bench = Bench(num_blocks=8)
+    bench.add("runs", [5] * 14, max_tokens=20)
+    bench.step()
+    bench.add("r", PROMPT[:30], fetch_above=0, max_tokens=1)
+    reservation = reserve(bench)
+    for _ in range(30):
+        if bench.step() is None:
+            break
+    else:
+        raise AssertionError("it found blocks")
+    assert bench.scheduler.has_work
+    assert bench.scheduler.stats().num_preemptions == 0
+    end(bench, reservation, FetchFailed(StepError("no")))
+    bench.run()
+    assert bench.tokens["runs", 0] == answer([5] * 14, 1, 0, 20)
+
+
+def test_what_is_cached_is_held_for_a_reader() -> None:
+    bench = Bench(groups=(FULL, WINDOW), num_blocks=20)
+    bench.add("warm", PROMPT, max_tokens=1)
+    bench.run()
+    found = bench.scheduler.hold_cached(PROMPT, "", 8)
+    assert (found.start, found.end) == (8, 32)
+    assert [(run.group, run.first_entry, len(run.blocks)) for run in found.runs] == [
+        (0, 1, 3),
+        (1, 2, 2),
+    ]
+    bench.cache.reset()
+    bench.scheduler.check_integrity()
+    assert held(bench) == 5
+    for hold in found.holds:
+        bench.cache.transfers.drop(hold)
+    assert held(bench) == 0
+    nothing = bench.scheduler.hold_cached(PROMPT, "another", 8)
+    assert (nothing.start, nothing.end, nothing.holds) == (8, 8, ())
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("first_token", {"hand_over": HandOver(first_token=3)}),
+        ("first_token", {"hand_over": HandOver(first_token=40)}),
+        ("first_token", {"hand_over": HandOver(first_token=-8)}),
+        ("first_token", {"hand_over": HandOver(first_token="0")}),  # type: ignore[arg-type]
+        ("n", {"hand_over": HandOver(), "n": 5}),
+        ("fetch_above", {"hand_over": HandOver(), "fetch_above": 0}),
+        ("fetch_above", {"fetch_above": -1}),
+        ("fetch_above", {"fetch_above": "all"}),
+        ("sent", {"hand_over": HandOver(), "sent": (ChoiceSoFar([1]),)}),
+        ("sent", {"sent": (ChoiceSoFar([1]), ChoiceSoFar([1]))}),
+        ("sent", {"sent": (ChoiceSoFar([VOCAB]),)}),
+        ("sent", {"sent": (ChoiceSoFar(["a"]),)}),  # type: ignore[list-item]
+        ("sent", {"sent": (ChoiceSoFar([1], finished=True),)}),
+        ("sent", {"sent": (ChoiceSoFar([1, 2, 3]),), "max_tokens": 3}),
+    ],
+)
+def test_what_cannot_be_is_refused(field: str, wrong: dict[str, object]) -> None:
+    bench = Bench()
+    with pytest.raises(RequestError) as caught:
+        bench.add("r", PROMPT, **wrong)  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert not bench.scheduler.has_work
+
+
+def test_without_a_draw_neither_choices_nor_the_answers_length_count() -> None:
+    bench = Bench(num_blocks=8)
+    bench.add("r", PROMPT, hand_over=HandOver(draw=False), n=100, max_tokens=1000)
+    drop(bench, news_of(bench))
