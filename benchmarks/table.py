@@ -41,14 +41,18 @@ def rows(samples: Samples, limits: Limits) -> list[dict[str, Any]]:
 
 
 def as_text(table: Sequence[Mapping[str, Any]]) -> str:
-    cells = [HEADINGS, *(_cells(row) for row in table)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADINGS))]
-    lines = [
+    return lines([HEADINGS, *(_cells(row) for row in table)])
+
+
+def lines(cells: Sequence[Sequence[str]]) -> str:
+    """Headings first, then the rows."""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    text = [
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
         for row in cells
     ]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    return "\n".join(lines)
+    text.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(text)
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

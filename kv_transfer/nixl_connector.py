@@ -32,6 +32,10 @@ class NixlConfig:
     busy_period_s: float = 0.001
 
 
+def default_lanes() -> int:
+    return min(2, len(os.sched_getaffinity(0)))
+
+
 class NixlConnector:
     """Our pool, registered with one agent that peers read from and some that read from peers."""
 
@@ -47,7 +51,7 @@ class NixlConnector:
         self._secret = secret
         self._config = config
         self._backlog: Backlog[Piece] = Backlog()
-        num_lanes = config.lanes or min(2, len(os.sched_getaffinity(0)))
+        num_lanes = config.lanes or default_lanes()
         periods = [config.idle_period_s] + [_LANE_PERIOD_S] * (num_lanes - 1)
         self._lanes = [
             Lane(f"nixl-lane-{i}", regions, self._backlog, period)
