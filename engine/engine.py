@@ -25,7 +25,6 @@ from engine.sampling import SamplingParams
 from engine.scheduler.outbox import NOTHING, StepOutput
 from engine.scheduler.scheduler import SchedulerStats
 from engine.sizing import EngineShape, decide_shape, size_cache
-from engine.step import StepPlan
 from engine.step_times import StepShape, StepTimes
 from kv_cache.cache import CacheStats
 from kv_cache.events import EventLog, Snapshot
@@ -139,7 +138,7 @@ class Engine:
             logger.exception("step %d failed", step.plan.step)
             output = self._scheduler.fail(step, _as_step_error(error))
         else:
-            self.step_times.note(_shape_of(step.plan), time.perf_counter() - started)
+            self.step_times.note(StepShape.of(step.plan), time.perf_counter() - started)
             output = self._scheduler.complete(step, result)
         finally:
             self.num_steps += 1
@@ -210,13 +209,6 @@ def _warm_up_request(shape: EngineShape) -> GenerationRequest:
         prompt_logprobs=1,
     )
     return GenerationRequest(RequestId("warm-up"), [0] * length, params)
-
-
-def _shape_of(plan: StepPlan) -> StepShape:
-    decoding = plan.slices[: plan.num_decode]
-    return StepShape(
-        plan.num_tokens - plan.num_decode, sum([s.start for s in decoding]), len(plan.slices)
-    )
 
 
 def _as_step_error(error: Exception) -> EngineError:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from engine.step import StepPlan
+
 FORGETTING = 0.99  # a step counts half as much after 69 others
 OUTLIER = 3.0  # times the usual error; what is farther off counts less
 SWEEPS = 12
@@ -14,6 +16,11 @@ class StepShape(NamedTuple):
     num_prompt_tokens: int
     num_context_tokens: int  # in the cache of the sequences that decode
     num_sequences: int
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> "StepShape":
+        context = sum([s.start for s in plan.slices[: plan.num_decode]])
+        return cls(plan.num_tokens - plan.num_decode, context, len(plan.slices))
 
 
 class StepTimes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.request import FinishReason, RequestId
+from engine.request import ChoiceSoFar, FinishReason, PromptReport, RequestId
 from tests.engine.scheduler.fake_runner import answer
 from tests.engine.scheduler.pair import BenchPair, Plan
 from tests.engine.scheduler.test_scheduler import FULL, WINDOW, Bench, Job, check_report, jobs
@@ -105,6 +105,7 @@ def begin(pair: BenchPair, name: str, job: Job, fetch_above: int) -> None:
     side(pair, name).add(
         name,
         list(job.prompt),
+        sent=tuple(ChoiceSoFar(tokens) for tokens in sent_before(job)),
         fetch_above=fetch_above if name.startswith("d") else None,
         arrived_s=float(pair.ticks),
         n=job.n,
@@ -114,15 +115,28 @@ def begin(pair: BenchPair, name: str, job: Job, fetch_above: int) -> None:
     )
 
 
+def sent_before(job: Job) -> list[list[int]]:
+    """Some requests were begun elsewhere, their choices not at the same pace."""
+    cuts = [min(job.priority * (choice + 1), job.max_tokens - 1) for choice in range(job.n)]
+    return [answer(list(job.prompt), 1, choice, cut) for choice, cut in enumerate(cuts)]
+
+
 def check_answer(
     bench: Bench, name: str, job: Job, whole: bool, stopped: set[tuple[str, int]]
 ) -> None:
     for choice in range(job.n):
         said = bench.tokens.get((name, choice), [])
-        expected = answer(list(job.prompt), 1, choice, job.max_tokens)
+        sent = len(sent_before(job)[choice])
+        expected = answer(list(job.prompt), 1, choice, job.max_tokens)[sent:]
         assert said == expected[: len(said)]
         if whole and (name, choice) not in stopped:
-            assert len(said) == job.max_tokens
+            assert len(said) == len(expected)
             assert bench.reasons[name, choice] is FinishReason.LENGTH
-    if whole and bench.prompts.get(name):
-        check_report(job, bench.prompts[name])
+    report = bench.prompts.get(name)
+    if whole and report is not None:
+        if any(sent_before(job)):
+            assert isinstance(report, PromptReport)
+            assert report.logprobs is None
+            assert 0 <= report.num_cached_tokens <= len(job.prompt)
+        else:
+            check_report(job, report)
