@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -15,12 +16,15 @@ from engine.errors import EngineError
 COMMANDS = {
     "serve": "serve a model over HTTP",
     "generate": "answer one prompt",
+    "worker": "run a prefill or a decode worker",
     "plan": "tell what of a model fits into a memory",
 }
 _INTERRUPTED = 130  # what shells expect of a program ended by Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # gRPC's library tells of every connection that ends, on stderr and not in our log
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     words = sys.argv[1:] if argv is None else list(argv)
     command = words[0] if words and words[0] in COMMANDS else None
     arguments = _parser(command).parse_args(words)

@@ -116,12 +116,9 @@ class Plane:
         checks = [] if self.secret is None else [SecretCheck(self.secret)]
         return grpc.aio.server(interceptors=checks, options=list(_SERVER))
 
-    def listen(self, server: grpc.aio.Server, address: str, field: str = "listen") -> str:
-        """The address with its port, where 0 asked for any that is free.
-
-        Without a secret whoever reaches the port may use the worker, so that is allowed on
-        this machine's own addresses only.
-        """
+    def check_listen(self, address: str, field: str = "listen") -> Address:
+        """Without a secret whoever reaches the port may use the worker, so that is allowed on
+        this machine's own addresses only."""
         wanted = Address.parse(address, field)
         if self.secret is None and not wanted.is_loopback:
             raise PlaneError(
@@ -129,6 +126,12 @@ class Plane:
                 f"{wanted} is beyond this machine and there is no cluster secret;"
                 f" set secret_file or {VARIABLE}",
             )
+        self._server_credentials()
+        return wanted
+
+    def listen(self, server: grpc.aio.Server, address: str, field: str = "listen") -> str:
+        """The address with its port, where 0 asked for any that is free."""
+        wanted = self.check_listen(address, field)
         credentials = self._server_credentials()
         try:
             if credentials is None:

@@ -33,12 +33,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """What was said on the command line; the rest is the config's own default."""
-    given = {
+    return EngineConfig.from_mapping({"model": arguments.model, **given_knobs(arguments)})
+
+
+def given_knobs(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Those that were said, but for the model."""
+    return {
         name.removeprefix(_PREFIX): value
         for name, value in vars(arguments).items()
         if name.startswith(_PREFIX) and value is not None
     }
-    return EngineConfig.from_mapping({"model": arguments.model, **given})
 
 
 def _types(name: str) -> tuple[type, ...]:

@@ -1,4 +1,4 @@
-"""`kvrelay generate`: one prompt, one answer, no server."""
+"""`kvrelay generate`: one prompt, one answer, by an engine of its own or by a decode worker."""
 
 import argparse
 import asyncio
@@ -9,13 +9,15 @@ from typing import Any
 
 from cluster.commands.console import answer, say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
-from cluster.local_engine import LocalEngine, load_local_engine
+from cluster.commands.session_flags import add_session_flags, open_engine
+from cluster.local_engine import LocalEngine
 from cluster.openai.body import from_fields
 from cluster.openai.chat_request import ChatMessage, ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.errors import ApiError
 from cluster.openai.generation import Generation
 from cluster.openai.plan import Plan, plan_chat, plan_completion
+from cluster.remote_engine import RemoteEngine
 from cluster.served_model import ServedModel
 from engine.errors import RequestError
 from engine.request import GenerationRequest, RequestId
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--stop", action="append", help="ends the text; may be repeated")
     sampling.add_argument("--sampling-seed", type=int, help="the same text again")
     sampling.add_argument("--ignore-eos", action="store_true")
+    add_session_flags(parser)
     add_engine_flags(parser)
 
 
@@ -45,9 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("system", "needs --chat")
     config = engine_config(arguments)
     show_progress()
-    engine = load_local_engine(config)
-    plan = make_plan(arguments, engine.model)
-    asyncio.run(_generate(engine, plan, stream=arguments.stream))
+    engine = open_engine(arguments, config)
+    asyncio.run(_generate(engine, arguments))
     return 0
 
 
@@ -82,13 +84,22 @@ def _plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
     return plan_completion(from_fields(CompletionRequest, {"prompt": text, **fields}), model)
 
 
-async def _generate(engine: LocalEngine, plan: Plan, *, stream: bool) -> None:
-    engine.backend.start()
+async def _generate(engine: LocalEngine | RemoteEngine, arguments: argparse.Namespace) -> None:
+    model = await engine.start()
+    try:
+        await _answer(engine, model, make_plan(arguments, model), stream=arguments.stream)
+    finally:
+        await engine.stop()
+
+
+async def _answer(
+    engine: LocalEngine | RemoteEngine, model: ServedModel, plan: Plan, *, stream: bool
+) -> None:
     prompt = plan.prompts[0]
     request = GenerationRequest(RequestId(uuid.uuid4().hex), prompt.token_ids, plan.params)
     started = first = time.monotonic()
     updates = engine.backend.submit(request)
-    generation = Generation(updates, engine.model.tokenizer, prompt, plan.params, plan.options)
+    generation = Generation(updates, model.tokenizer, prompt, plan.params, plan.options)
     texts: list[str] = []
     try:
         async for parts in generation.parts():
@@ -99,7 +110,6 @@ async def _generate(engine: LocalEngine, plan: Plan, *, stream: bool) -> None:
                 answer(texts[-1], end="")
     finally:
         generation.close()
-        await asyncio.to_thread(engine.backend.stop)
     answer("" if stream else "".join(texts))
     _report(len(prompt.token_ids), generation.num_output_tokens, first - started, started)
 

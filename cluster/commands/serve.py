@@ -1,4 +1,4 @@
-"""`kvrelay serve`: one engine behind OpenAI's HTTP API."""
+"""`kvrelay serve`: one engine, or one decode worker, behind OpenAI's HTTP API."""
 
 import argparse
 import asyncio
@@ -14,10 +14,12 @@ import uvicorn
 
 from cluster.commands.console import say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
+from cluster.commands.session_flags import add_session_flags, open_engine
 from cluster.exchange import HttpLimits
 from cluster.front import Front
 from cluster.http import build_app
-from cluster.local_engine import LocalEngine, load_local_engine
+from cluster.local_engine import LocalEngine
+from cluster.remote_engine import RemoteEngine
 from engine.errors import ConfigError, UnavailableError
 
 # After the first Ctrl-C: nothing new, and this long for answers under way.
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     http.add_argument(
         "--request-timeout", type=float, default=HttpLimits.request_timeout_s, metavar="SECONDS"
     )
+    add_session_flags(parser)
     add_engine_flags(parser)
 
 
@@ -60,16 +63,18 @@ def run(arguments: argparse.Namespace) -> int:
     # Before the model, so that an address in use is told at once.
     with listen(arguments.host, arguments.port) as listener:
         show_progress()
-        engine = load_local_engine(config, arguments.served_model_name)
+        engine = open_engine(arguments, config, arguments.served_model_name)
         asyncio.run(_serve(engine, limits, listener))
     say("stopped")
     return 0
 
 
-async def _serve(engine: LocalEngine, limits: HttpLimits, listener: socket.socket) -> None:
-    engine.backend.start()
+async def _serve(
+    engine: LocalEngine | RemoteEngine, limits: HttpLimits, listener: socket.socket
+) -> None:
+    model = await engine.start()
     try:
-        app, front = build_app(engine.backend, engine.model, limits)
+        app, front = build_app(engine.backend, model, limits)
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -79,10 +84,10 @@ async def _serve(engine: LocalEngine, limits: HttpLimits, listener: socket.socke
             timeout_keep_alive=_IDLE_CONNECTION_S,
             timeout_graceful_shutdown=_FORCE_S,
         )
-        server = Server(config, front, announcement(engine.model.names[0], listener))
+        server = Server(config, front, announcement(model.names[0], listener))
         await server.serve(sockets=[listener])
     finally:
-        await asyncio.to_thread(engine.backend.stop)
+        await engine.stop()
 
 
 class Server(uvicorn.Server):

@@ -2,10 +2,7 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,8 +29,8 @@ from protos.worker_pb2 import ROLE_DECODE
 from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, session_server
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.test_async_engine import idle
+from tests.processes import python
 
-ROOT = Path(__file__).parents[2]
 NOTICED_S = 2.5  # a second until a ping, another for its answer, and some of a busy machine's
 
 
@@ -304,7 +301,7 @@ class TestFaults:
     @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
     async def test_a_worker_that_is_gone_is_noticed(self, number: signal.Signals) -> None:
         source = "from tests.decode_worker.fakes import *; asyncio.run(count_for_ever())"
-        async with process(source) as (child, address):
+        async with python("-c", source) as (child, address):
             backend = SessionBackend(address, Plane())
             await backend.start()
             streams = [backend.submit(request(name, 2**31)) for name in "abc"]
@@ -322,7 +319,7 @@ class TestFaults:
         description = describe_worker(engine.engine.info, ROLE_DECODE, "tests", 1, 8)
         service = SessionService(LocalAnswerer(engine), description)
         async with session_server(service) as address:
-            async with process(INGRESS, address) as (child, line):
+            async with python("-c", INGRESS, address) as (child, line):
                 assert line == "answers"
                 assert service.num_requests == 3
                 child.kill()
@@ -356,20 +353,3 @@ asyncio.run(main())
 async def to_the_end(stream: SessionStream) -> None:
     async for _ in stream:
         pass
-
-
-@asynccontextmanager
-async def process(source: str, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
-    """A child and the first line that it says."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", source, *arguments, stdout=subprocess.PIPE, cwd=ROOT
-    )
-    try:
-        assert child.stdout is not None
-        async with asyncio.timeout(30):
-            line = await child.stdout.readline()
-        yield child, line.decode().strip()
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()

@@ -2,12 +2,7 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -24,10 +19,10 @@ from protos.secret import Secret
 from protos.session_pb2_grpc import SessionStub
 from protos.worker_pb2 import DescribeRequest, DrainProgress, DrainRequest, HealthRequest
 from protos.worker_pb2_grpc import WorkerStub
+from tests.processes import python
 from tests.protos.echo import echo_server
 
 SECRET = Secret(b"sixteen or more characters")
-ROOT = Path(__file__).parents[2]
 # a second until a ping, another for its answer, and some of a busy machine's
 NOTICED_S = 2.5
 
@@ -180,6 +175,7 @@ class TestTls:
 SERVER = """
 import asyncio
 from protos.rpc import Plane
+from tests.processes import python
 from tests.protos.echo import echo_server
 async def main():
     async with echo_server(Plane()) as (_, address):
@@ -202,24 +198,8 @@ asyncio.run(main())
 """
 
 
-@asynccontextmanager
-async def process(source: str, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
-    """A child and the first line that it says."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", source, *arguments, stdout=subprocess.PIPE, cwd=ROOT
-    )
-    try:
-        assert child.stdout is not None
-        async with asyncio.timeout(30):
-            line = await child.stdout.readline()
-        yield child, line.decode().strip()
-    finally:
-        child.kill()
-        await child.wait()
-
-
 async def test_a_stopped_server_breaks_the_stream_within_two_seconds() -> None:
-    async with process(SERVER) as (child, address), Plane().channel(address) as channel:
+    async with python("-c", SERVER) as (child, address), Plane().channel(address) as channel:
         call = WorkerStub(channel).Drain(DrainRequest())
         await call.read()
         child.send_signal(signal.SIGSTOP)
@@ -233,7 +213,7 @@ async def test_a_stopped_server_breaks_the_stream_within_two_seconds() -> None:
 async def test_a_client_that_is_gone_ends_its_calls(number: signal.Signals) -> None:
     async with (
         echo_server(Plane()) as (echo, address),
-        process(CLIENT, address) as (child, line),
+        python("-c", CLIENT, address) as (child, line),
     ):
         assert line == "reading"
         assert not echo.ended.is_set()

@@ -1,0 +1,170 @@
+"""`kvrelay worker`: one leg of the relay, until it is told to end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.commands.console import answer, say, show_progress
+from cluster.commands.engine_flags import add_engine_flags, given_knobs
+from cluster.commands.plane_flags import (
+    add_plane_flags,
+    given_plane_flags,
+    load_plane,
+    plane_errors_as_config_errors,
+)
+from cluster.worker_config import (
+    ConnectorChoice,
+    WorkerConfig,
+    WorkerRole,
+    merged,
+    read_options,
+)
+from engine.errors import ConfigError
+from protos.rpc import Plane
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from prefill_worker.node import Node, NodeConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", help="folder, Hugging Face id (default: the file's, or bundled)"
+    )
+    worker = parser.add_argument_group("worker")
+    worker.add_argument("--config", metavar="FILE", help="YAML; flags win over what it says")
+    worker.add_argument("--role", choices=list(WorkerRole))
+    worker.add_argument("--listen", metavar="HOST:PORT", help="port 0: any that is free")
+    worker.add_argument(
+        "--connector",
+        choices=list(ConnectorChoice),
+        help="what moves the cache (default: auto, the best that both ends have)",
+    )
+    worker.add_argument(
+        "--data-port", type=int, metavar="N", help="of the socket connector (default: any)"
+    )
+    worker.add_argument("--advertise", metavar="HOST", help="how peers reach this machine")
+    worker.add_argument(
+        "--drain",
+        type=float,
+        metavar="SECONDS",
+        help=f"for requests under way, when it is to end (default: {WorkerConfig.drain_s:g})",
+    )
+    add_plane_flags(parser)
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = worker_config(arguments)
+    plane = load_plane(config.rpc)
+    with plane_errors_as_config_errors():
+        plane.check_listen(config.listen)
+    show_progress()
+
+    from engine.engine import Engine
+
+    engine = Engine.create(config.engine)
+    asyncio.run(_serve(config, plane, engine))
+    say("stopped")
+    return 0
+
+
+def worker_config(arguments: argparse.Namespace) -> WorkerConfig:
+    options: dict[str, Any] = {}
+    if arguments.config is not None:
+        options = read_options(Path(arguments.config))
+    given = {
+        "role": arguments.role,
+        "listen": arguments.listen,
+        "connector": arguments.connector,
+        "data_port": arguments.data_port,
+        "advertise": arguments.advertise,
+        "drain_s": arguments.drain,
+    }
+    engine = given_knobs(arguments)
+    if arguments.model is not None:
+        engine["model"] = arguments.model
+    flags = {name: value for name, value in given.items() if value is not None}
+    inner = {"rpc": given_plane_flags(arguments), "engine": engine}
+    return WorkerConfig.from_mapping(merged(options, {**flags, **inner}))
+
+
+async def _serve(config: WorkerConfig, plane: Plane, engine: Engine) -> None:
+    worker = await _start(config, plane, engine)
+    try:
+        with plane_errors_as_config_errors():
+            address = await worker.serve()
+        answer(f"{config.role} worker at {address}")
+        await _until_drained(worker, config.drain_s)
+    finally:
+        await worker.stop()
+
+
+async def _start(config: WorkerConfig, plane: Plane, engine: Engine) -> Node:
+    from kv_transfer.errors import ConnectorUnavailable
+
+    try:
+        worker = _make(config, plane, engine)
+        await worker.start()
+    except ConnectorUnavailable as error:
+        raise ConfigError("connector", str(error)) from error
+    return worker
+
+
+def _make(config: WorkerConfig, plane: Plane, engine: Engine) -> Node:
+    from decode_worker.worker import DecodeWorker
+    from prefill_worker.node import Node
+
+    workers = {WorkerRole.PREFILL: Node, WorkerRole.DECODE: DecodeWorker}
+    return workers[config.role](_node_config(config, plane), engine)
+
+
+def _node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
+    from kv_transfer.registry import ConnectorConfig
+    from kv_transfer.socket_connector import SocketConfig
+    from kv_transfer.socket_tls import SocketTls
+    from prefill_worker.node import NodeConfig
+    from protos.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+
+    rpc, tls = config.rpc, None
+    if rpc.tls_certificate is not None and rpc.tls_key is not None:
+        tls = SocketTls.load(
+            rpc.tls_certificate, rpc.tls_key, rpc.tls_authority, rpc.tls_server_name
+        )
+    socket = SocketConfig(config.host, config.data_port, config.advertise, tls=tls)
+    secret = b"" if plane.secret is None else plane.secret.value
+    both = (ConnectorChoice.NIXL, ConnectorChoice.SOCKET)
+    auto = config.connector is ConnectorChoice.AUTO
+    return NodeConfig(
+        listen=config.listen,
+        role=ROLE_PREFILL if config.role is WorkerRole.PREFILL else ROLE_DECODE,
+        max_num_seqs=config.engine.max_num_seqs,
+        connectors=tuple(map(str, both if auto else (config.connector,))),
+        connector=ConnectorConfig(secret=secret, socket=socket),
+        stall_timeout_s=config.engine.stall_timeout_s,
+        plane=plane,
+    )
+
+
+async def _until_drained(worker: Node, drain_s: float) -> None:
+    """The first signal lets what runs go on for a while; the second one ends it."""
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    await signals.get()
+    say(f"draining, for {drain_s:g} s at most; again to stop at once")
+    drain = asyncio.create_task(_drain(worker, drain_s))
+    again = asyncio.create_task(signals.get())
+    await asyncio.wait([drain, again], return_when=asyncio.FIRST_COMPLETED)
+    for task in (drain, again):
+        task.cancel()
+
+
+async def _drain(worker: Node, drain_s: float) -> None:
+    async for _ in worker.drain(drain_s):
+        pass

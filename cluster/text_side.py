@@ -1,0 +1,41 @@
+"""What of a model needs no weights: how its text is read and written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.served_model import ServedModel
+from engine.config import EngineConfig
+from engine.generation_defaults import GenerationDefaults
+from engine.model_source import ModelSource, resolve_model
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TextSide:
+    source: ModelSource
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    names: tuple[str, ...]
+
+    def model(
+        self, max_model_len: int, vocab_size: int, defaults: GenerationDefaults
+    ) -> ServedModel:
+        return ServedModel(
+            names=self.names,
+            root=self.source.name,
+            tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            defaults=defaults,
+        )
+
+
+def load_text_side(config: EngineConfig, names: Sequence[str], *, weights: bool) -> TextSide:
+    """`names` are what the model is served as; by default its own. With `weights`, a model
+    without them is refused, or they are downloaded."""
+    source = resolve_model(config.model, config.revision, config.download_dir, weights=weights)
+    tokenizer = Tokenizer.from_folder(source.folder)
+    template = ChatTemplate.from_folder(source.folder, tokenizer.special_tokens)
+    return TextSide(source, tokenizer, template, tuple(names) or (source.name,))

@@ -1,0 +1,145 @@
+"""What `kvrelay worker` needs to know: a YAML file, flags, or both."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import yaml
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from protos.address import MAX_PORT, Address
+from protos.errors import PlaneError
+from protos.rpc import RpcConfig
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+UNSPECIFIED = ("0.0.0.0", "::")
+
+
+class WorkerRole(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class ConnectorChoice(StrEnum):
+    AUTO = "auto"
+    NIXL = "nixl"
+    SOCKET = "socket"
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Checked when made; unknown keys are errors that name them.
+
+    `advertise` is the host that peers are told for `data_port`, where it is not that of
+    `listen`. `drain_s`: how long a worker that is to end lets its requests go on.
+    """
+
+    role: WorkerRole
+    listen: str = "127.0.0.1:0"
+    connector: ConnectorChoice = ConnectorChoice.AUTO
+    data_port: int = 0
+    advertise: str | None = None
+    drain_s: float = 30.0
+    rpc: RpcConfig = field(default_factory=RpcConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        try:
+            address = Address.parse(self.listen, "listen")
+        except PlaneError as error:
+            raise ConfigError("listen", str(error).removeprefix("listen: ")) from error
+        if not 0 <= self.data_port <= MAX_PORT:
+            raise ConfigError("data_port", f"{self.data_port}, must be in 0..{MAX_PORT}")
+        if not 0 <= self.drain_s <= 86400:
+            raise ConfigError("drain_s", f"{self.drain_s}, must be in 0..86400")
+        if address.host in UNSPECIFIED and self.advertise is None:
+            message = f"must say how peers reach this machine, as {address.host} does not"
+            raise ConfigError("advertise", message)
+
+    @property
+    def host(self) -> str:
+        return Address.parse(self.listen).host
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> Self:
+        """As in YAML: `rpc` and `engine` are mappings themselves."""
+        values = dict(options)
+        _check_keys("", values, {f.name for f in fields(cls)})
+        if "role" not in values:
+            raise ConfigError("role", f"must be given: {' or '.join(WorkerRole)}")
+        values["role"] = _choice("role", values["role"], WorkerRole)
+        if "connector" in values:
+            values["connector"] = _choice("connector", values["connector"], ConnectorChoice)
+        values["rpc"] = _rpc(_mapping("rpc", values.get("rpc")))
+        values["engine"] = EngineConfig.from_mapping(_mapping("engine", values.get("engine")))
+        _check_type("listen", values, str)
+        _check_type("advertise", values, str, type(None))
+        _check_type("data_port", values, int)
+        _check_type("drain_s", values, int, float)
+        return cls(**values)
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    try:
+        options = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError("config", f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("config", f"{path} is no YAML: {_in_one_line(error)}") from error
+    return dict(_mapping("config", options))
+
+
+def merged(options: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` wins, key by key in inner mappings too."""
+    result = dict(options)
+    for key, value in over.items():
+        if isinstance(value, Mapping):
+            value = merged(_mapping(key, result.get(key)), value)
+        result[key] = value
+    return result
+
+
+def _rpc(options: Mapping[str, Any]) -> RpcConfig:
+    _check_keys("rpc.", options, {f.name for f in fields(RpcConfig)})
+    for name in options:
+        _check_type(name, options, str, type(None), prefix="rpc.")
+    return replace(RpcConfig(), **options)
+
+
+def _mapping(name: str, value: object) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(name, "must be a mapping from names to values")
+    return value
+
+
+def _check_keys(prefix: str, options: Mapping[str, Any], known: set[str]) -> None:
+    for name in options:
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise ConfigError(f"{prefix}{name}", f"unknown option; known are {names}")
+
+
+def _choice(name: str, value: object, choices: type[_Choice]) -> _Choice:
+    for choice in choices:
+        if choice == value:
+            return choice
+    raise ConfigError(name, f"{value!r}, must be {' or '.join(choices)}")
+
+
+def _check_type(name: str, options: Mapping[str, Any], *types: type, prefix: str = "") -> None:
+    if name not in options:
+        return
+    value = options[name]
+    if not isinstance(value, types) or isinstance(value, bool):
+        words = " or ".join(t.__name__.replace("NoneType", "null") for t in types)
+        raise ConfigError(f"{prefix}{name}", f"{value!r}, must be {words}")
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

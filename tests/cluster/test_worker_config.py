@@ -1,0 +1,156 @@
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import cli
+from cluster.commands import worker
+from cluster.worker_config import ConnectorChoice, WorkerConfig, WorkerRole, read_options
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from protos.rpc import RpcConfig
+
+WHOLE = """
+role: decode
+listen: 10.0.0.7:9000
+connector: socket
+data_port: 9001
+advertise: gpu-7
+drain_s: 5
+rpc:
+  secret_file: /etc/kvrelay/secret
+  tls_server_name: workers
+engine:
+  model: some/model
+  block_size: 32
+"""
+
+
+def config_of(words: list[str]) -> WorkerConfig:
+    parser = argparse.ArgumentParser()
+    worker.add_arguments(parser)
+    return worker.worker_config(parser.parse_args(words))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "worker.yaml"
+    path.write_text(WHOLE)
+    return path
+
+
+def test_a_file_says_everything(file: Path) -> None:
+    assert config_of(["--config", str(file)]) == WorkerConfig(
+        WorkerRole.DECODE,
+        "10.0.0.7:9000",
+        ConnectorChoice.SOCKET,
+        9001,
+        "gpu-7",
+        5,
+        RpcConfig(secret_file="/etc/kvrelay/secret", tls_server_name="workers"),
+        EngineConfig(model="some/model", block_size=32),
+    )
+
+
+def test_flags_win_key_by_key(file: Path) -> None:
+    words = ["--role", "prefill", "--block-size", "64", "--secret-file", "mine", "other/model"]
+    config = config_of(["--config", str(file), *words])
+    assert config.role is WorkerRole.PREFILL
+    assert config.engine == EngineConfig(model="other/model", block_size=64)
+    assert config.rpc == RpcConfig(secret_file="mine", tls_server_name="workers")
+    assert config.data_port == 9001
+
+
+def test_flags_alone_are_enough() -> None:
+    assert config_of(["--role", "prefill"]) == WorkerConfig(WorkerRole.PREFILL)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("role", {}),
+        ("role", {"role": "both"}),
+        ("role", {"role": None}),
+        ("lisen", {"lisen": "x"}),
+        ("listen", {"listen": 8000}),
+        ("listen", {"listen": "8000"}),
+        ("listen", {"listen": "host:70000"}),
+        ("connector", {"connector": "carrier pigeon"}),
+        ("data_port", {"data_port": 70000}),
+        ("data_port", {"data_port": "9001"}),
+        ("data_port", {"data_port": True}),
+        ("drain_s", {"drain_s": -1}),
+        ("drain_s", {"drain_s": float("nan")}),
+        ("advertise", {"listen": "0.0.0.0:9000"}),
+        ("advertise", {"advertise": 7}),
+        ("rpc", {"rpc": "secret"}),
+        ("rpc.secret", {"rpc": {"secret": "in the open"}}),
+        ("rpc.secret_file", {"rpc": {"secret_file": 7}}),
+        ("engine", {"engine": ["model"]}),
+        ("blok_size", {"engine": {"blok_size": 16}}),
+        ("block_size", {"engine": {"block_size": 12}}),
+    ],
+)
+def test_what_is_wrong_is_named(field: str, options: dict[str, Any]) -> None:
+    if field != "role":
+        options = {"role": "decode", **options}
+    with pytest.raises(ConfigError) as caught:
+        WorkerConfig.from_mapping(options)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("text", ["role: [", "- role", "7: x", "\x00", "!!python/object:os.x {}"])
+def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "worker.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_options(path)
+    assert caught.value.field == "config"
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "worker.yaml"
+    path.write_text("")
+    assert read_options(path) == {}
+    with pytest.raises(ConfigError, match="config: .*cannot be read"):
+        read_options(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["worker"], "role: must be given: prefill or decode"),
+        (["worker", "--role", "decode", "--listen", "0.0.0.0:1"], "advertise: must say"),
+        (
+            ["worker", "--role", "decode", "--listen", "192.0.2.1:1"],
+            "listen: 192.0.2.1:1 is",
+        ),
+        (["worker", "--role", "decode", "--secret-file", "/none"], "secret_file: /none cannot"),
+        (["worker", "--role", "decode", "--tls-key", "x"], "tls_certificate: certificate and key"),
+        (["worker", "--config", "/no/such"], "config: /no/such cannot be read"),
+        (["generate", "bundled", "--prompt", "x", "--prefill", "h:1"], "prefill: needs --session"),
+        (["serve", "--port", "0", "--secret-file", "x"], "secret_file: needs --session"),
+        (["serve", "--port", "0", "--session", "h"], "session: 'h', must be HOST:PORT"),
+        (
+            ["serve", "--port", "0", "--session", "h:1", "--block-size", "16"],
+            "block_size: is the worker's own",
+        ),
+        (
+            ["generate", "bundled", "--prompt", "x", "--session", "127.0.0.1:1"],
+            "127.0.0.1:1: UNAVAILABLE: ",
+        ),
+    ],
+)
+def test_wrong_values_are_told_in_one_line(
+    words: list[str],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("KVRELAY_SECRET", raising=False)
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvrelay {words[0]}: {reason}")
+    assert error.count("\n") == 1
