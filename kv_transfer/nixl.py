@@ -36,6 +36,7 @@ def prepare_environment(regions: Sequence[PoolRegion]) -> None:
         # Off by default without NVLink: a READ between GPUs of one host would need the holder.
         os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
 
 
 def load() -> Any:

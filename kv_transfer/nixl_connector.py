@@ -4,6 +4,8 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
 from typing import Self
 
 from kv_transfer import nixl
@@ -17,6 +19,8 @@ from kv_transfer.pool_description import PoolDescription
 NAME = "nixl"
 _MIN_PIECE_BYTES = 2 << 20  # below it a second lane gains nothing
 _LANE_PERIOD_S = 0.1  # of lanes that nobody connects to
+_CONNECT_S = 10.0  # it takes 10 ms
+_HOST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class NixlConnector:
             Lane(f"nixl-lane-{i}", regions, self._backlog, period)
             for i, period in enumerate(periods)
         ]
-        self._payload = b""
+        self._agent = b""
 
     @classmethod
     async def open(
@@ -68,29 +72,35 @@ class NixlConnector:
         config: NixlConfig | None = None,
     ) -> Self:
         connector = cls(regions, incarnation, secret, config or NixlConfig())
-        payloads = [asyncio.wrap_future(lane.metadata) for lane in connector._lanes]
+        agents = [asyncio.wrap_future(lane.metadata) for lane in connector._lanes]
         try:
-            connector._payload, *_ = await asyncio.gather(*payloads)
-        except TransferError:
+            connector._agent, *_ = await asyncio.gather(*agents)
+        except BaseException:
             await connector.close()
             raise
         return connector
 
     def metadata(self) -> bytes:
-        description = PoolDescription(NAME, self._incarnation, self._regions, self._payload)
+        payload = _host() + self._agent
+        description = PoolDescription(NAME, self._incarnation, self._regions, payload)
         return description.encode(self._secret)
 
     async def connect(self, incarnation: int, metadata: bytes) -> "NixlPeer":
         description = PoolDescription.decode(metadata, NAME, self._secret)
         description.check_fits(self._regions, incarnation)
-        shared = SharedPeer(description.payload, description.regions)
+        host, agent = description.payload[:_HOST_BYTES], description.payload[_HOST_BYTES:]
+        shared = SharedPeer(agent, description.regions)
         added = [asyncio.wrap_future(lane.add_peer(shared)) for lane in self._lanes]
-        outcomes = await asyncio.gather(*added, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if outcome is not None]
-        if failures:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await asyncio.gather(*added)
+        except TimeoutError as e:
             self.remove(shared)
-            raise failures[0]
-        return NixlPeer(self, shared)
+            raise TransferError("nixl is busy, or has failed") from e
+        except BaseException:
+            self.remove(shared)
+            raise
+        return NixlPeer(self, shared, "ucx on one host" if host == _host() else "ucx")
 
     def set_busy(self, busy: bool) -> None:
         config = self._config
@@ -128,9 +138,8 @@ class NixlConnector:
 class NixlPeer:
     """A peer's pool; forgotten once it is disconnected and its last read has ended."""
 
-    transport = "ucx"
-
-    def __init__(self, connector: NixlConnector, shared: SharedPeer) -> None:
+    def __init__(self, connector: NixlConnector, shared: SharedPeer, transport: str) -> None:
+        self.transport = transport
         self._connector = connector
         self._shared = shared
         self._connected = True
@@ -164,3 +173,11 @@ class NixlPeer:
     def _remove_if_unused(self) -> None:
         if not self._connected and not self._num_reads:
             self._connector.remove(self._shared)
+
+
+def _host() -> bytes:
+    """Equal in processes that may read each other's memory: one kernel, one PID namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    return blake2b(
+        boot + os.readlink("/proc/self/ns/pid").encode(), digest_size=_HOST_BYTES
+    ).digest()

@@ -95,6 +95,8 @@ class Lane:
         answer: Future[T] = Future()
 
         def do() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(work())
             except TransferError as e:
@@ -104,6 +106,8 @@ class Lane:
         return answer
 
     def _run(self) -> None:
+        if not self.metadata.set_running_or_notify_cancel():
+            return
         try:
             self._agent = Agent(self._regions)
         except TransferError as e:
@@ -113,17 +117,23 @@ class Lane:
             self.metadata.set_exception(e)
             raise
         self.metadata.set_result(self._agent.metadata())
+        try:
+            self._work()
+        finally:
+            self._backlog.close()  # long done, unless the work failed
+            if self._open:
+                _abandoned.append((self._agent, self._open, self._regions))
+        if not self._open:
+            for peer in list(self._peers):
+                self._remove_peer(peer)
+            self._agent.close()
+
+    def _work(self) -> None:
         while self._stop_at is None or (self._open and time.monotonic() < self._stop_at):
             self._wait()
             self._posted = self._post()
             self._poll()
             self._agent.progress()
-        if self._open:
-            _abandoned.append((self._agent, self._open, self._regions))
-            return
-        for peer in list(self._peers):
-            self._remove_peer(peer)
-        self._agent.close()
 
     def _stop(self) -> None:
         self._stop_at = time.monotonic() + _CLOSE_S

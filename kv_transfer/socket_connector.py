@@ -47,6 +47,10 @@ class SocketConnector:
     def __init__(
         self, regions: Sequence[PoolRegion], incarnation: int, secret: bytes, config: SocketConfig
     ) -> None:
+        if config.advertise is None and config.host in ("", "0.0.0.0", "::"):
+            raise ConnectorUnavailable(
+                f"advertise: peers cannot connect to {config.host!r}; name this machine's address"
+            )
         self._pool = PoolBytes(regions)
         self._incarnation = incarnation
         self._secret = secret

@@ -65,10 +65,11 @@ class Child:
 
         def send_half(sock: Any, views: list[memoryview]) -> None:
             names["send_views"] = send
-            half = len(views) // 2
-            send(sock, views[:half])
+            first, *others = views
+            half = len(first) // 2
+            send(sock, [first[:half]])
             os.kill(os.getpid(), signal.SIGSTOP)
-            send(sock, views[half:])
+            send(sock, [first[half:], *others])
 
         names["send_views"] = send_half
 

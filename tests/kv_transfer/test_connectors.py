@@ -152,6 +152,21 @@ async def test_reads_go_on_after_a_disconnect_and_none_begin(pair: Pair) -> None
     again.disconnect()
 
 
+async def test_a_connect_that_is_cancelled_leaves_the_connector_well(pair: Pair) -> None:
+    holder = pair.holder
+    for turns in range(4):
+        connecting = asyncio.ensure_future(
+            pair.reader.connector.connect(holder.incarnation, holder.connector.metadata())
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.wait([connecting])
+    peer = await pair.reader.connector.connect(holder.incarnation, holder.connector.metadata())
+    await within(5, peer.read(0, [5], [6]).ended)
+    peer.disconnect()
+
+
 async def test_another_incarnation_is_refused(pair: Pair) -> None:
     with pytest.raises(IncompatiblePeer) as refusal:
         await pair.reader.connector.connect(

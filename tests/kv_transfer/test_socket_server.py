@@ -244,6 +244,11 @@ def test_an_address_that_cannot_be_listened_at_is_named() -> None:
         SocketConnector(Pool().regions, 2, SECRET, SocketConfig(host="192.0.2.1"))
 
 
+def test_an_address_that_means_any_has_to_be_told_to_peers() -> None:
+    with pytest.raises(ConnectorUnavailable, match="advertise"):
+        SocketConnector(Pool().regions, 2, SECRET, SocketConfig(host="0.0.0.0"))
+
+
 def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("none")
     with pytest.raises(ConnectorUnavailable, match="TLS"):
