@@ -10,12 +10,14 @@ import yaml
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from kv_transfer.config import ExchangeConfig
 from protos.address import MAX_PORT, Address
 from protos.errors import PlaneError
 from protos.rpc import RpcConfig
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
+_EXCHANGE_BOUNDS = {"max_leases": 1 << 20, "max_quarantined_share": 1.0, "stuck_after_s": 3600.0}
 UNSPECIFIED = ("0.0.0.0", "::")
 
 
@@ -45,6 +47,7 @@ class WorkerConfig:
     advertise: str | None = None
     drain_s: float = 30.0
     rpc: RpcConfig = field(default_factory=RpcConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -66,7 +69,7 @@ class WorkerConfig:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Self:
-        """As in YAML: `rpc` and `engine` are mappings themselves."""
+        """As in YAML: `rpc`, `exchange` and `engine` are mappings themselves."""
         values = dict(options)
         _check_keys("", values, {f.name for f in fields(cls)})
         if "role" not in values:
@@ -75,6 +78,7 @@ class WorkerConfig:
         if "connector" in values:
             values["connector"] = _choice("connector", values["connector"], ConnectorChoice)
         values["rpc"] = _rpc(_mapping("rpc", values.get("rpc")))
+        values["exchange"] = _exchange(_mapping("exchange", values.get("exchange")))
         values["engine"] = EngineConfig.from_mapping(_mapping("engine", values.get("engine")))
         _check_type("listen", values, str)
         _check_type("advertise", values, str, type(None))
@@ -108,6 +112,27 @@ def _rpc(options: Mapping[str, Any]) -> RpcConfig:
     for name in options:
         _check_type(name, options, str, type(None), prefix="rpc.")
     return replace(RpcConfig(), **options)
+
+
+def _exchange(options: Mapping[str, Any]) -> ExchangeConfig:
+    _check_keys("exchange.", options, {f.name for f in fields(ExchangeConfig)})
+    _check_bool("exchange.checksums", options.get("checksums", False))
+    for name in options.keys() - {"checksums"}:
+        types = (int,) if name == "max_leases" else (int, float)
+        _check_type(name, options, *types, prefix="exchange.")
+    config = replace(ExchangeConfig(), **options)
+    for name, high in _EXCHANGE_BOUNDS.items():
+        value = getattr(config, name)
+        if not 0 < value <= high:
+            raise ConfigError(f"exchange.{name}", f"{value}, must be above 0, at most {high:g}")
+    if not config.slow_bytes_per_s >= 0:
+        raise ConfigError("exchange.slow_bytes_per_s", "must not be negative")
+    return config
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(name, f"{value!r}, must be true or false")
 
 
 def _mapping(name: str, value: object) -> Mapping[str, Any]:

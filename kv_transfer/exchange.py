@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import grpc
 
 from kv_cache.handover import HeldRange
 from kv_cache.transfers import TransferHold
 from kv_transfer.checksum import checksum
+from kv_transfer.config import ExchangeConfig
 from kv_transfer.connector import Connector, PoolRegion
 from kv_transfer.faults import Faults
 from kv_transfer.holder import Holder, HolderConfig
@@ -22,16 +22,6 @@ from protos.handoff_pb2 import Ask
 from protos.worker_pb2 import ConnectorOffer, DescribeRequest
 
 
-@dataclass(frozen=True)
-class ExchangeConfig:
-    block_size: int
-    max_leases: int = 1024
-    max_quarantined_share: float = 0.25  # of all blocks, before the worker is unhealthy
-    stuck_after_s: float = 5.0  # a holder whose engine does not turn is left
-    slow_bytes_per_s: float = 0.0
-    checksums: bool = False  # of every block that is handed out; the puller compares
-
-
 class Exchange:
     """Made on a running event loop, closed on it; owns what it was given but the memory.
 
@@ -41,6 +31,7 @@ class Exchange:
     def __init__(
         self,
         config: ExchangeConfig,
+        block_size: int,
         me: DescribeRequest,
         regions: Sequence[PoolRegion],
         connectors: Sequence[Connector],
@@ -49,7 +40,7 @@ class Exchange:
         end_quarantine: Callable[[TransferHold], None],
         faults: Faults,
     ) -> None:
-        self._config = config
+        self._puller = PullerConfig(block_size, config.stuck_after_s)
         self._regions = regions
         self._connectors = connectors
         self._faults = faults
@@ -63,7 +54,6 @@ class Exchange:
             self._set_busy,
             faults,
         )
-        self._reading: set[HandOff] = set()
 
     def offers(self) -> list[ConnectorOffer]:
         memory = self._regions[0].memory
@@ -75,7 +65,7 @@ class Exchange:
     def hand_off(self, link: Link, ask: Ask, target: HeldRange, timeout_s: float | None) -> HandOff:
         """To be run once by the caller, who owns the target's blocks."""
         return HandOff(
-            PullerConfig(self._config.block_size, self._config.stuck_after_s),
+            self._puller,
             link,
             ask,
             target,

@@ -1,15 +1,18 @@
 """Faults on purpose, so that tests meet them at an exact point and not by luck.
 
     KVRELAY_FAULTS="holder.chunk:2=kill holder.commit=release"
+    KVRELAY_FAULTS=@FILE
 
 An action happens when its point is reached for the given time (the first by default): `kill`
 and `stop` are signals to the own process, `fail` raises, and any other word is handed to the
-place that asked, which knows what it means. Without the variable nothing ever happens.
+place that asked, which knows what it means. A file is read again whenever it has changed, and
+counting begins anew. Without the variable nothing ever happens.
 """
 
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 from kv_transfer.errors import TransferError
 
@@ -24,8 +27,21 @@ class Faults:
     """Counts how often each point was reached."""
 
     def __init__(self, text: str = "") -> None:
+        self._file = Path(text[1:]) if text.startswith("@") else None
+        self._text = ""
         self._actions: dict[tuple[str, int], str] = {}
         self._reached: Counter[str] = Counter()
+        if self._file is None:
+            self._read(text)
+
+    @classmethod
+    def of_environment(cls) -> "Faults":
+        return cls(os.environ.get(VARIABLE, ""))
+
+    def _read(self, text: str) -> None:
+        self._text = text
+        self._actions.clear()
+        self._reached.clear()
         for word in text.split():
             place, is_one, action = word.partition("=")
             point, _, time = place.partition(":")
@@ -33,12 +49,10 @@ class Faults:
                 raise FaultError(f"{word!r}, must be POINT[:TIME]=ACTION")
             self._actions[point, int(time or "1")] = action
 
-    @classmethod
-    def of_environment(cls) -> "Faults":
-        return cls(os.environ.get(VARIABLE, ""))
-
     def reach(self, point: str) -> str | None:
         """The action that the caller must do itself, if there is one."""
+        if self._file is not None and (text := self._file.read_text()) != self._text:
+            self._read(text)
         if not self._actions:
             return None
         self._reached[point] += 1

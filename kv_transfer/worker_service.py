@@ -28,8 +28,8 @@ class ServingWorker(Protocol):
     @property
     def description(self) -> WorkerDescription: ...
 
-    def check_health(self) -> HealthReport:
-        """Never blocks: a stuck engine is what it is asked about."""
+    async def check_health(self, check_integrity: bool) -> HealthReport:
+        """Answers within seconds: a stuck engine is what it is asked about."""
         ...
 
     def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
@@ -60,7 +60,7 @@ class WorkerService(WorkerServicer):
         request: HealthRequest,
         context: grpc.aio.ServicerContext[HealthRequest, HealthReport],
     ) -> HealthReport:
-        return self._worker.check_health()
+        return await self._worker.check_health(request.check_integrity)
 
     async def Drain(
         self,

@@ -10,12 +10,13 @@ from importlib.metadata import version
 from engine.async_engine import AsyncEngine
 from engine.describe_worker import describe_format, describe_worker
 from engine.engine import Engine
-from engine.errors import UnavailableError
+from engine.errors import EngineError, UnavailableError
 from engine.handoff import Reservation
+from kv_transfer.config import ExchangeConfig
 from kv_transfer.connector import Connector, PoolRegion
 from kv_transfer.errors import ConnectorUnavailable
 from kv_transfer.event_service import EventService
-from kv_transfer.exchange import Exchange, ExchangeConfig
+from kv_transfer.exchange import Exchange
 from kv_transfer.faults import Faults
 from kv_transfer.registry import ConnectorConfig, open_connector
 from kv_transfer.worker_service import WorkerService
@@ -38,6 +39,7 @@ from protos.worker_pb2_grpc import add_WorkerServicer_to_server
 logger = logging.getLogger(__name__)
 
 DRAIN_PERIOD_S = 0.1
+INTEGRITY_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,7 @@ class NodeConfig:
     max_num_seqs: int = 0  # for the description
     connectors: tuple[str, ...] = ("nixl", "socket")
     connector: ConnectorConfig = ConnectorConfig()
-    max_leases: int = 1024
-    max_quarantined_share: float = 0.25
-    stuck_after_s: float = 5.0
-    slow_bytes_per_s: float = 0.0
-    checksums: bool = False
+    exchange: ExchangeConfig = ExchangeConfig()
     stall_timeout_s: float = 60.0
     plane: Plane = field(default_factory=Plane)
 
@@ -87,7 +85,8 @@ class Node:
             format=describe_format(info.fingerprint, info.cache.layouts),
         )
         self.exchange = Exchange(
-            self._exchange_config(),
+            self.config.exchange,
+            info.shape.block_size,
             me,
             regions,
             connectors,
@@ -136,11 +135,22 @@ class Node:
             return str(error)
         return self.exchange.quarantine.problem
 
-    def check_health(self) -> HealthReport:
+    async def check_health(self, check_integrity: bool) -> HealthReport:
         problem = self.problem()
+        if problem is None and check_integrity:
+            problem = await self._integrity_problem()
         return HealthReport(
             healthy=problem is None, reason=problem or "", num_steps=self.engine.engine.num_steps
         )
+
+    async def _integrity_problem(self) -> str | None:
+        try:
+            async with asyncio.timeout(INTEGRITY_TIMEOUT_S):
+                return await self.engine.ask(_find_inconsistency)
+        except TimeoutError:
+            return f"the engine did not answer within {INTEGRITY_TIMEOUT_S:.0f} s"
+        except EngineError as error:
+            return str(error)
 
     def begin_drain(self) -> None:
         self.draining = True
@@ -170,17 +180,6 @@ class Node:
             opened.append(connector)
         return opened
 
-    def _exchange_config(self) -> ExchangeConfig:
-        config = self.config
-        return ExchangeConfig(
-            block_size=self.engine.engine.info.shape.block_size,
-            max_leases=config.max_leases,
-            max_quarantined_share=config.max_quarantined_share,
-            stuck_after_s=config.stuck_after_s,
-            slow_bytes_per_s=config.slow_bytes_per_s,
-            checksums=config.checksums,
-        )
-
     def _describe(self) -> WorkerDescription:
         return describe_worker(
             self.engine.engine.info,
@@ -190,6 +189,14 @@ class Node:
             self.config.max_num_seqs,
             self.exchange.offers(),
         )
+
+
+def _find_inconsistency(engine: Engine) -> str | None:
+    try:
+        engine.check_integrity()
+    except AssertionError as error:
+        return f"the cache is inconsistent: {error}"
+    return None
 
 
 def _regions(engine: Engine) -> list[PoolRegion]:

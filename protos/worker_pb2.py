@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos import generation_pb2 as protos_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\nkvrelay.v1\x1a\x17protos/generation.proto\"\x8a\x01\n\x0b\x43\x61\x63heFormat\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x11\n\tkv_format\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x17\n\x0ftensor_parallel\x18\x04 \x01(\r\x12&\n\x06groups\x18\x05 \x03(\x0b\x32\x16.kvrelay.v1.CacheGroup\"z\n\nCacheGroup\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x0e\n\x06widths\x18\x03 \x03(\r\x12\x13\n\x06window\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nblob_bytes\x18\x05 \x01(\x04\x42\t\n\x07_window\"\x82\x01\n\x0f\x44\x65scribeRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12,\n\x06\x66ormat\x18\x04 \x01(\x0b\x32\x17.kvrelay.v1.CacheFormatH\x00\x88\x01\x01\x42\t\n\x07_format\"\xf7\x01\n\x11WorkerDescription\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x1e\n\x04role\x18\x04 \x01(\x0e\x32\x10.kvrelay.v1.Role\x12\r\n\x05model\x18\x05 \x01(\t\x12\'\n\x06\x66ormat\x18\x06 \x01(\x0b\x32\x17.kvrelay.v1.CacheFormat\x12.\n\nconnectors\x18\x07 \x03(\x0b\x32\x1a.kvrelay.v1.ConnectorOffer\x12\"\n\x06limits\x18\x08 \x01(\x0b\x32\x12.kvrelay.v1.Limits\"@\n\x0e\x43onnectorOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06memory\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\"]\n\x06Limits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x03(\r\"\x0f\n\rHealthRequest\"B\n\x0cHealthReport\x12\x0f\n\x07healthy\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tnum_steps\x18\x03 \x01(\x04\"#\n\x0c\x44rainRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"n\n\rDrainProgress\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x12\n\nnum_leases\x18\x02 \x01(\r\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12$\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.Failure*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xd4\x01\n\x06Worker\x12\x46\n\x08\x44\x65scribe\x12\x1b.kvrelay.v1.DescribeRequest\x1a\x1d.kvrelay.v1.WorkerDescription\x12\x42\n\x0b\x43heckHealth\x12\x19.kvrelay.v1.HealthRequest\x1a\x18.kvrelay.v1.HealthReport\x12>\n\x05\x44rain\x12\x18.kvrelay.v1.DrainRequest\x1a\x19.kvrelay.v1.DrainProgress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\nkvrelay.v1\x1a\x17protos/generation.proto\"\x8a\x01\n\x0b\x43\x61\x63heFormat\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x11\n\tkv_format\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x17\n\x0ftensor_parallel\x18\x04 \x01(\r\x12&\n\x06groups\x18\x05 \x03(\x0b\x32\x16.kvrelay.v1.CacheGroup\"z\n\nCacheGroup\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x0e\n\x06widths\x18\x03 \x03(\r\x12\x13\n\x06window\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nblob_bytes\x18\x05 \x01(\x04\x42\t\n\x07_window\"\x82\x01\n\x0f\x44\x65scribeRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12,\n\x06\x66ormat\x18\x04 \x01(\x0b\x32\x17.kvrelay.v1.CacheFormatH\x00\x88\x01\x01\x42\t\n\x07_format\"\xf7\x01\n\x11WorkerDescription\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x1e\n\x04role\x18\x04 \x01(\x0e\x32\x10.kvrelay.v1.Role\x12\r\n\x05model\x18\x05 \x01(\t\x12\'\n\x06\x66ormat\x18\x06 \x01(\x0b\x32\x17.kvrelay.v1.CacheFormat\x12.\n\nconnectors\x18\x07 \x03(\x0b\x32\x1a.kvrelay.v1.ConnectorOffer\x12\"\n\x06limits\x18\x08 \x01(\x0b\x32\x12.kvrelay.v1.Limits\"@\n\x0e\x43onnectorOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06memory\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\"]\n\x06Limits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x03(\r\"(\n\rHealthRequest\x12\x17\n\x0f\x63heck_integrity\x18\x01 \x01(\x08\"B\n\x0cHealthReport\x12\x0f\n\x07healthy\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\tnum_steps\x18\x03 \x01(\x04\"#\n\x0c\x44rainRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r\"n\n\rDrainProgress\x12\x15\n\rnum_sequences\x18\x01 \x01(\r\x12\x12\n\nnum_leases\x18\x02 \x01(\r\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12$\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.Failure*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xd4\x01\n\x06Worker\x12\x46\n\x08\x44\x65scribe\x12\x1b.kvrelay.v1.DescribeRequest\x1a\x1d.kvrelay.v1.WorkerDescription\x12\x42\n\x0b\x43heckHealth\x12\x19.kvrelay.v1.HealthRequest\x1a\x18.kvrelay.v1.HealthReport\x12>\n\x05\x44rain\x12\x18.kvrelay.v1.DrainRequest\x1a\x19.kvrelay.v1.DrainProgress0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1103
-  _globals['_ROLE']._serialized_end=1166
+  _globals['_ROLE']._serialized_start=1128
+  _globals['_ROLE']._serialized_end=1191
   _globals['_CACHEFORMAT']._serialized_start=61
   _globals['_CACHEFORMAT']._serialized_end=199
   _globals['_CACHEGROUP']._serialized_start=201
@@ -47,13 +47,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LIMITS']._serialized_start=774
   _globals['_LIMITS']._serialized_end=867
   _globals['_HEALTHREQUEST']._serialized_start=869
-  _globals['_HEALTHREQUEST']._serialized_end=884
-  _globals['_HEALTHREPORT']._serialized_start=886
-  _globals['_HEALTHREPORT']._serialized_end=952
-  _globals['_DRAINREQUEST']._serialized_start=954
-  _globals['_DRAINREQUEST']._serialized_end=989
-  _globals['_DRAINPROGRESS']._serialized_start=991
-  _globals['_DRAINPROGRESS']._serialized_end=1101
-  _globals['_WORKER']._serialized_start=1169
-  _globals['_WORKER']._serialized_end=1381
+  _globals['_HEALTHREQUEST']._serialized_end=909
+  _globals['_HEALTHREPORT']._serialized_start=911
+  _globals['_HEALTHREPORT']._serialized_end=977
+  _globals['_DRAINREQUEST']._serialized_start=979
+  _globals['_DRAINREQUEST']._serialized_end=1014
+  _globals['_DRAINPROGRESS']._serialized_start=1016
+  _globals['_DRAINPROGRESS']._serialized_end=1126
+  _globals['_WORKER']._serialized_start=1194
+  _globals['_WORKER']._serialized_end=1406
 # @@protoc_insertion_point(module_scope)

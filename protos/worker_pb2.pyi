@@ -251,12 +251,17 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 class HealthRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_INTEGRITY_FIELD_NUMBER: _builtins.int
+    check_integrity: _builtins.bool
+    """of cache and scheduler too, which takes the engine a moment"""
     def __init__(
         self,
+        *,
+        check_integrity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_integrity", b"check_integrity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

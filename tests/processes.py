@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from asyncio.subprocess import Process
@@ -13,10 +14,15 @@ ROOT = Path(__file__).parents[1]
 
 
 @asynccontextmanager
-async def python(*words: str) -> AsyncIterator[tuple[Process, str]]:
+async def python(*words: str, **environment: str) -> AsyncIterator[tuple[Process, str]]:
     """The process and its first line; killed at the end if it runs still."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, *words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        sys.executable,
+        *words,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         assert child.stdout is not None

@@ -145,6 +145,7 @@ def _node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
         max_num_seqs=config.engine.max_num_seqs,
         connectors=tuple(map(str, both if auto else (config.connector,))),
         connector=ConnectorConfig(secret=secret, socket=socket),
+        exchange=config.exchange,
         stall_timeout_s=config.engine.stall_timeout_s,
         plane=plane,
     )

@@ -9,6 +9,7 @@ from cluster.commands import worker
 from cluster.worker_config import ConnectorChoice, WorkerConfig, WorkerRole, read_options
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from kv_transfer.config import ExchangeConfig
 from protos.rpc import RpcConfig
 
 WHOLE = """
@@ -21,6 +22,9 @@ drain_s: 5
 rpc:
   secret_file: /etc/kvrelay/secret
   tls_server_name: workers
+exchange:
+  checksums: true
+  max_quarantined_share: 0.5
 engine:
   model: some/model
   block_size: 32
@@ -49,6 +53,7 @@ def test_a_file_says_everything(file: Path) -> None:
         "gpu-7",
         5,
         RpcConfig(secret_file="/etc/kvrelay/secret", tls_server_name="workers"),
+        ExchangeConfig(checksums=True, max_quarantined_share=0.5),
         EngineConfig(model="some/model", block_size=32),
     )
 
@@ -87,6 +92,14 @@ def test_flags_alone_are_enough() -> None:
         ("rpc", {"rpc": "secret"}),
         ("rpc.secret", {"rpc": {"secret": "in the open"}}),
         ("rpc.secret_file", {"rpc": {"secret_file": 7}}),
+        ("exchange", {"exchange": 7}),
+        ("exchange.leases", {"exchange": {"leases": 7}}),
+        ("exchange.checksums", {"exchange": {"checksums": 1}}),
+        ("exchange.max_leases", {"exchange": {"max_leases": 1.5}}),
+        ("exchange.max_leases", {"exchange": {"max_leases": 0}}),
+        ("exchange.max_quarantined_share", {"exchange": {"max_quarantined_share": 2}}),
+        ("exchange.stuck_after_s", {"exchange": {"stuck_after_s": float("nan")}}),
+        ("exchange.slow_bytes_per_s", {"exchange": {"slow_bytes_per_s": -1}}),
         ("engine", {"engine": ["model"]}),
         ("blok_size", {"engine": {"blok_size": 16}}),
         ("block_size", {"engine": {"block_size": 12}}),

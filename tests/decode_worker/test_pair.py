@@ -45,9 +45,7 @@ def alone(folder: Path) -> Engine:
     return make_engine(str(folder))
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["inprocess", "socket", "nixl"]
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["inprocess", "socket", "nixl"])
 async def workers(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[WorkerPair]:
     prefill = make_engine(str(folder), max_num_batched_tokens=32, scheduling_policy="shortest")
     pair = await WorkerPair.start(prefill, make_engine(str(folder)), (request.param,))

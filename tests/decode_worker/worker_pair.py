@@ -10,6 +10,7 @@ from engine.engine import Engine
 from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
+from kv_transfer.config import ExchangeConfig
 from kv_transfer.faults import Faults
 from prefill_worker.node import Node, NodeConfig
 from protos.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -28,7 +29,7 @@ class WorkerPair:
     async def start(
         cls, prefill: Engine, decode: Engine, connectors: tuple[str, ...], faults: str = ""
     ) -> "WorkerPair":
-        common = {"connectors": connectors, "checksums": True}
+        common = {"connectors": connectors, "exchange": ExchangeConfig(checksums=True)}
         pair = cls(
             Node(NodeConfig(role=ROLE_PREFILL, **common), prefill, Faults(faults)),  # type: ignore[arg-type]
             DecodeWorker(NodeConfig(role=ROLE_DECODE, **common), decode, Faults(faults)),  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,12 @@ def test_kill_is_a_kill() -> None:
         [sys.executable, "-c", program], env={"KVRELAY_FAULTS": "here=kill"}, check=False
     )
     assert result.returncode == -9
+
+
+def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "faults"
+    file.write_text("here=first")
+    faults = Faults(f"@{file}")
+    assert [faults.reach("here") for _ in range(2)] == ["first", None]
+    file.write_text("here:2=second")
+    assert [faults.reach("here") for _ in range(3)] == [None, "second", None]

@@ -166,9 +166,9 @@ def test_nothing_is_committed_before_the_bytes_are_there() -> None:
     (copy,) = pull.note_chunk(0.0, 0, 5, runs, 0.1)
     assert copy == Copy(0, (9,), (3,))
     pull.note_finished()
-    assert not pull.may_commit
+    before = pull.may_commit
     pull.note_read()
-    assert pull.may_commit
+    assert (before, pull.may_commit) == (False, True)
     pull.note_commit(1.0)
     with pytest.raises(TransferError, match="let go"):
         pull.note_verdict(False, "its pool was reset")

@@ -27,7 +27,7 @@ class IdleWorker:
         self.deadlines: list[float | None] = []
         self.description = WorkerDescription(protocol=PROTOCOL, model="tiny", format=FORMAT)
 
-    def check_health(self) -> HealthReport:
+    async def check_health(self, check_integrity: bool) -> HealthReport:
         return HealthReport(healthy=False, reason="stuck", num_steps=7)
 
     async def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
