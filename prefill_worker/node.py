@@ -70,7 +70,7 @@ class Node:
         self.draining = False
         self.server = config.plane.server()
         self._faults = faults or Faults.of_environment()
-        self.source = EngineSource(self.engine, config.role == ROLE_PREFILL)
+        self.source = EngineSource(self.engine, config.role == ROLE_PREFILL, self._faults)
 
     async def start(self) -> None:
         """Everything but the server, which begins with `serve`."""

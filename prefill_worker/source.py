@@ -1,6 +1,7 @@
 """The engine as a hand-off's holder sees it: prompts computed, or found in the cache."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -17,9 +18,12 @@ from engine.wire.params import decode_params
 from kv_cache.handover import HeldRange
 from kv_cache.transfers import TransferHold
 from kv_transfer.errors import Refused
+from kv_transfer.faults import Faults
 from kv_transfer.source import PromptStream, ReadyChunk, ReadyEnd
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, FirstToken
+
+STUCK_S = 3.0  # of an engine that was asked to be
 
 
 @dataclass(slots=True)
@@ -35,8 +39,9 @@ class EngineSource:
     A worker that does not compute for others hands out what it has cached.
     """
 
-    def __init__(self, engine: AsyncEngine, computes: bool) -> None:
+    def __init__(self, engine: AsyncEngine, computes: bool, faults: Faults) -> None:
         self._engine = engine
+        self._faults = faults
         self._computes = computes
         self._serial = count(1)
         self._ahead = _Ahead()
@@ -62,6 +67,8 @@ class EngineSource:
             request = _decode(ask, next(self._serial))
         except RequestError as error:
             return RefusedPrompt(encode_failure(error))
+        if self._faults.reach("source.open") == "stuck":
+            self._engine.call(lambda _: time.sleep(STUCK_S))
         return ComputedPrompt(self._engine.hand_over(request), request, self._ahead)
 
     def predict_s(self) -> float:

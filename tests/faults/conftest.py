@@ -1,0 +1,47 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from engine.sampling import SamplingParams
+from tests.engine.models_on_disk import make_tiny
+from tests.engine.pair import Answer, make_engine
+from tests.engine.test_exact import random_prompts
+from tests.engine.test_hand_over import answer
+from tests.faults.workers import ENGINE, Relay, Worker
+
+PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
+PROMPTS = {str(n): random_prompts(1, n, n, seed=n)[0] for n in (300, 33, 250, 100)}
+
+
+@pytest.fixture(scope="package")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return make_tiny("llama", folder, max_position_embeddings=512).folder
+
+
+@pytest.fixture(scope="package")
+def expected(model: Path) -> dict[str, Answer]:
+    """What one engine says."""
+    engine = make_engine(str(model), **ENGINE)
+    return {name: answer(engine, prompt, PARAMS) for name, prompt in PROMPTS.items()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["socket", "nixl"])
+async def relay_of_module(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Relay]:
+    folder = tmp_path_factory.mktemp("workers")
+    roles = ("prefill", "prefill", "decode")
+    relay = Relay(*(Worker(folder, model, role, request.param) for role in roles))
+    await relay.start()
+    yield relay
+    await relay.end()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def relay(relay_of_module: Relay, expected: dict[str, Answer]) -> AsyncIterator[Relay]:
+    """After every test nothing is left of it, and twenty requests succeed."""
+    yield relay_of_module
+    await relay_of_module.check_well(PROMPTS, expected, PARAMS)

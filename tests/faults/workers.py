@@ -1,0 +1,210 @@
+"""`kvrelay worker` processes that can be killed, stopped, made to fail, and asked how they are."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import yaml
+
+from cluster.session import SessionBackend
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
+from engine.request import GenerationRequest, RequestId
+from engine.sampling import SamplingParams
+from engine.scheduler.outbox import StepOutput
+from protos.events_pb2 import LoadReport, SubscribeRequest
+from protos.events_pb2_grpc import WorkerEventsStub
+from protos.rpc import PROTOCOL, Plane
+from protos.worker_pb2 import HealthReport, HealthRequest
+from protos.worker_pb2_grpc import WorkerStub
+from tests.engine.pair import Answer
+from tests.processes import python
+
+SETTLED_S = 10.0  # within which nothing may be left of what failed
+NOTICED_S = 2.0  # within which a stopped peer is noticed
+SLACK_S = 2.0  # for the request itself, on a busy machine
+
+ENGINE = {
+    "dtype": "float32",
+    "block_size": 16,
+    "max_model_len": 512,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "kv_cache_memory_bytes": 4 << 20,
+    "num_threads": 1,
+}
+_serial = count()
+
+
+class Worker:
+    """One process after the other at one address; each is another incarnation."""
+
+    def __init__(
+        self, folder: Path, model: Path, role: str, connector: str, **engine: object
+    ) -> None:
+        name = f"{role}-{next(_serial)}"
+        self._faults = folder / f"{name}.faults"
+        self._faults.write_text("")
+        self._config = folder / f"{name}.yaml"
+        options = {
+            "role": role,
+            "connector": connector,
+            "exchange": {"checksums": True, "stuck_after_s": 1.0},
+            "engine": {"model": str(model), **ENGINE, **engine},
+        }
+        self._config.write_text(yaml.safe_dump(options))
+        self.address = "127.0.0.1:0"
+        self.child: Process
+        self._stack = AsyncExitStack()
+
+    async def start(self, **environment: str) -> None:
+        """At the address of the process before it, if there was one."""
+        words = ("worker", "--config", str(self._config), "--listen", self.address)
+        environment["KVRELAY_FAULTS"] = f"@{self._faults}"
+        child = python("-m", "cluster.cli", *words, **environment)
+        self.child, line = await self._stack.enter_async_context(child)
+        assert line, "the worker did not start"
+        self.address = line.split()[-1]
+        self.channel = Plane().channel(self.address)
+
+    async def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.child.send_signal(signal.SIGCONT)
+        await self.channel.close()
+        await self._stack.aclose()
+
+    async def restart(self) -> None:
+        self.set_faults("")
+        await self.end()
+        await self.start()
+
+    def set_faults(self, text: str) -> None:
+        self._faults.write_text(text)
+
+    async def stopped(self) -> None:
+        """Until its process has been stopped by a signal."""
+        async with asyncio.timeout(10):
+            while _state(self.child.pid) != "T":
+                await asyncio.sleep(0.005)
+
+    async def died(self) -> None:
+        async with asyncio.timeout(10):
+            await self.child.wait()
+
+    def go_on(self) -> None:
+        self.set_faults("")
+        self.child.send_signal(signal.SIGCONT)
+
+    async def health(self) -> HealthReport:
+        return await WorkerStub(self.channel).CheckHealth(
+            HealthRequest(check_integrity=True), timeout=10
+        )
+
+    async def load(self) -> LoadReport:
+        wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=1000)
+        stream = WorkerEventsStub(self.channel).Subscribe(wanted, timeout=10)
+        try:
+            async for event in stream:
+                return event.load
+        finally:
+            stream.cancel()
+        raise AssertionError("no load was reported")
+
+    async def check_settled(self) -> None:
+        """Nothing of any request is left, and all of its books add up."""
+        deadline = time.monotonic() + SETTLED_S
+        while (left := _left(await self.load())) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        assert not left, f"{left} after {SETTLED_S} s"
+        report = await self.health()
+        assert report.healthy, report.reason
+
+
+def _left(load: LoadReport) -> dict[str, int]:
+    counts = {
+        "leases": load.num_leases,
+        "running": load.num_running,
+        "waiting": load.num_waiting,
+        "fetching": load.num_fetching,
+        "held": sum(blocks.held for blocks in load.blocks),
+        "quarantined": sum(blocks.quarantined for blocks in load.blocks),
+    }
+    return {name: number for name, number in counts.items() if number}
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@dataclass
+class Relay:
+    """Two prefill workers, one decode worker, and a client's session with it."""
+
+    first: Worker
+    second: Worker
+    decode: Worker
+    workers: tuple[Worker, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.workers = (self.first, self.second, self.decode)
+
+    async def start(self) -> None:
+        await asyncio.gather(*(worker.start() for worker in self.workers))
+        await self.connect()
+
+    async def connect(self) -> None:
+        self.session = SessionBackend(self.decode.address, Plane())
+        await self.session.start()
+
+    async def reconnect(self) -> None:
+        await self.session.stop()
+        await self.connect()
+
+    async def end(self) -> None:
+        await self.session.stop()
+        await asyncio.gather(*(worker.end() for worker in self.workers))
+
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *prefill: Worker,
+        local: LocalPrefill = LocalPrefill.NEVER,
+        salt: str = "",
+    ) -> Answer:
+        """The whole answer; every salt has a cache of its own."""
+        name = RequestId(f"r{next(_serial)}")
+        workers = prefill or (self.first, self.second)
+        route = Route(tuple(PrefillCandidate(w.address) for w in workers), (), local)
+        request = GenerationRequest(name, prompt, params, cache_salt=salt)
+        stream = self.session.submit(request, route)
+        answer = Answer()
+        try:
+            async with asyncio.timeout(60):
+                async for update in stream:
+                    answer.take(StepOutput({name: update}, {}), name)
+        finally:
+            stream.close()
+        return answer
+
+    async def check_well(
+        self, prompts: dict[str, list[int]], expected: dict[str, Answer], params: SamplingParams
+    ) -> None:
+        """All have settled, and the next twenty requests are answered as they should be."""
+        for worker in self.workers:
+            await worker.check_settled()
+        names = [list(prompts)[i % len(prompts)] for i in range(20)]
+        salts = [f"well {next(_serial)}" for _ in names]
+        answers = await asyncio.gather(
+            *(self.ask(prompts[n], params, salt=s) for n, s in zip(names, salts, strict=True))
+        )
+        for name, answer in zip(names, answers, strict=True):
+            answer.check_equal(expected[name])
+        for worker in self.workers:
+            await worker.check_settled()
