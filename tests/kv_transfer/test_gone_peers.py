@@ -63,7 +63,7 @@ async def test_a_killed_holder_ends_its_reads(name: str) -> None:
     async with child(name, 4, groups=LARGE) as holder, reader(name, pool) as connector:
         peer = await connector.connect(holder.incarnation, holder.metadata)
         await within(10, peer.read(0, [1], [1]).ended)
-        reads = [peer.read(0, ALL, ALL) for _ in range(20)]
+        reads = [peer.read(0, ALL, ALL) for _ in range(200)]
         await within(10, reads[0].ended)
         holder.signal(signal.SIGKILL)
         for read in reads:

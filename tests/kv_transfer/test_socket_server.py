@@ -25,7 +25,7 @@ from tests.kv_transfer.pools import Pool
 
 SECRET = b"cluster"
 INCARNATION = 77
-LIMITS = ServerLimits(max_connections=6, answer_s=0.3, stall_s=0.3)
+LIMITS = ServerLimits(max_connections=6, answer_s=0.6, stall_s=0.6)
 
 
 @pytest.fixture(scope="module")
