@@ -14,7 +14,7 @@ from cluster.local_engine import LocalEngine, load_local_engine
 from cluster.remote_engine import RemoteEngine
 from cluster.session import SessionBackend
 from cluster.text_side import load_text_side
-from decode_worker.answerer import PrefillCandidate, Route
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from protos.address import Address
@@ -34,6 +34,11 @@ def add_session_flags(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="a worker that may compute the prompt for it; may be repeated, the first is best",
     )
+    group.add_argument(
+        "--local-prefill",
+        choices=[mode.name.lower() for mode in LocalPrefill],
+        help="whether the decode worker computes prompts itself (default: auto, where sooner)",
+    )
     add_plane_flags(parser)
 
 
@@ -42,7 +47,8 @@ def open_engine(
 ) -> LocalEngine | RemoteEngine:
     plane_flags = given_plane_flags(arguments)
     if arguments.session is None:
-        for name in [*(["prefill"] if arguments.prefill else []), *plane_flags]:
+        given = {"prefill": arguments.prefill, "local_prefill": arguments.local_prefill}
+        for name in [*(name for name, value in given.items() if value), *plane_flags]:
             raise ConfigError(name, "needs --session")
         return load_local_engine(config, names)
     for name in given_knobs(arguments):
@@ -52,6 +58,11 @@ def open_engine(
     with plane_errors_as_config_errors():
         address = str(Address.parse(arguments.session, "session"))
         candidates = [str(Address.parse(text, "prefill")) for text in arguments.prefill]
-    route = Route(tuple(PrefillCandidate(candidate) for candidate in candidates))
+    mode = LocalPrefill[(arguments.local_prefill or LocalPrefill.AUTO.name).upper()]
+    if mode is LocalPrefill.NEVER and not candidates:
+        raise ConfigError("local_prefill", "'never' needs --prefill")
+    route = Route(
+        tuple(PrefillCandidate(candidate) for candidate in candidates), local_prefill=mode
+    )
     text = load_text_side(config, names, weights=False)
     return RemoteEngine(SessionBackend(address, plane, route=route), text)

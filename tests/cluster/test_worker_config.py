@@ -145,6 +145,11 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
         (["worker", "--config", "/no/such"], "config: /no/such cannot be read"),
         (["generate", "bundled", "--prompt", "x", "--prefill", "h:1"], "prefill: needs --session"),
         (["serve", "--port", "0", "--secret-file", "x"], "secret_file: needs --session"),
+        (["serve", "--local-prefill", "auto"], "local_prefill: needs --session"),
+        (
+            ["serve", "--session", "h:1", "--local-prefill", "never"],
+            "local_prefill: 'never' needs --prefill",
+        ),
         (["serve", "--port", "0", "--session", "h"], "session: 'h', must be HOST:PORT"),
         (
             ["serve", "--port", "0", "--session", "h:1", "--block-size", "16"],

@@ -1,0 +1,199 @@
+"""What a hand-off costs: first tokens with and without it, and pairs of workers under load.
+
+    python -m benchmarks.handoff [--vllm-python VENV/bin/python] [--json FILE]
+
+`first-token`: the same decode worker computes a prompt itself and has it computed by a prefill
+worker beside it, in turns. `load`: completions over HTTP, so many at a time, on our pair (local
+prefill allowed, and strictly remote) and on vLLM's own pair.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.http_load import LoadFigures, load
+from benchmarks.model_folder import write_model
+from benchmarks.pairs import our_front, our_workers, vllm_pair
+from benchmarks.tokenizer_folder import write_tokenizer
+from benchmarks.workloads import SMALL, Workload
+from cluster.session import SessionBackend
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
+from engine.request import GenerationRequest, RequestId
+from engine.sampling import SamplingParams
+from protos.rpc import Plane
+
+PROMPT_LENGTHS = (128, 512, 2048, 8000)
+LONG = 16384
+PROMPT, OUTPUT = 512, 64
+REQUESTS = {1: 6, 8: 32, 32: 64}  # by concurrency
+_serial = count()
+
+
+async def first_token_s(
+    session: SessionBackend, prefill: str, num_tokens: int, mode: LocalPrefill, seed: int
+) -> float:
+    (prompt,) = Workload(f"{mode} {num_tokens}", SMALL, 1, num_tokens, 1).prompts(seed)
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    request = GenerationRequest(RequestId(f"r{next(_serial)}"), prompt, params)
+    route = Route((PrefillCandidate(prefill),), (), mode)
+    started = time.perf_counter()
+    stream = session.submit(request, route)
+    async for _ in stream:
+        pass
+    stream.close()
+    return time.perf_counter() - started
+
+
+async def measure_first_tokens(
+    decode: str, prefill: str, repeats: int, token_bytes: int
+) -> list[dict[str, Any]]:
+    session = SessionBackend(decode, Plane())
+    await session.start()
+    rows = []
+    for num_tokens in PROMPT_LENGTHS:
+        times: dict[LocalPrefill, list[float]] = {LocalPrefill.ALWAYS: [], LocalPrefill.NEVER: []}
+        for turn in range(repeats + 1):
+            for mode, known in times.items():
+                seconds = await first_token_s(session, prefill, num_tokens, mode, turn)
+                if turn:  # the first is for what both warm up
+                    known.append(seconds)
+        here, there = (statistics.median(values) for values in times.values())
+        exposed = there - here
+        rows.append(
+            {
+                "tokens": num_tokens,
+                "one process, ms": here * 1e3,
+                "handed over, ms": there * 1e3,
+                "exposed, ms": exposed * 1e3,
+                "goal, ms": max(5.0, 50 * here),
+                "bytes": num_tokens * token_bytes,
+            }
+        )
+        print(_line(rows[-1]), file=sys.stderr)
+    await session.stop()
+    return rows
+
+
+def measure_load(url: str, model: Path, concurrency: int, seed: int) -> LoadFigures:
+    workload = Workload("load", SMALL, REQUESTS[concurrency], PROMPT, OUTPUT)
+    prompts = workload.prompts(seed)
+    return asyncio.run(load(url, str(model), prompts, OUTPUT, concurrency))
+
+
+def load_rows(side: str, url: str, model: Path, repeats: int) -> list[dict[str, Any]]:
+    asyncio.run(load(url, str(model), Workload("warm", SMALL, 2, 64, 4).prompts(0), 4, 2))
+    rows = []
+    for concurrency in REQUESTS:
+        turns = [measure_load(url, model, concurrency, seed) for seed in range(repeats)]
+        figures = {
+            name: statistics.median(asdict(turn)[name] for turn in turns)
+            for name in asdict(turns[0])
+        }
+        rows.append(
+            {
+                "pair": side,
+                "at a time": concurrency,
+                "tokens/s": figures["tokens_per_s"],
+                "mean first token, ms": figures["mean_first_s"] * 1e3,
+                "median token, ms": figures["median_token_s"] * 1e3,
+            }
+        )
+        print(_line(rows[-1]), file=sys.stderr)
+    return rows
+
+
+def as_text(rows: Sequence[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    heads = list(rows[0])
+    cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells
+    ]
+    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def _line(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_cell(value)}" for name, value in row.items())
+
+
+def write_models(folder: Path) -> tuple[Path, Path]:
+    """The model as the peers get it, and the same with room for longer prompts."""
+    short, long = folder / SMALL.name, folder / f"{SMALL.name}-long"
+    write_model(short, SMALL)
+    write_tokenizer(short, SMALL.vocab_size)
+    if not long.exists():
+        long.mkdir()
+        for file in short.iterdir():
+            (long / file.name).symlink_to(file)
+        (long / "config.json").unlink()
+        config = json.loads((short / "config.json").read_text())
+        (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG}))
+    return short, long
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    models = folder / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    short, long = write_models(models)
+    repeats, parts = arguments.repeats, arguments.part or ["first-token", "load"]
+    results: dict[str, list[dict[str, Any]]] = {}
+    if "first-token" in parts:
+        with our_workers(long, folder, *arguments.engine) as workers:
+            results["first-token"] = asyncio.run(
+                measure_first_tokens(workers.decode, workers.prefill, repeats, SMALL.kv_token_bytes)
+            )
+    if "load" in parts:
+        rows = []
+        with our_workers(short, folder, *arguments.engine) as workers:
+            for name, mode in (("kvrelay", "auto"), ("kvrelay, strictly remote", "never")):
+                with our_front(short, folder, workers, mode) as url:
+                    rows += load_rows(name, url, short, repeats)
+        if arguments.vllm_python:
+            with vllm_pair(arguments.vllm_python, short, folder) as url:
+                rows += load_rows("vLLM 1P1D", url, short, repeats)
+        results["load"] = rows
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vllm-python", type=Path, help="of the environment that has vLLM")
+    parser.add_argument("--part", action="append", choices=["first-token", "load"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--engine", nargs="*", default=[], help="flags of both our workers")
+    parser.add_argument("--work-dir", type=Path, help="keeps models for later")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        results = run(arguments, arguments.work_dir or Path(temporary))
+    print(f"python -m benchmarks.handoff {' '.join(sys.argv[1:])}")
+    print("machine:", ", ".join(f"{k} {v}" for k, v in machine.describe().items()))
+    for name, rows in results.items():
+        print(f"\n{name}\n{as_text(rows)}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A prefill and a decode worker behind HTTP: ours, and vLLM's."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import cores
+from benchmarks.servers import Server, free_port, kvrelay
+from benchmarks.sides import KV_BYTES, vllm
+from benchmarks.workloads import MAX_LEN
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Addresses of ours."""
+
+    prefill: str
+    decode: str
+
+
+@contextmanager
+def our_workers(model: Path, logs: Path, *engine: str) -> Iterator[Workers]:
+    """As a user starts them; `engine` are further flags of both."""
+    common = ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(KV_BYTES), *engine]
+    servers = {
+        role: Server(
+            kvrelay("worker", str(model), "--role", role, *common), {}, logs / f"{role}.log"
+        )
+        for role in ("prefill", "decode")
+    }
+    try:
+        lines = {role: s.wait_for_line("worker at ") for role, s in servers.items()}
+        addresses = {role: line.split()[-1] for role, line in lines.items()}
+        yield Workers(addresses["prefill"], addresses["decode"])
+    finally:
+        for server in servers.values():
+            server.close()
+
+
+@contextmanager
+def our_front(model: Path, logs: Path, workers: Workers, local_prefill: str) -> Iterator[str]:
+    """The URL of an HTTP front over the pair."""
+    port = free_port()
+    route = ["--session", workers.decode, "--prefill", workers.prefill]
+    words = [*route, "--local-prefill", local_prefill, "--port", str(port)]
+    with Server(kvrelay("serve", str(model), *words), {}, logs / "front.log") as server:
+        server.wait_for_port(port)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def vllm_pair(python: Path, model: Path, logs: Path) -> Iterator[str]:
+    """vLLM's own connector over NIXL, one core each as its documentation binds them, and the
+    two-phase proxy in front. Its NIXL progress threads spin on the same cores."""
+    transfer = json.dumps(
+        {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+    )
+    ports = {"prefill": free_port(), "decode": free_port(), "proxy": free_port()}
+    servers = []
+    try:
+        for role, core in zip(("prefill", "decode"), cores(), strict=False):
+            side = vllm(python, [core])
+            environment = {**side.environment, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+            command = [
+                str(python),
+                "-m",
+                "vllm.entrypoints.cli.main",
+                "serve",
+                str(model),
+                "--port",
+                str(ports[role]),
+                "--max-model-len",
+                str(MAX_LEN),
+                "--kv-cache-memory-bytes",
+                str(KV_BYTES),
+                "--kv-transfer-config",
+                transfer,
+            ]
+            servers.append(Server(command, environment, logs / f"vllm-{role}.log"))
+        for server, role in zip(servers, ("prefill", "decode"), strict=True):
+            server.wait_for_port(ports[role])
+        urls = [f"http://127.0.0.1:{ports[role]}" for role in ("prefill", "decode")]
+        words = ["-m", "benchmarks.peers.vllm_proxy", str(ports["proxy"]), *urls]
+        servers.append(Server([str(python), *words], {}, logs / "vllm-proxy.log"))
+        servers[-1].wait_for_port(ports["proxy"])
+        yield f"http://127.0.0.1:{ports['proxy']}"
+    finally:
+        for server in reversed(servers):
+            server.close()
