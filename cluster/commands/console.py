@@ -21,5 +21,5 @@ def show_progress() -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    for name in ("engine", "kv_cache", "kvrelay"):
+    for name in ("engine", "kv_cache", "kv_transfer", "prefill_worker", "decode_worker", "kvrelay"):
         logging.getLogger(name).setLevel(logging.INFO)
