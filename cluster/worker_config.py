@@ -32,6 +32,14 @@ class ConnectorChoice(StrEnum):
     SOCKET = "socket"
 
 
+# A prompt's time to its first token is what a prefill worker is for: short ones need not wait
+# for long ones.
+_ENGINE_DEFAULTS: Mapping[WorkerRole, Mapping[str, Any]] = {
+    WorkerRole.PREFILL: {"scheduling_policy": "shortest"},
+    WorkerRole.DECODE: {},
+}
+
+
 @dataclass(frozen=True)
 class WorkerConfig:
     """Checked when made; unknown keys are errors that name them.
@@ -79,7 +87,8 @@ class WorkerConfig:
             values["connector"] = _choice("connector", values["connector"], ConnectorChoice)
         values["rpc"] = _rpc(_mapping("rpc", values.get("rpc")))
         values["exchange"] = _exchange(_mapping("exchange", values.get("exchange")))
-        values["engine"] = EngineConfig.from_mapping(_mapping("engine", values.get("engine")))
+        engine = {**_ENGINE_DEFAULTS[values["role"]], **_mapping("engine", values.get("engine"))}
+        values["engine"] = EngineConfig.from_mapping(engine)
         _check_type("listen", values, str)
         _check_type("advertise", values, str, type(None))
         _check_type("data_port", values, int)

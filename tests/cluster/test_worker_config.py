@@ -62,7 +62,16 @@ def test_flags_win_key_by_key(file: Path) -> None:
     words = ["--role", "prefill", "--block-size", "64", "--secret-file", "mine", "other/model"]
     config = config_of(["--config", str(file), *words])
     assert config.role is WorkerRole.PREFILL
-    assert config.engine == EngineConfig(model="other/model", block_size=64)
+    assert config.engine == EngineConfig(
+        model="other/model", block_size=64, scheduling_policy="shortest"
+    )
+
+
+def test_prompts_go_by_length_on_a_prefill_worker_unless_it_is_told_otherwise() -> None:
+    assert config_of(["--role", "prefill"]).engine.scheduling_policy == "shortest"
+    assert config_of(["--role", "decode"]).engine.scheduling_policy == "fcfs"
+    words = ["--role", "prefill", "--scheduling-policy", "fcfs"]
+    assert config_of(words).engine.scheduling_policy == "fcfs"
     assert config.rpc == RpcConfig(secret_file="mine", tls_server_name="workers")
     assert config.data_port == 9001
 
