@@ -258,7 +258,7 @@ Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
 class Chunk(_message.Message):
     """The blobs of tokens start .. end are there. Ranges follow each other without a gap from the
     asked `first_token` on; all but the last end at a block's end. A window group names only the
-    blocks that are visible from the prompt's end.
+    blocks that are visible from the end of the prompt's last whole block, or from its last token.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

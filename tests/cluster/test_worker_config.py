@@ -65,6 +65,8 @@ def test_flags_win_key_by_key(file: Path) -> None:
     assert config.engine == EngineConfig(
         model="other/model", block_size=64, scheduling_policy="shortest"
     )
+    assert config.rpc == RpcConfig(secret_file="mine", tls_server_name="workers")
+    assert config.data_port == 9001
 
 
 def test_prompts_go_by_length_on_a_prefill_worker_unless_it_is_told_otherwise() -> None:
@@ -72,12 +74,10 @@ def test_prompts_go_by_length_on_a_prefill_worker_unless_it_is_told_otherwise() 
     assert config_of(["--role", "decode"]).engine.scheduling_policy == "fcfs"
     words = ["--role", "prefill", "--scheduling-policy", "fcfs"]
     assert config_of(words).engine.scheduling_policy == "fcfs"
-    assert config.rpc == RpcConfig(secret_file="mine", tls_server_name="workers")
-    assert config.data_port == 9001
 
 
 def test_flags_alone_are_enough() -> None:
-    assert config_of(["--role", "prefill"]) == WorkerConfig(WorkerRole.PREFILL)
+    assert config_of(["--role", "decode"]) == WorkerConfig(WorkerRole.DECODE)
 
 
 @pytest.mark.parametrize(
