@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 import grpc
 
@@ -46,6 +47,7 @@ class Exchange:
         self._faults = faults
         num_blocks = sum(region.num_blocks for region in regions)
         self.quarantine = Quarantine(int(num_blocks * config.max_quarantined_share), end_quarantine)
+        self._hand_offs: WeakSet[HandOff] = WeakSet()
         self.links = Links(me, connectors, open_channel, config.slow_bytes_per_s)
         self.holder = Holder(
             HolderConfig(me.incarnation, config.max_leases),
@@ -64,7 +66,7 @@ class Exchange:
 
     def hand_off(self, link: Link, ask: Ask, target: HeldRange, timeout_s: float | None) -> HandOff:
         """To be run once by the caller, who owns the target's blocks."""
-        return HandOff(
+        hand_off = HandOff(
             self._puller,
             link,
             ask,
@@ -73,9 +75,17 @@ class Exchange:
             self._faults,
             None if timeout_s is None else time.monotonic() + timeout_s,
         )
+        self._hand_offs.add(hand_off)
+        return hand_off
 
     def load(self) -> TransferLoad:
-        return TransferLoad(num_quarantined_reads=self.quarantine.num_reads)
+        """Reads that were not wanted any more are in quarantine, not in the backlog."""
+        wanted = [hand_off.backlog for hand_off in self._hand_offs]
+        return TransferLoad(
+            num_reads=sum(len(reads) for reads in wanted),
+            num_bytes=sum(read.num_bytes for reads in wanted for read in reads),
+            num_quarantined_reads=self.quarantine.num_reads,
+        )
 
     def link_reports(self) -> list[LinkReport]:
         return [

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from kv_cache.handover import HeldRange
+from kv_transfer.connector import Read
 from kv_transfer.errors import Refused, TransferError
 from kv_transfer.faults import Faults
 from kv_transfer.link import Link
@@ -87,6 +88,13 @@ class HandOff:
             if self._pull.state is not PullState.DONE:
                 self._give_up()
         return Pulled(self._pull.arrived_to, self._tokens, self._prompt_logprobs, self._num_cached)
+
+    @property
+    def backlog(self) -> list[Read]:
+        """Reads that are under way and wanted."""
+        if self._pull.state is PullState.FAILED:
+            return []
+        return [reading.unfinished.read for reading in self._reads.values()]
 
     async def unfinished(self) -> list[Unfinished]:
         """Reads without an end; their blocks must be kept until there is one."""

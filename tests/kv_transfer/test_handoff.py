@@ -135,12 +135,16 @@ async def test_nothing_is_let_go_of_before_every_byte_is_there(pair: Pair) -> No
         pair.source.streams[0].put(*CHUNKS, END)
         while len(pair.pool.reads) < 2:
             await asyncio.sleep(0)
+        assert hand_off.backlog == pair.pool.reads
         pair.pool.reads[1].finish()
         await asyncio.sleep(0.1)
+        assert hand_off.backlog == pair.pool.reads[:1]
         assert pair.source.dropped == []
         pair.pool.reads[0].finish()
 
-    await run(pair, pair.hand_off(WANTED), act)
+    hand_off = pair.hand_off(WANTED)
+    await run(pair, hand_off, act)
+    assert hand_off.backlog == []
     await pair.idle()
     pair.check_all_dropped(21, 22, 23)
 
