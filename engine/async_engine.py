@@ -37,7 +37,7 @@ class AsyncEngine:
     Commands go to the engine's thread in order and are carried out between steps; a step's
     news comes back in one call of the event loop. `on_reserved` is called there for blocks
     that are to be filled, and its owner ends each reservation with `end_fetch`; without it
-    no request may have a `fetch_above`.
+    no request may have a `fetch_above` or a `prefix`.
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class AsyncEngine:
 
     def submit(self, request: GenerationRequest) -> EngineStream:
         assert request.hand_over is None, "there is `hand_over` for these"
-        assert request.fetch_above is None or self._on_reserved, "nobody fills what is reserved"
         finished = {i for i, choice in enumerate(request.sent) if choice.finished}
         choices = set(range(request.params.n)) - finished
         return self._begin(request, EngineStream(self, request.request_id, choices))
@@ -93,6 +92,8 @@ class AsyncEngine:
         return self._begin(request, HandOverStream(self, request.request_id))
 
     def _begin(self, request: GenerationRequest, stream: AnyStream) -> AnyStream:
+        fetches = request.fetch_above is not None or request.prefix is not None
+        assert self._on_reserved or not fetches, "nobody fills what is reserved"
         if self._dead is not None or self._stopping:
             stream.fail(self._unavailable())
             return stream

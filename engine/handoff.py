@@ -44,9 +44,10 @@ class PromptEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks that wait for the cache of `token_ids`, from `held.start` to the end.
+    """Blocks that wait for the cache of `token_ids`, from `held.start` to `held.end`.
 
-    They are written by transfers alone until `end_fetch`, which is called once for each
+    That is their end, or with `of_prefix` the end of a prefix that is cached elsewhere. The
+    blocks are written by transfers alone until `end_fetch`, which is called once for each
     reservation. `attempt` is its identity: a request can have several, one after another, or at
     once where its choices go on from different tokens.
     """
@@ -57,6 +58,7 @@ class Reservation:
     held: HeldRange
     params: SamplingParams  # to ask with: with the seed, and prompt logprobs if still wanted
     draw: bool  # whether the other side can draw the first tokens, one a choice
+    of_prefix: bool = False
 
     @property
     def num_cached_tokens(self) -> int:
@@ -68,11 +70,16 @@ class Delivered:
     """Every byte is there and was confirmed.
 
     Without first tokens they are drawn here. `prompt_logprobs`, where they were wanted, has an
-    entry for each prompt token from the second on.
+    entry for each prompt token from the second on. Of a prefix, which brings neither, less may
+    have arrived: the tokens up to `end`, a block's end.
     """
 
     first_tokens: Sequence[FirstToken] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    end: int | None = None  # None: all that was reserved
+
+    def end_of(self, reservation: Reservation) -> int:
+        return reservation.held.end if self.end is None else self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,10 @@ class Refetch:
 
 @dataclass(frozen=True, slots=True)
 class ComputeHere:
-    """It came to nothing; the request returns to its place in the queue and is computed here."""
+    """It came to nothing and is not tried again; the request returns to its place in the queue.
+
+    After a prompt's fetch it is computed here; after a prefix's it goes on without that.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,16 @@ class HandOver:
     draw: bool = True
 
 
+class RemotePrefix(NamedTuple):
+    """The cache of the prompt's first `num_tokens`, whole blocks, may be had from elsewhere.
+
+    It is fetched where more than `above` of these tokens are not cached here.
+    """
+
+    num_tokens: int
+    above: int = 0
+
+
 class ChoiceSoFar(NamedTuple):
     """What the client has of a choice already."""
 
@@ -49,9 +59,9 @@ class GenerationRequest:
     `cache_salt` separates tenants in the prefix cache. `timeout_s` counts from submission; the
     serving side ends the request then, a queue may drop it sooner.
 
-    `hand_over`: another engine answers the prompt; the two others do not go with it.
-    `fetch_above`: another engine may compute the prompt if more tokens than so many are not
-    cached here. `sent`: another engine began to answer; one entry a choice.
+    `hand_over`: another engine answers the prompt; `fetch_above` and `sent` do not go with it.
+    `fetch_above`: another engine may compute the prompt if more tokens than so many are cached
+    neither here nor in the `prefix`. `sent`: another engine began to answer; one entry a choice.
     """
 
     request_id: RequestId
@@ -62,6 +72,7 @@ class GenerationRequest:
     timeout_s: float | None = None
     hand_over: HandOver | None = None
     fetch_above: int | None = None
+    prefix: RemotePrefix | None = None
     sent: tuple[ChoiceSoFar, ...] = ()
 
 

@@ -63,6 +63,14 @@ def hold_range(
     return HeldRange(start, end, tuple(runs), tuple(holds))
 
 
+def serves_from(cache: KvCache, blocks: SequenceBlocks, query: int) -> bool:
+    """Whether of window groups everything that queries from `query` on see has its block."""
+    return all(
+        live <= first_visible(query, group.window, cache.block_size)
+        for live, group in zip(blocks.first_live, cache.config.groups, strict=True)
+    )
+
+
 def hold_cached(
     cache: KvCache, names: Sequence[BlockName], num_tokens: int, first_token: int
 ) -> HeldRange:

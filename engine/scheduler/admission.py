@@ -45,10 +45,14 @@ class Admission:
             return False
         if not sequence.admitted:
             request.num_cached = min(match.num_tokens, request.num_prompt)
-        if sequence.may_fetch and num_tokens - match.num_cached > (request.source.fetch_above or 0):
+        prefix_end = _prefix_end(sequence, match)
+        cached_to = max(match.num_cached, prefix_end)
+        if sequence.may_fetch and num_tokens - cached_to > (request.source.fetch_above or 0):
             self._reserve(sequence, match, outbox)
+        elif prefix_end:
+            self._reserve_prefix(sequence, match, prefix_end, outbox)
         else:
-            sequence.may_fetch = False
+            sequence.may_fetch = sequence.may_fetch_prefix = False
             self._start(sequence, match, draft, outbox)
         return True
 
@@ -68,7 +72,21 @@ class Admission:
         changes = self._cache.extend(blocks, num_tokens + 1, computed=query)
         assert changes is not None, "what fits can be extended"
         held = hold_range(self._cache, blocks, match.num_cached, num_tokens, query)
-        outbox.reserve(self._fetches.begin(sequence, held))
+        outbox.reserve(self._fetches.begin(sequence, held, of_prefix=False))
+
+    def _reserve_prefix(self, sequence: Sequence, match: Match, end: int, outbox: Outbox) -> None:
+        """As for a prompt that is computed here, but the prefix is held for transfers.
+
+        Of window groups that is what is seen from the prefix's own end on.
+        """
+        num_tokens = len(sequence.tokens)
+        query = min(end, num_tokens - 1)
+        blocks = self._cache.open(match, priority=sequence.request.source.priority)
+        self._roster.start_fetch(sequence, blocks)
+        changes = self._cache.extend(blocks, end, reserve_tokens=num_tokens, computed=query)
+        assert changes is not None, "what fits can be extended"
+        held = hold_range(self._cache, blocks, match.num_cached, end, query)
+        outbox.reserve(self._fetches.begin(sequence, held, of_prefix=True))
 
     def _start(self, sequence: Sequence, match: Match, draft: Draft, outbox: Outbox) -> None:
         request = sequence.request
@@ -98,3 +116,12 @@ class Admission:
         if sequence.host_blocks:
             draft.swap_in += self._swap.bring_back(sequence, match.num_blocks)
         draft.add(make_part(sequence, num_tokens, []))
+
+
+def _prefix_end(sequence: Sequence, match: Match) -> int:
+    """Where the prefix ends that is worth fetching; 0: there is none. Prompt logprobs read no
+    cache, this one's or another's."""
+    prefix = sequence.request.source.prefix
+    if prefix is None or not sequence.may_fetch_prefix or sequence.request.wants_prompt_logprobs:
+        return 0
+    return prefix.num_tokens if prefix.num_tokens - match.num_cached > prefix.above else 0

@@ -21,7 +21,7 @@ class Fetches:
         self._attempts = count(1)
         self._open: dict[int, Sequence] = {}
 
-    def begin(self, sequence: Sequence, held: HeldRange) -> Reservation:
+    def begin(self, sequence: Sequence, held: HeldRange, of_prefix: bool) -> Reservation:
         request, params = sequence.request, sequence.params
         wanted = params.prompt_logprobs if request.wants_prompt_logprobs else None
         reservation = Reservation(
@@ -32,6 +32,7 @@ class Fetches:
             replace(params, seed=request.seed, prompt_logprobs=wanted),
             # what was sent counts as generated, which the other side takes for prompt
             draw=not request.has_sent,
+            of_prefix=of_prefix,
         )
         self._open[reservation.attempt] = sequence
         return reservation
@@ -61,11 +62,17 @@ class Fetches:
         return {s for s in self._open.values() if s.state is SequenceState.FETCHING}
 
 
-def find_problem(sequence: Sequence, delivered: Delivered, vocab_size: int) -> str | None:
+def find_problem(
+    sequence: Sequence, reservation: Reservation, delivered: Delivered, vocab_size: int
+) -> str | None:
     """Why what the other side computed cannot be the answer to what it was asked."""
-    request, params = sequence.request, sequence.params
-    tokens = delivered.first_tokens
+    request, params, held = sequence.request, sequence.params, reservation.held
+    tokens, end = delivered.first_tokens, delivered.end_of(reservation)
+    if not (held.start if reservation.of_prefix else held.end) <= end <= held.end:
+        return f"the tokens up to {end} came, those from {held.start} to {held.end} were wanted"
     if tokens:
+        if reservation.of_prefix:
+            return "first tokens came with a prefix"
         if request.has_sent:
             return "first tokens came for a request that goes on from its own"
         if len(tokens) != params.n:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.errors import RequestError
-from engine.request import GenerationRequest
+from engine.request import GenerationRequest, RemotePrefix
 from kv_cache.cache import KvCache
 
 
@@ -36,6 +36,8 @@ def check_request(request: GenerationRequest, limits: SchedulerLimits, cache: Kv
         num_prompt = len(request.prompt_token_ids)
         raise RequestError("prompt", f"{num_prompt} tokens never fit into this engine's cache")
     request.params.check_token_ids(limits.vocab_size)
+    if request.prefix is not None:
+        _check_prefix(request.prefix, len(request.prompt_token_ids), cache.block_size)
     if request.hand_over is None:
         _check_answer(request, limits, cache)
     else:
@@ -133,6 +135,16 @@ def _check_hand_over(request: GenerationRequest, limits: SchedulerLimits, block_
     for field, value in (("fetch_above", request.fetch_above), ("sent", request.sent or None)):
         if value is not None:
             raise RequestError(field, "does not go with a prompt that is handed over")
+
+
+def _check_prefix(prefix: RemotePrefix, num_prompt: int, block_size: int) -> None:
+    num_tokens, above = prefix
+    if not isinstance(num_tokens, int) or num_tokens % block_size:
+        raise RequestError("prefix", f"{num_tokens!r} tokens, must be a multiple of {block_size}")
+    if not 0 < num_tokens <= num_prompt:
+        raise RequestError("prefix", f"{num_tokens} tokens, the prompt has {num_prompt}")
+    if not isinstance(above, int) or above < 0:
+        raise RequestError("prefix", f"above {above!r}, must be an integer, at least 0")
 
 
 def _check_n(n: int, limits: SchedulerLimits) -> None:

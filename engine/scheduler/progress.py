@@ -10,7 +10,7 @@ from engine.scheduler.roster import Roster
 from engine.scheduler.sequence import Sequence
 from engine.step import Sample, StepResult, TokenLogprobs
 from kv_cache.cache import KvCache
-from kv_cache.handover import HeldRange, first_query, hold_range
+from kv_cache.handover import HeldRange, first_query, hold_range, serves_from
 
 
 class Progress:
@@ -46,11 +46,8 @@ class Progress:
         hit of the whole prompt, and not written.
         """
         request = sequence.request
-        sequence.may_fetch = False
-        self._roster.end_fetch(sequence)
         request.prompt_logprobs += delivered.prompt_logprobs
-        sequence.num_written = len(sequence.tokens)
-        sequence.num_computed = len(sequence.tokens) - (not delivered.first_tokens)
+        self._run_from(sequence, len(sequence.tokens), bool(delivered.first_tokens))
         self._confirm(sequence)
         if not delivered.first_tokens:
             return
@@ -60,6 +57,33 @@ class Progress:
         for choice in (sequence, *siblings):
             token_id, logprobs = delivered.first_tokens[choice.choice]
             self._append(choice, token_id, logprobs, outbox)
+
+    def deliver_prefix(self, sequence: Sequence, end: int, outbox: Outbox) -> bool:
+        """The blocks of the tokens up to `end` are filled, as if they had been cached here.
+
+        False, and nothing has changed: a shorter prefix than was reserved has arrived, and what
+        is seen of a window from its end on is not there.
+        """
+        request, blocks = sequence.request, sequence.blocks
+        assert blocks is not None
+        if not serves_from(self._cache, blocks, min(end, len(sequence.tokens) - 1)):
+            return False
+        self._run_from(sequence, end, drawn=False)
+        request.num_cached = min(end, request.num_prompt, len(sequence.tokens) - 1)
+        if request.source.hand_over is not None:
+            outbox.announce(request, announce(self._cache, sequence, end))
+        self._confirm(sequence)
+        if end == request.num_prompt and not request.draws:
+            outbox.end_prompt(request)
+            self._roster.end(request)
+        return True
+
+    def _run_from(self, sequence: Sequence, end: int, drawn: bool) -> None:
+        """At least the last token is computed here, unless what follows it was drawn."""
+        sequence.may_fetch = sequence.may_fetch_prefix = False
+        self._roster.end_fetch(sequence)
+        sequence.num_written = end
+        sequence.num_computed = min(end, len(sequence.tokens) - (not drawn))
 
     def _new_entries(self, part: Part, entries: Seq[TokenLogprobs]) -> Seq[TokenLogprobs]:
         """Of the tokens from the slice's second on; what a preempted request had is skipped."""

@@ -107,7 +107,8 @@ class Roster:
         sibling.blocks = self._cache.fork(leader.blocks, leader.num_computed)
         sibling.num_computed = leader.num_computed
         sibling.names = leader.names.fork()
-        sibling.admitted, sibling.may_fetch = True, False
+        sibling.admitted = True
+        sibling.may_fetch = sibling.may_fetch_prefix = False
         self._run(sibling)
 
     def requeue(self, sequence: Sequence, state: SequenceState) -> None:

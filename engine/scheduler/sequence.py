@@ -29,8 +29,9 @@ class SequenceState(Enum):
     WAITING holds nothing, FORKING a slot once its leader runs or fetches, RUNNING and FETCHING
     a slot and blocks, SWAPPED host blocks, FINISHED nothing.
 
-    FETCHING computes nothing and is never preempted: what fills its blocks ends by itself. A
-    prompt that is handed over ends with its last chunk; what it announced has other owners.
+    FETCHING computes nothing and is never preempted: what fills its blocks ends by itself. If
+    that was a prefix, RUNNING computes the rest. A prompt that is handed over ends with its
+    last chunk; what it announced has other owners.
     """
 
     WAITING = auto()
@@ -60,6 +61,7 @@ class Sequence:
         "host_blocks",
         "key",
         "may_fetch",
+        "may_fetch_prefix",
         "names",
         "num_computed",
         "num_written",
@@ -85,6 +87,7 @@ class Sequence:
         self.tokens: list[int] = [*request.source.prompt_token_ids, *sent]
         self.admitted = False  # before, so what it finds in the cache may be its own
         self.may_fetch = request.source.fetch_above is not None
+        self.may_fetch_prefix = request.source.prefix is not None
         self.num_computed = 0
         self.num_written = 0  # one more than computed when the last token is computed again
         self.slot: int | None = None

@@ -15,10 +15,11 @@ from engine.handoff import (
     Reservation,
     UnfinishedReads,
 )
-from engine.request import HandOver, RequestId
+from engine.request import HandOver, RemotePrefix, RequestId
 from engine.scheduler.outbox import StepOutput
 from engine.step import TokenLogprobs
 from kv_cache.transfers import TransferHold
+from tests.engine.scheduler.prefixes import PrefixPlan, PrefixTransfer
 from tests.engine.scheduler.test_scheduler import BLOCK, Bench
 
 OUTCOMES: dict[str, FetchOutcome] = {
@@ -37,6 +38,7 @@ class Plan:
     stuck: int = 0  # blocks whose read does not end, of those
     delay: int = 0  # ticks between a chunk and its read
     draw: bool = True
+    prefix: int = 0  # blocks of the prompt that the prefill side may have from elsewhere
 
 
 @dataclass
@@ -52,10 +54,18 @@ class Transfer:
 
 
 class BenchPair:
-    def __init__(self, prefill: Bench, decode: Bench, plans: Sequence[Plan]) -> None:
+    def __init__(
+        self,
+        prefill: Bench,
+        decode: Bench,
+        plans: Sequence[Plan],
+        prefix_plans: Sequence[PrefixPlan] = (),
+    ) -> None:
         self.prefill = prefill
         self.decode = decode
         self.plans = list(plans)
+        self.prefix_plans = list(prefix_plans)
+        self.prefixes: list[tuple[Bench, PrefixTransfer]] = []
         self.transfers: list[Transfer] = []
         self.stuck: list[tuple[int, TransferHold]] = []  # until that tick
         self.num_fetches: dict[str, int] = {}
@@ -64,15 +74,18 @@ class BenchPair:
     @property
     def is_busy(self) -> bool:
         benches = (self.prefill, self.decode)
-        return bool(self.transfers or self.stuck) or any(b.scheduler.has_work for b in benches)
+        moving = bool(self.transfers or self.stuck or self.prefixes)
+        return moving or any(b.scheduler.has_work for b in benches)
 
     def tick(self) -> None:
         self.ticks += 1
         self.scribble()
         computed = [bench.step() for bench in (self.prefill, self.decode)]
-        for output in computed:
-            self.begin(output)
+        self.begin_prefixes(self.prefill, computed[0])
+        self.begin_prefixes(self.decode, computed[1])
+        self.begin(computed[1])
         self.receive(computed[0])
+        self.go_on_with_prefixes()
         for transfer in list(self.transfers):
             self.go_on(transfer)
         for until, hold in list(self.stuck):
@@ -81,9 +94,27 @@ class BenchPair:
                 self.decode.cache.transfers.end_quarantine(hold)
         self.check()
 
+    def begin_prefixes(self, bench: Bench, output: StepOutput | None) -> None:
+        for reservation in output.reservations if output else ():
+            self.check_reservation(bench, reservation)
+            if reservation.of_prefix:
+                plan = self.prefix_plans.pop(0) if self.prefix_plans else PrefixPlan()
+                self.prefixes.append((bench, PrefixTransfer(reservation, plan, bench.runner)))
+
+    def go_on_with_prefixes(self) -> None:
+        for bench, transfer in list(self.prefixes):
+            outcome = transfer.go_on()
+            if outcome is not None:
+                self.prefixes.remove((bench, transfer))
+                output, _ = bench.scheduler.end_fetch(transfer.reservation, outcome)
+                bench.take(output)
+                if bench is self.prefill:
+                    self.receive(output)
+
     def begin(self, output: StepOutput | None) -> None:
         for reservation in output.reservations if output else ():
-            self.check_reservation(reservation)
+            if reservation.of_prefix:
+                continue
             plan = self.plans.pop(0) if self.plans else Plan()
             name = f"fetch-{reservation.attempt}"
             self.transfers.append(Transfer(reservation, plan, name))
@@ -93,14 +124,15 @@ class BenchPair:
                 name,
                 list(reservation.token_ids),
                 hand_over=HandOver(reservation.held.start, plan.draw and reservation.draw),
+                prefix=prefix_of(list(reservation.token_ids), plan.prefix),
                 n=reservation.params.n,
                 prompt_logprobs=reservation.params.prompt_logprobs,
             )
 
-    def check_reservation(self, reservation: Reservation) -> None:
+    def check_reservation(self, bench: Bench, reservation: Reservation) -> None:
         """Nobody can find the blocks that are to be filled."""
         for run in reservation.held.runs:
-            labels = self.decode.cache._pools[run.group].labels
+            labels = bench.cache._pools[run.group].labels
             assert not any(labels[block] for block in run.blocks)
 
     def receive(self, output: StepOutput | None) -> None:
@@ -193,3 +225,8 @@ class BenchPair:
             assert all(group.held == group.quarantined == 0 for group in stats.groups)
             assert bench.cache.transfers.num_active == 0
             assert bench.scheduler.stats().num_swapped_blocks == 0
+
+
+def prefix_of(prompt: list[int], num_blocks: int, above: int = 0) -> RemotePrefix | None:
+    num_tokens = min(num_blocks, len(prompt) // BLOCK) * BLOCK
+    return RemotePrefix(num_tokens, above) if num_tokens else None

@@ -7,17 +7,21 @@ from hypothesis import strategies as st
 
 from engine.request import ChoiceSoFar, FinishReason, PromptReport, RequestId
 from tests.engine.scheduler.fake_runner import answer
-from tests.engine.scheduler.pair import BenchPair, Plan
+from tests.engine.scheduler.pair import BenchPair, Plan, prefix_of
+from tests.engine.scheduler.prefixes import PrefixPlan
 from tests.engine.scheduler.test_scheduler import FULL, WINDOW, Bench, Job, check_report, jobs
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """`on_prefill` are answered there, beside the prompts that are handed over."""
+    """`on_prefill` are answered there, beside the prompts that are handed over. `prefixes` are the
+    blocks that others have of a prompt, by arrival."""
 
     jobs: list[Job]
     on_prefill: list[Job]
     plans: list[Plan]
+    prefixes: list[int]
+    prefix_plans: list[PrefixPlan]
 
 
 plans = st.builds(
@@ -27,12 +31,21 @@ plans = st.builds(
     stuck=st.integers(0, 3),
     delay=st.sampled_from((0, 0, 1, 4)),
     draw=st.booleans(),
+    prefix=st.sampled_from((0, 0, 1, 3, 9)),
+)
+prefix_plans = st.builds(
+    PrefixPlan,
+    ends_with=st.sampled_from(("delivered", "delivered", "delivered", "here", "refetch")),
+    after=st.sampled_from((0, 0, 1, 5)),
+    short=st.sampled_from((0, 0, 1, 2, 9)),
 )
 traffic = st.builds(
     Traffic,
     st.lists(jobs(), min_size=1, max_size=6),
     st.lists(jobs(), max_size=3),
     st.lists(plans, max_size=8),
+    st.lists(st.integers(0, 9), max_size=9),
+    st.lists(prefix_plans, max_size=8),
 )
 
 
@@ -45,7 +58,7 @@ traffic = st.builds(
     overtaking=st.booleans(),
     budget=st.sampled_from((4, 7, 24)),
     num_blocks=st.sampled_from((13, 17, 40)),
-    fetch_above=st.sampled_from((0, 0, 20)),
+    fetch_above=st.sampled_from((0, 0, 20, None)),
     failing_step=st.none() | st.integers(0, 20),
 )
 def test_every_answer_is_the_undisturbed_one(
@@ -56,7 +69,7 @@ def test_every_answer_is_the_undisturbed_one(
     overtaking: bool,
     budget: int,
     num_blocks: int,
-    fetch_above: int,
+    fetch_above: int | None,
     failing_step: int | None,
 ) -> None:
     def bench() -> Bench:
@@ -69,10 +82,12 @@ def test_every_answer_is_the_undisturbed_one(
             max_overtake_s=9.0 if overtaking else None,
         )
 
-    pair = BenchPair(bench(), bench(), traffic.plans)
+    pair = BenchPair(bench(), bench(), traffic.plans, traffic.prefix_plans)
     arriving = [(job.arrives, f"d{i}", job) for i, job in enumerate(traffic.jobs)]
     arriving += [(job.arrives, f"p{i}", job) for i, job in enumerate(traffic.on_prefill)]
     arriving.sort(key=lambda item: item[0])
+    names = [name for _, name, _ in arriving]
+    prefixes = dict(zip(names, traffic.prefixes, strict=False))
     aborted: set[str] = set()
     stopped: set[tuple[str, int]] = set()
     by_name = {name: job for _, name, job in arriving}
@@ -80,7 +95,7 @@ def test_every_answer_is_the_undisturbed_one(
         assert pair.ticks < 3000, "no end"
         while arriving and arriving[0][0] <= pair.ticks:
             _, name, job = arriving.pop(0)
-            begin(pair, name, job, fetch_above)
+            begin(pair, name, job, fetch_above, prefixes.get(name, 0))
         for name, job in by_name.items():
             scheduler = side(pair, name).scheduler
             if job.aborted == pair.ticks - job.arrives:
@@ -101,12 +116,13 @@ def side(pair: BenchPair, name: str) -> Bench:
     return pair.decode if name.startswith("d") else pair.prefill
 
 
-def begin(pair: BenchPair, name: str, job: Job, fetch_above: int) -> None:
+def begin(pair: BenchPair, name: str, job: Job, fetch_above: int | None, prefix: int) -> None:
     side(pair, name).add(
         name,
         list(job.prompt),
         sent=tuple(ChoiceSoFar(tokens) for tokens in sent_before(job)),
         fetch_above=fetch_above if name.startswith("d") else None,
+        prefix=prefix_of(list(job.prompt), prefix),
         arrived_s=float(pair.ticks),
         n=job.n,
         max_tokens=job.max_tokens,

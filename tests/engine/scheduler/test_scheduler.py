@@ -6,7 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineError, StepError
-from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, HandOver, RequestId
+from engine.request import (
+    ChoiceSoFar,
+    FinishReason,
+    GenerationRequest,
+    HandOver,
+    RemotePrefix,
+    RequestId,
+)
 from engine.sampling import SamplingParams
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import StepOutput
@@ -76,6 +83,7 @@ class Bench:
         priority: int = 0,
         hand_over: HandOver | None = None,
         fetch_above: int | None = None,
+        prefix: RemotePrefix | None = None,
         sent: tuple[ChoiceSoFar, ...] = (),
         arrived_s: float = 0.0,
         **params: object,
@@ -87,6 +95,7 @@ class Bench:
             priority=priority,
             hand_over=hand_over,
             fetch_above=fetch_above,
+            prefix=prefix,
             sent=sent,
         )
         self.scheduler.add(request, seed=0, arrived_s=arrived_s)
