@@ -84,9 +84,10 @@ async def measure_first_tokens(
     return rows
 
 
-def measure_load(url: str, model: Path, concurrency: int, seed: int) -> LoadFigures:
-    workload = Workload("load", SMALL, REQUESTS[concurrency], PROMPT, OUTPUT)
-    prompts = workload.prompts(seed)
+def measure_load(side: str, url: str, model: Path, concurrency: int, seed: int) -> LoadFigures:
+    """With prompts that nobody has seen: the sides share workers, and those have caches."""
+    name = f"{side} {concurrency}"
+    prompts = Workload(name, SMALL, REQUESTS[concurrency], PROMPT, OUTPUT).prompts(seed)
     return asyncio.run(load(url, str(model), prompts, OUTPUT, concurrency))
 
 
@@ -94,7 +95,7 @@ def load_rows(side: str, url: str, model: Path, repeats: int) -> list[dict[str, 
     asyncio.run(load(url, str(model), Workload("warm", SMALL, 2, 64, 4).prompts(0), 4, 2))
     rows = []
     for concurrency in REQUESTS:
-        turns = [measure_load(url, model, concurrency, seed) for seed in range(repeats)]
+        turns = [measure_load(side, url, model, concurrency, seed) for seed in range(repeats)]
         figures = {
             name: statistics.median(asdict(turn)[name] for turn in turns)
             for name in asdict(turns[0])
