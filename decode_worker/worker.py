@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from decode_worker.fetching_answerer import FetchingAnswerer
 from decode_worker.service import SessionService
 from engine.errors import UnavailableError
+from engine.handoff import Reservation
 from prefill_worker.node import DRAIN_PERIOD_S, Node
+from prefill_worker.source import STUCK_S
 from protos.session_pb2_grpc import add_SessionServicer_to_server
 from protos.worker_pb2 import DrainProgress
 
@@ -20,6 +22,11 @@ class DecodeWorker(Node):
         self.answerer = FetchingAnswerer(self.engine, self.exchange.links, self.fetcher)
         self.sessions = SessionService(self.answerer, self.description)
         add_SessionServicer_to_server(self.sessions, self.server)
+
+    def _on_reserved(self, reservation: Reservation) -> None:
+        if self._faults.reach("worker.reserved") == "stuck":
+            self.engine.call(lambda _: time.sleep(STUCK_S))
+        super()._on_reserved(reservation)
 
     def begin_drain(self) -> None:
         super().begin_drain()

@@ -209,6 +209,8 @@ class AsyncEngine:
                     return False
                 commands = list(self._commands)
                 self._commands.clear()
+            # Also of an engine that rested: what it is asked for may hang.
+            self._watchdog.note(time.monotonic(), self.engine.num_steps, True)
             for command in commands:
                 command(self.engine)
             if self.engine.has_work:

@@ -4,19 +4,22 @@
     KVRELAY_FAULTS=@FILE
 
 An action happens when its point is reached for the given time (the first by default): `kill`
-and `stop` are signals to the own process, `fail` raises, and any other word is handed to the
-place that asked, which knows what it means. A file is read again whenever it has changed, and
-counting begins anew. Without the variable nothing ever happens.
+and `stop` are signals to the own process, `fail` raises, `block` holds the calling thread for a
+while, and any other word is handed to the place that asked, which knows what it means. A file
+is read again whenever it has changed, and counting begins anew. Without the variable nothing
+ever happens.
 """
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
 from kv_transfer.errors import TransferError
 
 VARIABLE = "KVRELAY_FAULTS"
+BLOCK_S = 2.5
 
 
 class FaultError(ValueError):
@@ -62,6 +65,8 @@ class Faults:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "block":
+                time.sleep(BLOCK_S)
             case "fail":
                 raise TransferError(f"a fault was asked for at {point}")
         return action

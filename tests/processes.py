@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,15 +14,19 @@ ROOT = Path(__file__).parents[1]
 
 
 @asynccontextmanager
-async def python(*words: str, **environment: str) -> AsyncIterator[tuple[Process, str]]:
-    """The process and its first line; killed at the end if it runs still."""
+async def python(
+    *words: str, prefix: Sequence[str] = (), log: Path | None = None, **environment: str
+) -> AsyncIterator[tuple[Process, str]]:
+    """The process and its first line; killed at the end if it runs still. `prefix`: what it
+    runs under. `log`: takes its standard error, which is to be read from the process without."""
     child = await asyncio.create_subprocess_exec(
+        *prefix,
         sys.executable,
         *words,
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.PIPE if log is None else log.open("ab"),
     )
     try:
         assert child.stdout is not None

@@ -1,14 +1,18 @@
 """A decode worker dies, stops or fails at every point of a hand-off; clients leave at any."""
 
 import asyncio
+import signal
+import time
+from contextlib import aclosing
 
 import pytest
 
 from engine.errors import UnavailableError
 from engine.request import GenerationRequest, RequestId
+from protos.events_pb2 import LoadReport
 from tests.engine.pair import Answer
 from tests.faults.conftest import PARAMS, PROMPTS
-from tests.faults.workers import Relay
+from tests.faults.workers import NOTICED_S, Relay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,6 +45,60 @@ async def test_a_failure_is_another_ones_turn(relay: Relay, expected: Expected, 
     relay.decode.set_faults(f"{point}=fail")
     told = await relay.ask(PROMPTS["300"], PARAMS, salt=f"fail {point}")
     told.check_equal(expected["300"])
+
+
+async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
+    relay: Relay, expected: Expected
+) -> None:
+    relay.decode.set_faults("puller.reading:4=stop")
+    asked = [relay.ask(PROMPTS["300"], PARAMS, salt=f"ending {i}") for i in range(8)]
+    told = asyncio.gather(*asked)
+    await relay.decode.stopped()
+    relay.decode.send(signal.SIGTERM)
+    relay.decode.go_on()
+    for one in await told:
+        one.check_equal(expected["300"])
+    assert await relay.decode.died() == 0
+    await relay.first.check_settled()
+    await relay.decode.restart()
+    await relay.reconnect()
+
+
+async def test_an_engine_that_is_stuck_is_seen(relay: Relay, expected: Expected) -> None:
+    """By its steps, which stand still, and by whoever asks for the worker's health."""
+    relay.decode.set_faults("worker.reserved=stuck")
+    asked = [relay.ask(PROMPTS["300"], PARAMS, salt=f"stuck {i}") for i in range(4)]
+    told = asyncio.gather(*asked)
+    seen: list[LoadReport] = []
+    async with aclosing(relay.decode.loads(period_ms=50)) as reports:
+        async for report in reports:
+            seen += [report] if report.unhealthy else []
+            if len(seen) == 2:
+                break
+    reason = "work is queued and no step was made for"
+    assert all(reason in report.unhealthy for report in seen)
+    assert seen[0].num_steps == seen[1].num_steps
+    health = await relay.decode.health()
+    assert not health.healthy
+    assert reason in health.reason
+    assert health.num_steps == seen[0].num_steps
+    for one in await told:
+        one.check_equal(expected["300"])
+    assert (await relay.decode.load()).num_steps > health.num_steps
+
+
+async def test_an_event_loop_that_is_blocked_is_seen(relay: Relay, expected: Expected) -> None:
+    """Its reports stop, which must come twice a second; nobody's connection breaks."""
+    async with aclosing(relay.decode.loads(period_ms=100)) as reports:
+        await anext(reports)
+        relay.decode.set_faults("puller.chunk=block")
+        asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="blocked"))
+        longest, last = 0.0, time.monotonic()
+        while longest < NOTICED_S:
+            await anext(reports)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+        (await asked).check_equal(expected["300"])
 
 
 async def test_clients_that_leave_at_any_time(relay: Relay) -> None:

@@ -1,11 +1,13 @@
 """A prefill worker dies, stops, is stuck or lies, at every point of a hand-off."""
 
 import asyncio
+import contextlib
+import signal
 import time
 
 import pytest
 
-from decode_worker.answerer import LocalPrefill
+from decode_worker.answerer import LocalPrefill, PrefillCandidate
 from engine.errors import UnavailableError
 from tests.engine.pair import Answer
 from tests.faults.conftest import PARAMS, PROMPTS
@@ -53,6 +55,75 @@ async def test_an_engine_that_is_stuck_behind_a_loop_that_answers(
     told = await relay.ask(PROMPTS["300"], PARAMS, salt="stuck")
     told.check_equal(expected["300"])
     assert 1.0 < time.monotonic() - started < 1.0 + SLACK_S
+
+
+async def test_a_blocked_event_loop_behind_a_connection_that_answers(
+    relay: Relay, expected: Expected
+) -> None:
+    relay.first.set_faults("source.open=block")
+    started = time.monotonic()
+    told = await relay.ask(PROMPTS["300"], PARAMS, salt="blocked")
+    told.check_equal(expected["300"])
+    assert time.monotonic() - started < NOTICED_S + SLACK_S
+
+
+async def test_told_to_end_it_hands_over_what_it_has_begun(
+    relay: Relay, expected: Expected
+) -> None:
+    relay.first.set_faults("holder.chunk:2=stop")
+    begun = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="begun"))
+    await relay.first.stopped()
+    others = [relay.ask(PROMPTS["250"], PARAMS, salt=f"ending {i}") for i in range(6)]
+    later = asyncio.gather(*others)
+    await relay.decode.until(lambda load: load.num_fetching == 7)
+    relay.first.send(signal.SIGTERM)
+    relay.first.go_on()
+    (await begun).check_equal(expected["300"])
+    for told in await later:
+        told.check_equal(expected["250"])
+    assert await relay.first.died() == 0
+    await relay.first.restart()
+
+
+async def test_again_and_again_another_process_at_the_same_address(
+    relay: Relay, expected: Expected
+) -> None:
+    for turn in range(2):
+        before = PrefillCandidate(relay.first.address, (await relay.first.load()).incarnation)
+        relay.first.send(signal.SIGKILL)
+        await relay.first.died()
+        if turn == 1:
+            await check_back_off(relay)
+        await relay.first.restart()
+        told = await relay.ask(PROMPTS["250"], PARAMS, salt=f"at once {turn}")
+        told.check_equal(expected["250"])
+        await until_it_serves(relay)
+        with pytest.raises(UnavailableError, match="another incarnation"):
+            await relay.ask(PROMPTS["33"], PARAMS, before, salt=f"before {turn}")
+        now = (await relay.first.load()).incarnation
+        links = {link.peer_incarnation for link in (await relay.decode.load()).links}
+        assert now in links
+        assert before.incarnation not in links
+
+
+async def until_it_serves(relay: Relay) -> None:
+    """It is asked again after 5 s at the latest."""
+    async with asyncio.timeout(5 + SLACK_S):
+        while True:
+            with contextlib.suppress(UnavailableError):
+                await relay.ask(PROMPTS["33"], PARAMS, relay.first)
+                return
+            await asyncio.sleep(0.02)
+
+
+async def check_back_off(relay: Relay) -> None:
+    """Nobody is there; that is not tried for every request."""
+    reasons = []
+    for _ in range(20):
+        with pytest.raises(UnavailableError) as refusal:
+            await relay.ask(PROMPTS["33"], PARAMS, relay.first)
+        reasons.append(str(refusal.value))
+    assert sum("was tried just now" in reason for reason in reasons) >= 10
 
 
 async def test_a_lease_that_was_released_early_shows_not_one_token(relay: Relay) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from asyncio.subprocess import Process
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -30,6 +31,7 @@ SETTLED_S = 10.0  # within which nothing may be left of what failed
 NOTICED_S = 2.0  # within which a stopped peer is noticed
 SLACK_S = 2.0  # for the request itself, on a busy machine
 
+APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 ENGINE = {
     "dtype": "float32",
     "block_size": 16,
@@ -38,6 +40,7 @@ ENGINE = {
     "max_num_batched_tokens": 64,
     "kv_cache_memory_bytes": 4 << 20,
     "num_threads": 1,
+    "stall_timeout_s": 1.0,
 }
 _serial = count()
 
@@ -46,7 +49,15 @@ class Worker:
     """One process after the other at one address; each is another incarnation."""
 
     def __init__(
-        self, folder: Path, model: Path, role: str, connector: str, **engine: object
+        self,
+        folder: Path,
+        model: Path,
+        role: str,
+        connector: str,
+        *,
+        apart: bool = False,  # in a PID namespace of its own, as in another pod of the host
+        environment: Mapping[str, str] | None = None,
+        **engine: object,
     ) -> None:
         name = f"{role}-{next(_serial)}"
         self._faults = folder / f"{name}.faults"
@@ -59,23 +70,28 @@ class Worker:
             "engine": {"model": str(model), **ENGINE, **engine},
         }
         self._config.write_text(yaml.safe_dump(options))
+        self.log = folder / f"{name}.log"
+        self._apart = apart
+        self._environment = dict(environment or {})
         self.address = "127.0.0.1:0"
         self.child: Process
+        self.pid: int
         self._stack = AsyncExitStack()
 
-    async def start(self, **environment: str) -> None:
+    async def start(self) -> None:
         """At the address of the process before it, if there was one."""
         words = ("worker", "--config", str(self._config), "--listen", self.address)
-        environment["KVRELAY_FAULTS"] = f"@{self._faults}"
-        child = python("-m", "cluster.cli", *words, **environment)
+        environment = {**self._environment, "KVRELAY_FAULTS": f"@{self._faults}"}
+        prefix = APART if self._apart else ()
+        child = python("-m", "cluster.cli", *words, prefix=prefix, log=self.log, **environment)
         self.child, line = await self._stack.enter_async_context(child)
-        assert line, "the worker did not start"
+        assert line, self.log.read_text()
+        self.pid = _only_child(self.child.pid) if self._apart else self.child.pid
         self.address = line.split()[-1]
         self.channel = Plane().channel(self.address)
 
     async def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.child.send_signal(signal.SIGCONT)
+        self.send(signal.SIGCONT)
         await self.channel.close()
         await self._stack.aclose()
 
@@ -87,19 +103,24 @@ class Worker:
     def set_faults(self, text: str) -> None:
         self._faults.write_text(text)
 
+    def send(self, number: signal.Signals) -> None:
+        if self.child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
     async def stopped(self) -> None:
         """Until its process has been stopped by a signal."""
         async with asyncio.timeout(10):
-            while _state(self.child.pid) != "T":
+            while _state(self.pid) != "T":
                 await asyncio.sleep(0.005)
 
-    async def died(self) -> None:
-        async with asyncio.timeout(10):
-            await self.child.wait()
+    async def died(self, within_s: float = 10.0) -> int:
+        async with asyncio.timeout(within_s):
+            return await self.child.wait()
 
     def go_on(self) -> None:
         self.set_faults("")
-        self.child.send_signal(signal.SIGCONT)
+        self.send(signal.SIGCONT)
 
     async def health(self) -> HealthReport:
         return await WorkerStub(self.channel).CheckHealth(
@@ -107,14 +128,24 @@ class Worker:
         )
 
     async def load(self) -> LoadReport:
-        wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=1000)
-        stream = WorkerEventsStub(self.channel).Subscribe(wanted, timeout=10)
+        async with aclosing(self.loads()) as reports:
+            return await anext(reports)
+
+    async def loads(self, period_ms: int = 1000) -> AsyncGenerator[LoadReport, None]:
+        """As they come, the first one at once."""
+        wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=period_ms)
+        stream = WorkerEventsStub(self.channel).Subscribe(wanted, timeout=60)
         try:
             async for event in stream:
-                return event.load
+                yield event.load
         finally:
             stream.cancel()
-        raise AssertionError("no load was reported")
+
+    async def until(self, reached: Callable[[LoadReport], bool]) -> LoadReport:
+        async with asyncio.timeout(20):
+            while not reached(report := await self.load()):
+                await asyncio.sleep(0.01)
+        return report
 
     async def check_settled(self) -> None:
         """Nothing of any request is left, and all of its books add up."""
@@ -126,16 +157,22 @@ class Worker:
         assert report.healthy, report.reason
 
 
-def _left(load: LoadReport) -> dict[str, int]:
-    counts = {
+def _left(load: LoadReport) -> dict[str, int | str]:
+    counts: dict[str, int | str] = {
         "leases": load.num_leases,
         "running": load.num_running,
         "waiting": load.num_waiting,
         "fetching": load.num_fetching,
         "held": sum(blocks.held for blocks in load.blocks),
         "quarantined": sum(blocks.quarantined for blocks in load.blocks),
+        "problem": load.unhealthy,
     }
-    return {name: number for name, number in counts.items() if number}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _only_child(pid: int) -> int:
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
 def _state(pid: int) -> str:
@@ -174,14 +211,17 @@ class Relay:
         self,
         prompt: Sequence[int],
         params: SamplingParams,
-        *prefill: Worker,
+        *prefill: Worker | PrefillCandidate,
         local: LocalPrefill = LocalPrefill.NEVER,
         salt: str = "",
     ) -> Answer:
         """The whole answer; every salt has a cache of its own."""
         name = RequestId(f"r{next(_serial)}")
         workers = prefill or (self.first, self.second)
-        route = Route(tuple(PrefillCandidate(w.address) for w in workers), (), local)
+        candidates = tuple(
+            w if isinstance(w, PrefillCandidate) else PrefillCandidate(w.address) for w in workers
+        )
+        route = Route(candidates, (), local)
         request = GenerationRequest(name, prompt, params, cache_salt=salt)
         stream = self.session.submit(request, route)
         answer = Answer()
