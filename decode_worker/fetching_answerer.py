@@ -41,7 +41,8 @@ class FetchingStream:
 
 
 class FetchingAnswerer:
-    """Decides, for each request, how long a prompt is worth a hand-off."""
+    """Decides, for each request, how long a prompt is worth a hand-off, and whose prefix it
+    begins with if it is computed here."""
 
     def __init__(self, engine: AsyncEngine, links: Links, fetcher: Fetcher) -> None:
         self._engine = engine
@@ -51,17 +52,18 @@ class FetchingAnswerer:
     def submit(self, submitted: SubmittedRequest) -> GenerationStream:
         request, route = submitted.request, submitted.route
         threshold = self._threshold(request, route)
-        if threshold is None:
+        sources = [PrefixSource(**source._asdict()) for source in route.sources]
+        local = route.local_prefill is not LocalPrefill.NEVER
+        prefix = None
+        if local:
+            num_prompt = len(request.prompt_token_ids)
+            prefix = self._fetcher.prefixes.plan(sources, num_prompt, self._engine.num_open)
+        if threshold is None and prefix is None:
             return self._engine.submit(request)
-        request = replace(request, fetch_above=threshold)
-        self._fetcher.expect(
-            request,
-            FetchPlan(
-                route.prefill_workers,
-                [PrefixSource(**source._asdict()) for source in route.sources],
-                local=route.local_prefill is not LocalPrefill.NEVER,
-            ),
+        request = replace(
+            request, fetch_above=threshold, prefix=None if prefix is None else prefix.prefix
         )
+        self._fetcher.expect(request, FetchPlan(route.prefill_workers, sources, local, prefix))
         return FetchingStream(self._engine.submit(request), self._fetcher)
 
     def _threshold(self, request: GenerationRequest, route: Route) -> int | None:

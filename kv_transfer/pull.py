@@ -136,7 +136,7 @@ class Pull:
     def check_time(self, now: float) -> None:
         """TransferError once there is nothing to hope for."""
         if self._request_deadline is not None and now >= self._request_deadline:
-            raise TransferError("the request's time is up", retryable=False)
+            raise TransferError("its time is up", retryable=False)
         if self.state is PullState.ARRIVING:
             return  # a read ends or its link breaks
         if now >= self._next_message:

@@ -8,27 +8,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.async_engine import AsyncEngine
-from engine.errors import EngineError, RequestError, UnavailableError
+from engine.errors import EngineError, UnavailableError
 from engine.handoff import (
     ComputeHere,
     Delivered,
     FetchFailed,
     FetchOutcome,
-    FirstToken,
     Refetch,
     Reservation,
     UnfinishedReads,
 )
 from engine.request import GenerationRequest, RequestId
-from engine.wire.logprobs import decode_logprobs
-from engine.wire.params import encode_params
 from kv_transfer.errors import TransferError
 from kv_transfer.exchange import Exchange
 from kv_transfer.link import Link
 from kv_transfer.puller import HandOff, Pulled
-from protos import handoff_pb2 as wire
-from protos.handoff_pb2 import Ask, Compute, PrefixSource
-from protos.rpc import PROTOCOL
+from prefill_worker.asks import (
+    Parties,
+    ask_for_prefix,
+    ask_for_prompt,
+    read_prefix,
+    read_prompt,
+)
+from prefill_worker.prefixes import PrefixPlan, PrefixPlanner
+from protos.handoff_pb2 import Ask, PrefixSource
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +41,15 @@ Candidate = tuple[str, int]  # address and incarnation; 0 is whichever is there
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """Who may be asked for a request's prompt, in order; `local` is the last resort."""
+    """Who may be asked for a request's prompt, in order; `local` is the last resort.
 
-    candidates: Sequence[Candidate]
+    `sources` are for whoever computes the prompt, `prefix` is what is pulled from them here.
+    """
+
+    candidates: Sequence[Candidate] = ()
     sources: Sequence[PrefixSource] = ()
     local: bool = True
+    prefix: PrefixPlan | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -54,12 +61,20 @@ class _Wanted:
     problems: list[str] = field(default_factory=list)
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
+    def left_s(self, at_most: float | None = None) -> float | None:
+        """Of the request's time, None without an end."""
+        if self.deadline is None:
+            return at_most
+        left_s = max(0.0, self.deadline - time.monotonic())
+        return left_s if at_most is None else min(left_s, at_most)
+
 
 class Fetcher:
     """Answers every reservation of its engine with exactly one end, whatever happens.
 
     Used on the event loop's thread. A candidate that fails is not asked again for the same
-    request. The next one gets the same blocks where every read has ended, fresh ones where not.
+    request. The next one gets the same blocks where every read has ended; where not, a prompt
+    gets fresh ones and a prefix is given up.
     """
 
     def __init__(self, engine: AsyncEngine, exchange: Exchange, incarnation: int) -> None:
@@ -68,6 +83,8 @@ class Fetcher:
         self._incarnation = incarnation
         self._wanted: dict[RequestId, _Wanted] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.prefixes = PrefixPlanner(engine, exchange.links, incarnation)
+        self.num_prefix_tokens = 0  # pulled from those who had them
         self.outcomes: Counter[str] = Counter()
 
     @property
@@ -105,7 +122,8 @@ class Fetcher:
         outcome: FetchOutcome = ComputeHere()
         try:
             if wanted is not None:
-                outcome = await self._ask_in_turn(reservation, wanted, attempt)
+                ask = self._ask_sources if reservation.of_prefix else self._ask_in_turn
+                outcome = await ask(reservation, wanted, attempt)
         finally:
             # Also when cancelled: what was reserved is given back in any case.
             await asyncio.shield(self._end(reservation, outcome, attempt))
@@ -130,7 +148,11 @@ class Fetcher:
             address, incarnation = wanted.plan.candidates[wanted.num_failed]
             try:
                 link = await self._exchange.links.get(address, incarnation)
-                return await self._pull(link, reservation, wanted, attempt)
+                left_s, parties = wanted.left_s(), self._parties(link)
+                sources = wanted.plan.sources
+                ask = ask_for_prompt(reservation, wanted.request, parties, left_s, sources)
+                pulled = await self._pull(link, ask, reservation, left_s, attempt)
+                return read_prompt(pulled, reservation)
             except TransferError as error:
                 wanted.num_failed += 1
                 wanted.problems.append(f"{address}: {error}")
@@ -142,42 +164,41 @@ class Fetcher:
         reasons = "; ".join(wanted.problems) or "none was named"
         return FetchFailed(UnavailableError(f"no prefill worker could serve: {reasons}"))
 
+    async def _ask_sources(
+        self, reservation: Reservation, wanted: _Wanted, attempt: "_Attempt"
+    ) -> FetchOutcome:
+        """Without a source that has it the prompt is gone on with from where it is cached."""
+        plan = wanted.plan.prefix
+        assert plan is not None, "a prefix that nobody planned was reserved"
+        for address, incarnation in plan.sources:
+            try:
+                link = await self._exchange.links.get(address, incarnation)
+                ask = ask_for_prefix(reservation, wanted.request, self._parties(link))
+                left_s = wanted.left_s(plan.timeout_s)
+                pulled = await self._pull(link, ask, reservation, left_s, attempt)
+                delivered = read_prefix(pulled, reservation)
+                self.num_prefix_tokens += pulled.end - reservation.held.start
+                return delivered
+            except TransferError as error:
+                logger.info("no prefix from %s: %s", address, error)
+            if attempt.hand_off is not None and await attempt.hand_off.unfinished():
+                return ComputeHere()
+        return Delivered(end=reservation.held.start)
+
     async def _pull(
         self,
         link: Link,
+        ask: Ask,
         reservation: Reservation,
-        wanted: _Wanted,
+        left_s: float | None,
         attempt: "_Attempt",
-    ) -> Delivered:
-        left_s = None
-        if wanted.deadline is not None:
-            left_s = max(0.0, wanted.deadline - time.monotonic())
-        ask = self._make_ask(reservation, wanted, link.incarnation, left_s)
+    ) -> Pulled:
         hand_off = self._exchange.hand_off(link, ask, reservation.held, left_s)
         attempt.hand_off = hand_off
-        return _delivered(await hand_off.run(), reservation)
+        return await hand_off.run()
 
-    def _make_ask(
-        self, reservation: Reservation, wanted: _Wanted, incarnation: int, left_s: float | None
-    ) -> Ask:
-        request = wanted.request
-        compute = Compute(
-            params=encode_params(reservation.params),
-            priority=request.priority,
-            deadline_ms=0 if left_s is None else max(1, int(left_s * 1e3)),
-            draw=reservation.draw,
-            sources=wanted.plan.sources,
-        )
-        return Ask(
-            protocol=PROTOCOL,
-            handoff_id=f"{request.request_id}/{reservation.attempt}",
-            holder_incarnation=incarnation,
-            puller_incarnation=self._incarnation,
-            token_ids=reservation.token_ids,
-            cache_salt=request.cache_salt,
-            first_token=reservation.held.start,
-            compute=compute,
-        )
+    def _parties(self, link: Link) -> Parties:
+        return Parties(holder=link.incarnation, puller=self._incarnation)
 
 
 @dataclass(slots=True)
@@ -185,28 +206,3 @@ class _Attempt:
     """The hand-off that last wrote into a reservation's blocks."""
 
     hand_off: HandOff | None = None
-
-
-def _delivered(pulled: Pulled, reservation: Reservation) -> Delivered:
-    """What came beside the blocks, checked: it comes from a peer."""
-    tokens, prompt_logprobs = pulled.tokens, pulled.prompt_logprobs
-    params = reservation.params
-    wanted = params.n if reservation.draw else 0
-    if len(tokens) not in (0, wanted):
-        raise TransferError(f"the holder drew {len(tokens)} first tokens, {wanted} were wanted")
-    wanted = 0 if params.prompt_logprobs is None else len(reservation.token_ids) - 1
-    if len(prompt_logprobs) != wanted:
-        raise TransferError(f"{len(prompt_logprobs)} prompt logprobs came, {wanted} were wanted")
-    try:
-        return Delivered(
-            tuple(_first_token(token) for token in tokens),
-            decode_logprobs(prompt_logprobs, "prompt_logprobs"),
-        )
-    except RequestError as error:
-        raise TransferError(f"the holder's answer makes no sense: {error}") from None
-
-
-def _first_token(token: wire.FirstToken) -> FirstToken:
-    has_logprobs = token.HasField("logprobs")
-    logprobs = decode_logprobs([token.logprobs], "logprobs")[0] if has_logprobs else None
-    return FirstToken(token.token_id, logprobs)

@@ -96,6 +96,7 @@ class Node:
             self._faults,
         )
         self.fetcher = Fetcher(self.engine, self.exchange, self.incarnation)
+        self.source.fetcher = self.fetcher
         self.description = self._describe()
         self.reporter = Reporter(self)
         add_HandOffServicer_to_server(self.exchange.holder, self.server)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from engine.async_engine import AsyncEngine
@@ -20,8 +20,10 @@ from kv_cache.transfers import TransferHold
 from kv_transfer.errors import Refused
 from kv_transfer.faults import Faults
 from kv_transfer.source import PromptStream, ReadyChunk, ReadyEnd
+from prefill_worker.fetching import Fetcher, FetchPlan
+from prefill_worker.prefixes import check_sources
 from protos.generation_pb2 import Failure
-from protos.handoff_pb2 import Ask, FirstToken
+from protos.handoff_pb2 import Ask, FirstToken, PrefixSource
 
 STUCK_S = 3.0  # of an engine that was asked to be
 
@@ -36,8 +38,11 @@ class _Ahead:
 class EngineSource:
     """Serves asks from one engine; used on the event loop's thread.
 
-    A worker that does not compute for others hands out what it has cached.
+    A worker that does not compute for others hands out what it has cached. One that does may
+    have a prompt's beginning from a third one, by `fetcher`, which is there before it is asked.
     """
+
+    fetcher: Fetcher
 
     def __init__(self, engine: AsyncEngine, computes: bool, faults: Faults) -> None:
         self._engine = engine
@@ -64,12 +69,25 @@ class EngineSource:
         if not self._computes:
             return RefusedPrompt(_unavailable("this worker computes no prompts for others"))
         try:
-            request = _decode(ask, next(self._serial))
+            request = self._plan_prefix(_decode(ask, next(self._serial)), ask.compute.sources)
         except RequestError as error:
             return RefusedPrompt(encode_failure(error))
         if self._faults.reach("source.open") == "stuck":
             self._engine.call(lambda _: time.sleep(STUCK_S))
-        return ComputedPrompt(self._engine.hand_over(request), request, self._ahead)
+        stream = self._engine.hand_over(request)
+        return ComputedPrompt(stream, request, self._ahead, self.fetcher)
+
+    def _plan_prefix(
+        self, request: GenerationRequest, sources: Sequence[PrefixSource]
+    ) -> GenerationRequest:
+        """RequestError for what names no workers."""
+        check_sources(sources)
+        plan = self.fetcher.prefixes.plan(sources, len(request.prompt_token_ids))
+        if plan is None:
+            return request
+        request = replace(request, prefix=plan.prefix)
+        self.fetcher.expect(request, FetchPlan(prefix=plan))
+        return request
 
     def predict_s(self) -> float:
         """As if all that is queued were computed in one step before it."""
@@ -84,8 +102,15 @@ class EngineSource:
 class ComputedPrompt:
     """A prompt on its way through the engine."""
 
-    def __init__(self, stream: HandOverStream, request: GenerationRequest, ahead: _Ahead) -> None:
+    def __init__(
+        self,
+        stream: HandOverStream,
+        request: GenerationRequest,
+        ahead: _Ahead,
+        fetcher: Fetcher,
+    ) -> None:
         self._stream = stream
+        self._fetcher = fetcher
         self._ahead = ahead
         self._num_left = len(request.prompt_token_ids)
         ahead.num_tokens += self._num_left
@@ -110,6 +135,7 @@ class ComputedPrompt:
     def close(self) -> None:
         self._count_down(self._num_left)
         self._stream.close()
+        self._fetcher.forget(self._stream.request_id)
 
     def _count_down(self, num_tokens: int) -> None:
         num_tokens = min(num_tokens, self._num_left)

@@ -76,11 +76,11 @@ class WorkerPair:
             for worker in (self.decode, self.prefill):
                 while worker.num_leases or worker.fetcher.num_running:
                     await asyncio.sleep(0.001)
-                while await worker.engine.ask(_is_busy):
+                while await worker.engine.ask(is_busy):
                     await asyncio.sleep(0.001)
                 await worker.engine.ask(Engine.check_integrity)
 
 
-def _is_busy(engine: Engine) -> bool:
+def is_busy(engine: Engine) -> bool:
     held = any(group.held or group.quarantined for group in engine.cache_stats().groups)
     return held or engine.has_work or engine.num_transfers > 0

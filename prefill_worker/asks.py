@@ -1,0 +1,94 @@
+"""What is asked of a holder for a reservation, and what its answer must be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.errors import RequestError
+from engine.handoff import Delivered, FirstToken, Reservation
+from engine.request import GenerationRequest
+from engine.wire.logprobs import decode_logprobs
+from engine.wire.params import encode_params
+from kv_transfer.errors import TransferError
+from kv_transfer.puller import Pulled
+from protos import handoff_pb2 as wire
+from protos.handoff_pb2 import Ask, Compute, PrefixSource
+from protos.rpc import PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    """The incarnations of both ends."""
+
+    holder: int
+    puller: int
+
+
+def ask_for_prompt(
+    reservation: Reservation,
+    request: GenerationRequest,
+    parties: Parties,
+    left_s: float | None,
+    sources: Sequence[PrefixSource],
+) -> Ask:
+    """All that is missing, computed where the holder has not cached it either."""
+    ask = _make(reservation, request, parties, len(reservation.token_ids))
+    compute = Compute(
+        params=encode_params(reservation.params),
+        priority=request.priority,
+        deadline_ms=0 if left_s is None else max(1, int(left_s * 1e3)),
+        draw=reservation.draw,
+        sources=sources,
+    )
+    ask.compute.CopyFrom(compute)
+    return ask
+
+
+def ask_for_prefix(reservation: Reservation, request: GenerationRequest, parties: Parties) -> Ask:
+    """With the token after it, if there is one: so the holder's windows are seen from there."""
+    return _make(reservation, request, parties, reservation.held.end + 1)
+
+
+def _make(
+    reservation: Reservation, request: GenerationRequest, parties: Parties, num_tokens: int
+) -> Ask:
+    return Ask(
+        protocol=PROTOCOL,
+        handoff_id=f"{request.request_id}/{reservation.attempt}",
+        holder_incarnation=parties.holder,
+        puller_incarnation=parties.puller,
+        token_ids=reservation.token_ids[:num_tokens],
+        cache_salt=request.cache_salt,
+        first_token=reservation.held.start,
+    )
+
+
+def read_prompt(pulled: Pulled, reservation: Reservation) -> Delivered:
+    """What came beside the blocks, checked: it comes from a peer."""
+    tokens, prompt_logprobs = pulled.tokens, pulled.prompt_logprobs
+    params = reservation.params
+    wanted = params.n if reservation.draw else 0
+    if len(tokens) not in (0, wanted):
+        raise TransferError(f"the holder drew {len(tokens)} first tokens, {wanted} were wanted")
+    wanted = 0 if params.prompt_logprobs is None else len(reservation.token_ids) - 1
+    if len(prompt_logprobs) != wanted:
+        raise TransferError(f"{len(prompt_logprobs)} prompt logprobs came, {wanted} were wanted")
+    try:
+        return Delivered(
+            tuple(_first_token(token) for token in tokens),
+            decode_logprobs(prompt_logprobs, "prompt_logprobs"),
+        )
+    except RequestError as error:
+        raise TransferError(f"the holder's answer makes no sense: {error}") from None
+
+
+def read_prefix(pulled: Pulled, reservation: Reservation) -> Delivered:
+    """Blocks alone count; maybe fewer than were promised."""
+    if pulled.end == reservation.held.start:
+        raise TransferError("the holder has nothing of the prefix any more")
+    return Delivered(end=pulled.end)
+
+
+def _first_token(token: wire.FirstToken) -> FirstToken:
+    has_logprobs = token.HasField("logprobs")
+    logprobs = decode_logprobs([token.logprobs], "logprobs")[0] if has_logprobs else None
+    return FirstToken(token.token_id, logprobs)

@@ -1,0 +1,95 @@
+"""Which of the workers that hold a prompt's beginning is asked for it, if any."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.async_engine import AsyncEngine
+from engine.errors import RequestError
+from engine.request import RemotePrefix
+from engine.step_times import StepShape
+from kv_transfer.links import Links
+from prefill_worker.prefix_cost import (
+    FREE,
+    GroupSize,
+    Offer,
+    PullCost,
+    pull_above,
+    pull_cost,
+    rank,
+)
+from protos.address import Address
+from protos.errors import PlaneError
+from protos.handoff_pb2 import PrefixSource
+
+TYPICAL_TOKENS = 1024  # of a step that computes a prompt
+GRACE_S = 1.0
+MAX_SOURCES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPlan:
+    """What is reserved, who is asked for it in order, and when it had better been computed."""
+
+    prefix: RemotePrefix
+    sources: tuple[tuple[str, int], ...]  # address and incarnation
+    timeout_s: float
+
+
+def check_sources(sources: Sequence[PrefixSource]) -> None:
+    """RequestError for what names no workers, or too many."""
+    if len(sources) > MAX_SOURCES:
+        raise RequestError("sources", f"{len(sources)} workers, must be at most {MAX_SOURCES}")
+    for source in sources:
+        try:
+            Address.parse(source.address, "sources")
+        except PlaneError as error:
+            raise RequestError("sources", str(error).removeprefix("sources: ")) from None
+
+
+class PrefixPlanner:
+    """Weighs links against the engine's step times; used on the event loop's thread."""
+
+    def __init__(self, engine: AsyncEngine, links: Links, incarnation: int) -> None:
+        self._engine = engine
+        self._links = links
+        self._incarnation = incarnation
+        self._block_size = engine.engine.info.shape.block_size
+
+    def plan(
+        self, sources: Sequence[PrefixSource], num_prompt_tokens: int, num_held_up: int = 0
+    ) -> PrefixPlan | None:
+        """None: all is computed. `num_held_up` sequences wait while a prompt is computed here."""
+        if not sources:
+            return None
+        shape = StepShape(TYPICAL_TOKENS, 0, 1)
+        own_s = self._engine.engine.step_times.predict(shape) / TYPICAL_TOKENS
+        token_s = own_s * (1 + num_held_up)
+        ranked = rank([self._offer(s, num_prompt_tokens) for s in self._others(sources)], token_s)
+        if not ranked:
+            return None
+        num_tokens = ranked[0].num_tokens
+        return PrefixPlan(
+            RemotePrefix(num_tokens, pull_above(ranked[0], token_s)),
+            tuple((offer.address, offer.incarnation) for offer in ranked),
+            GRACE_S + num_tokens * own_s,
+        )
+
+    def _others(self, sources: Sequence[PrefixSource]) -> list[PrefixSource]:
+        size = self._block_size
+        return [s for s in sources if s.incarnation != self._incarnation and s.num_tokens >= size]
+
+    def _offer(self, source: PrefixSource, num_prompt_tokens: int) -> Offer:
+        num_tokens = min(source.num_tokens, num_prompt_tokens)
+        num_tokens -= num_tokens % self._block_size
+        return Offer(source.address, source.incarnation, num_tokens, self._cost(source.address))
+
+    def _cost(self, address: str) -> PullCost:
+        link = self._links.known(address)
+        if link is None:
+            return FREE
+        groups = [
+            GroupSize(group.blob_bytes, group.window if group.HasField("window") else None)
+            for group in link.description.format.groups
+        ]
+        figures = link.figures
+        return pull_cost(figures.latency_s, figures.bytes_per_s, groups, self._block_size)
