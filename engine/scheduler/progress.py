@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 
-from engine.handoff import Delivered, FirstToken
+from engine.handoff import Delivered, FirstToken, Reservation
 from engine.scheduler.draft import Part
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import Outbox, find_end
@@ -39,15 +39,25 @@ class Progress:
         for choice, sample in zip(part.draws, drawn, strict=True):
             self._append(choice, sample.token_id, sample.logprobs, outbox)
 
-    def deliver(self, sequence: Sequence, delivered: Delivered, outbox: Outbox) -> None:
-        """The reserved blocks are filled: as if the prompt's last chunk had been computed here.
+    def deliver(
+        self, sequence: Sequence, reservation: Reservation, delivered: Delivered, outbox: Outbox
+    ) -> bool:
+        """The reserved blocks are filled. False, and nothing has changed: what has arrived of a
+        prefix is of no use."""
+        if reservation.of_prefix:
+            return self._deliver_prefix(sequence, delivered.end_of(reservation), outbox)
+        self._deliver_prompt(sequence, delivered, outbox)
+        return True
+
+    def _deliver_prompt(self, sequence: Sequence, delivered: Delivered, outbox: Outbox) -> None:
+        """As if the prompt's last chunk had been computed here.
 
         Without first tokens all but the last token is; that one is computed again, as after a
         hit of the whole prompt, and not written.
         """
         request = sequence.request
         request.prompt_logprobs += delivered.prompt_logprobs
-        self._run_from(sequence, len(sequence.tokens), bool(delivered.first_tokens))
+        self._run_from(sequence, len(sequence.tokens), draws=not delivered.first_tokens)
         self._confirm(sequence)
         if not delivered.first_tokens:
             return
@@ -58,7 +68,7 @@ class Progress:
             token_id, logprobs = delivered.first_tokens[choice.choice]
             self._append(choice, token_id, logprobs, outbox)
 
-    def deliver_prefix(self, sequence: Sequence, end: int, outbox: Outbox) -> bool:
+    def _deliver_prefix(self, sequence: Sequence, end: int, outbox: Outbox) -> bool:
         """The blocks of the tokens up to `end` are filled, as if they had been cached here.
 
         False, and nothing has changed: a shorter prefix than was reserved has arrived, and what
@@ -68,7 +78,7 @@ class Progress:
         assert blocks is not None
         if not serves_from(self._cache, blocks, min(end, len(sequence.tokens) - 1)):
             return False
-        self._run_from(sequence, end, drawn=False)
+        self._run_from(sequence, end, request.draws)
         request.num_cached = min(end, request.num_prompt, len(sequence.tokens) - 1)
         if request.source.hand_over is not None:
             outbox.announce(request, announce(self._cache, sequence, end))
@@ -78,12 +88,12 @@ class Progress:
             self._roster.end(request)
         return True
 
-    def _run_from(self, sequence: Sequence, end: int, drawn: bool) -> None:
-        """At least the last token is computed here, unless what follows it was drawn."""
+    def _run_from(self, sequence: Sequence, end: int, draws: bool) -> None:
+        """With `draws`, at least the last token is computed here."""
         sequence.may_fetch = sequence.may_fetch_prefix = False
         self._roster.end_fetch(sequence)
         sequence.num_written = end
-        sequence.num_computed = min(end, len(sequence.tokens) - (not drawn))
+        sequence.num_computed = min(end, len(sequence.tokens) - draws)
 
     def _new_entries(self, part: Part, entries: Seq[TokenLogprobs]) -> Seq[TokenLogprobs]:
         """Of the tokens from the slice's second on; what a preempted request had is skipped."""

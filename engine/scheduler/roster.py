@@ -122,6 +122,16 @@ class Roster:
             sequence.num_computed = sequence.num_written = 0
         self.waiting.push(sequence)
 
+    def retry(self, sequence: Sequence, of_prefix: bool, again: bool) -> None:
+        """Its fetch came to nothing: it is admitted as if it came now, and fetches `again` what
+        was to be fetched, or does not."""
+        self.requeue(sequence, SequenceState.WAITING)
+        sequence.admitted = False
+        if of_prefix:
+            sequence.may_fetch_prefix = again
+        else:
+            sequence.may_fetch = again
+
     def finish(self, sequence: Sequence) -> None:
         """Nothing is left of the sequence but its tokens; the last one ends its request.
 

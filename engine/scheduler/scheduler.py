@@ -139,25 +139,13 @@ class Scheduler:
                 problem = find_problem(sequence, reservation, outcome, self._limits.vocab_size)
                 if problem is not None:
                     outbox.fail(sequence.request, StepError(problem))
-                elif not reservation.of_prefix:
-                    self._progress.deliver(sequence, outcome, outbox)
-                elif not self._progress.deliver_prefix(
-                    sequence, outcome.end_of(reservation), outbox
-                ):
-                    self._requeue(sequence, reservation, again=False)
+                elif not self._progress.deliver(sequence, reservation, outcome, outbox):
+                    self._roster.retry(sequence, reservation.of_prefix, again=False)
             case Refetch() | ComputeHere():
-                self._requeue(sequence, reservation, again=isinstance(outcome, Refetch))
+                again = isinstance(outcome, Refetch)
+                self._roster.retry(sequence, reservation.of_prefix, again)
             case FetchFailed(error):
                 outbox.fail(sequence.request, error)
-
-    def _requeue(self, sequence: Sequence, reservation: Reservation, again: bool) -> None:
-        """To be admitted as if it came now, and never to fetch `again` what was to be fetched."""
-        self._roster.requeue(sequence, SequenceState.WAITING)
-        sequence.admitted = False
-        if reservation.of_prefix:
-            sequence.may_fetch_prefix = again
-        else:
-            sequence.may_fetch = again
 
     def hold_cached(self, token_ids: Seq[int], cache_salt: str, first_token: int) -> HeldRange:
         """What is cached of a prompt from `first_token` on, held for a reader."""

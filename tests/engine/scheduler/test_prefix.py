@@ -152,6 +152,7 @@ def test_a_whole_prompt_from_elsewhere_is_handed_over(draw: bool) -> None:
     assert isinstance(told[-1], PromptEnd)
     assert [t.token_id for t in told[-1].first_tokens] == answer(prompt, 1, 0, 1)[: int(draw)]
     assert not bench.scheduler.has_work
+    assert len(list(bench.cache._tree.stored())) == 4
     drop(bench, told)
     assert held(bench) == 0
 
