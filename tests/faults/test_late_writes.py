@@ -1,0 +1,110 @@
+"""A prefill worker stops in the middle of a READ and goes on when its blocks have other tokens.
+
+On one host over nixl; and where nixl cannot read without the holder's help, so that the link
+has to choose sockets by itself.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from decode_worker.answerer import LocalPrefill
+from engine.errors import UnavailableError
+from tests.engine.models_on_disk import make_tiny
+from tests.engine.pair import Answer, make_engine
+from tests.engine.test_exact import random_prompts
+from tests.engine.test_hand_over import answer
+from tests.faults.conftest import PARAMS
+from tests.faults.workers import ENGINE, Relay, Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# 8 layers, 8 heads, K and V, 128 floats: a prompt's blocks are 32 MiB, far more than sockets
+# buffer.
+WIDE: dict[str, Any] = {
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "initializer_range": 0.1,
+    "max_position_embeddings": 512,
+}
+BLOB_BYTES = 16 * 8 * 8 * 2 * 128 * 4
+POOL: dict[str, Any] = {"kv_cache_memory_bytes": 72 * BLOB_BYTES, "max_num_batched_tokens": 512}
+PROMPTS = random_prompts(3, 480, 480, seed=11)  # of 30 blocks: two fill a pool
+FAR: dict[str, dict[str, Any]] = {
+    "nixl": {"connector": "nixl"},
+    "tcp": {"connector": "auto", "environment": {"UCX_TLS": "tcp"}},
+    "another PID namespace": {"connector": "auto", "apart": True},
+}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("wide"), **WIDE).folder
+
+
+@pytest.fixture(scope="module")
+def right(wide: Path) -> list[Answer]:
+    engine = make_engine(str(wide), **{**ENGINE, **POOL})
+    return [answer(engine, prompt, PARAMS) for prompt in PROMPTS[1:]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def decode(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
+    worker = Worker(tmp_path_factory.mktemp("decode"), wide, "decode", "auto", **POOL)
+    await worker.start()
+    yield worker
+    await worker.end()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def relay(kind: str, wide: Path, decode: Worker, tmp_path: Path) -> AsyncIterator[Relay]:
+    prefill = Worker(tmp_path, wide, "prefill", **FAR[kind], **POOL)
+    await prefill.start()
+    relay = Relay(prefill, prefill, decode)
+    await relay.connect()
+    yield relay
+    await relay.session.stop()
+    await prefill.end()
+
+
+@pytest.mark.parametrize("kind", list(FAR))
+async def test_not_one_byte_changes(kind: str, relay: Relay, right: list[Answer]) -> None:
+    holder, decode = relay.first, relay.decode
+    await relay.ask(PROMPTS[0][:40], PARAMS, holder, salt=kind)
+    connector = "nixl" if kind == "nixl" else "socket"
+    incarnation = (await holder.load()).incarnation
+    links = {link.peer_incarnation: link for link in (await decode.load()).links}
+    assert links[incarnation].connector == connector
+
+    decode.set_faults("puller.reading=stop")  # the READ is posted
+    lost = asyncio.ensure_future(relay.ask(PROMPTS[0], PARAMS, holder))
+    await decode.stopped()
+    holder.send(signal.SIGSTOP)
+    await holder.stopped()
+    decode.go_on()
+    with pytest.raises(UnavailableError):
+        await lost
+
+    async def again() -> list[Answer]:
+        asked = [
+            relay.ask(prompt, PARAMS, local=LocalPrefill.ALWAYS, salt=f"{kind} {i}")
+            for i, prompt in enumerate(PROMPTS[1:])
+        ]
+        return await asyncio.gather(*asked)
+
+    for told, expected in zip(await again(), right, strict=True):
+        told.check_equal(expected)  # all blocks of the pool have been used again
+    holder.go_on()
+    await holder.check_settled()
+    for told, expected in zip(await again(), right, strict=True):
+        told.check_equal(expected)
+        assert told.prompt is not None
+        assert told.prompt.num_cached_tokens >= 464, "it was computed anew"
+    await decode.check_settled()
