@@ -25,7 +25,7 @@ BLOB_BYTES = 8192  # 2 layers, 2 heads, K and V, 16 tokens, 16 floats
 PROMPT_BLOCKS = 19
 SMALL = 45 * BLOB_BYTES  # room for two of the longest prompts
 LARGE = 1000 * BLOB_BYTES
-PATIENT_S = 2.5  # longer than any deadline and any notice that could be mistaken
+PATIENT_S = 2.5  # longer than a silent holder is waited for
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -40,6 +40,7 @@ async def relays(
             model,
             role,
             "socket",
+            stuck_after_s=5.0,  # one of them is slow on purpose
             kv_cache_memory_bytes=size,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_seqs,

@@ -55,6 +55,7 @@ class Worker:
         role: str,
         connector: str,
         *,
+        stuck_after_s: float = 1.0,
         apart: bool = False,  # in a PID namespace of its own, as in another pod of the host
         environment: Mapping[str, str] | None = None,
         **engine: object,
@@ -66,7 +67,7 @@ class Worker:
         options = {
             "role": role,
             "connector": connector,
-            "exchange": {"checksums": True, "stuck_after_s": 1.0},
+            "exchange": {"checksums": True, "stuck_after_s": stuck_after_s},
             "engine": {"model": str(model), **ENGINE, **engine},
         }
         self._config.write_text(yaml.safe_dump(options))
