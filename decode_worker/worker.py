@@ -40,6 +40,7 @@ class DecodeWorker(Node):
             yield self._progress()
             await asyncio.sleep(DRAIN_PERIOD_S)
         self.sessions.fail_requests(UnavailableError("the worker is draining"))
+        self.exchange.holder.end_leases()
         yield self._progress(done=True)
 
     def _is_busy(self) -> bool:

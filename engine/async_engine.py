@@ -68,12 +68,20 @@ class AsyncEngine:
 
     def stop(self) -> None:
         """Ends the thread after the step it is in; what still runs fails."""
+        self._join()
+        self._fail_all(UnavailableError("the engine is stopping"))
+
+    async def end(self) -> None:
+        """The same, without holding up the event loop for the length of a step."""
+        await asyncio.to_thread(self._join)
+        self._fail_all(UnavailableError("the engine is stopping"))
+
+    def _join(self) -> None:
         with self._wake:
             self._stopping = True
             self._wake.notify()
         self._thread.join()
         self.engine.close()
-        self._fail_all(UnavailableError("the engine is stopping"))
 
     @property
     def num_open(self) -> int:

@@ -103,6 +103,10 @@ class Engine:
         return self._cache.snapshot()
 
     @property
+    def goes_by_priority(self) -> bool:
+        return self._scheduler.goes_by_priority
+
+    @property
     def num_fetching(self) -> int:
         return self._scheduler.num_fetching
 

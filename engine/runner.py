@@ -106,6 +106,7 @@ class ModelRunner:
     ) -> StepResult:
         draws = [s.samples for s in plan.slices if s.samples]
         if not draws:
+            self._wait_for_device()
             return StepResult(plan.step, (), prompt_logprobs)
         slots = np.array([slot for samples in draws for slot in samples], np.int32)
         rows = np.repeat(np.arange(len(draws), dtype=np.int32), [len(s) for s in draws])
@@ -115,6 +116,12 @@ class ModelRunner:
         drawn = make_samples(sampled, slots, self._parameters)
         self._slots.append(slots, np.array([s.token_id for s in drawn.samples], np.int32))
         return StepResult(plan.step, drawn.samples, prompt_logprobs, drawn.failed_slots)
+
+    def _wait_for_device(self) -> None:
+        """Peers read what a step wrote, past our stream, as soon as it is said to be done. A
+        step that draws has waited for its tokens."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _history(self) -> History:
         return History(

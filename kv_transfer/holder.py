@@ -1,8 +1,9 @@
 """The holder's side of hand-offs: a gRPC service over whatever computes the prompts."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -32,7 +33,9 @@ Context = grpc.aio.ServicerContext[PullerMessage, HolderMessage]
 
 ASK_TIMEOUT_S = 5.0
 WAITING_PERIOD_S = 0.5
-COMMIT_TIMEOUT_S = 60.0
+WRITE_TIMEOUT_S = 10.0  # a puller that answers pings and reads nothing is stuck
+COMMIT_TIMEOUT_S = 600.0  # all bytes must have arrived by then
+MAX_LOGPROBS = 2048  # in a message: with 20 alternatives each they take 0.6 MB
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Holder(HandOffServicer):
         self._faults = faults
         self._num_leases = 0
         self._draining = False
+        self._serving: set[asyncio.Task[object]] = set()
 
     @property
     def num_leases(self) -> int:
@@ -67,6 +71,11 @@ class Holder(HandOffServicer):
     def drain(self) -> None:
         """Takes no new ask; what is under way goes on."""
         self._draining = True
+
+    def end_leases(self) -> None:
+        """Those that are left; their pullers see the stream break."""
+        for task in self._serving:
+            task.cancel()
 
     async def Open(  # type: ignore[override]  # noqa: N802 - the service's own name
         self, requests: AsyncIterator[PullerMessage], context: Context
@@ -78,18 +87,21 @@ class Holder(HandOffServicer):
             return
         self._faults.reach("holder.ask")
         self._count(+1)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         lease = Lease(ask.first_token)
         stream = self._source.open(ask)
         try:
             await _HandOff(self, lease, stream, requests, context).run()
         except Refused as refused:
-            await context.write(HolderMessage(failure=refused.failure))
+            await _tell(context, refused.failure)
         except TransferError as error:
-            failure = Failure(kind=Failure.KIND_INTERNAL, message=str(error))
-            await context.write(HolderMessage(failure=failure))
+            await _tell(context, Failure(kind=Failure.KIND_INTERNAL, message=str(error)))
         finally:
             stream.close()
             self._source.drop(lease.end())
+            self._serving.discard(task)
             self._count(-1)
 
     def _count(self, change: int) -> None:
@@ -133,8 +145,17 @@ class Holder(HandOffServicer):
             checksums=() if checksum is None else [checksum(run.group, b) for b in run.blocks],
         )
 
-    def predict(self) -> tuple[float, int]:
-        return self._source.predict_s(), self._source.num_turns
+    def waiting(self, queued: bool) -> Waiting:
+        source = self._source
+        return Waiting(
+            wait_s=source.predict_s(),
+            num_turns=source.num_turns,
+            turn_s=source.turn_s(),
+            queued=queued,
+        )
+
+    def predict_s(self) -> float:
+        return self._source.predict_s()
 
     def reach(self, point: str, lease: Lease) -> None:
         if self._faults.reach(point) == "release":
@@ -177,13 +198,14 @@ class _HandOff:
             elif isinstance(ready, ReadyEnd):
                 self._lease.offer()
                 self._holder.reach("holder.finished", self._lease)
-                await self._context.write(_finished(ready))
+                await self._write(_finished(ready))
                 return True
             else:
                 queued = False
                 self._lease.announce(ready.held)
                 self._holder.reach("holder.chunk", self._lease)
-                await self._context.write(self._chunk(ready))
+                for message in self._chunk(ready):
+                    await self._write(message)
 
     async def _wait(self, queued: bool) -> bool:
         """Keeps the puller patient until there is news; False if it left."""
@@ -206,26 +228,42 @@ class _HandOff:
         return True
 
     async def _say_waiting(self, queued: bool) -> None:
-        wait_s, num_turns = self._holder.predict()
-        waiting = Waiting(wait_s=wait_s, num_turns=num_turns, queued=queued)
-        await self._context.write(HolderMessage(waiting=waiting))
+        await self._write(HolderMessage(waiting=self._holder.waiting(queued)))
 
-    def _chunk(self, ready: ReadyChunk) -> HolderMessage:
-        held = ready.held
-        return HolderMessage(
+    async def _write(self, message: HolderMessage) -> None:
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._context.write(message)
+        except TimeoutError:
+            raise TransferError(
+                f"the puller has read nothing for {WRITE_TIMEOUT_S:.0f} s"
+            ) from None
+
+    def _chunk(self, ready: ReadyChunk) -> Iterator[HolderMessage]:
+        """Logprobs that are too many for one message go before the blocks."""
+        held, logprobs, next_s = ready.held, ready.prompt_logprobs, self._holder.predict_s()
+        while len(logprobs) > MAX_LOGPROBS:
+            part, logprobs = logprobs[:MAX_LOGPROBS], logprobs[MAX_LOGPROBS:]
+            yield HolderMessage(
+                chunk=Chunk(start=held.start, end=held.start, prompt_logprobs=part, next_s=next_s)
+            )
+        blocks = [self._holder.wire_run(run) for run in held.runs]
+        yield HolderMessage(
             chunk=Chunk(
                 start=held.start,
                 end=held.end,
-                blocks=[self._holder.wire_run(run) for run in held.runs],
-                prompt_logprobs=ready.prompt_logprobs,
-                next_s=self._holder.predict()[0],
+                blocks=blocks,
+                prompt_logprobs=logprobs,
+                next_s=next_s,
             )
         )
 
     async def _message(self, timeout_s: float) -> PullerMessage | None:
         done, _ = await asyncio.wait({self._next_message}, timeout=timeout_s)
         if not done:
-            raise _refused(Failure.KIND_STALE, "commit", f"did not come within {timeout_s:.0f} s")
+            raise _refused(
+                Failure.KIND_UNAVAILABLE, "commit", f"did not come within {timeout_s:.0f} s"
+            )
         return self._next_message.result()
 
     async def _commit(self, message: PullerMessage) -> None:
@@ -233,7 +271,13 @@ class _HandOff:
             raise _refused(Failure.KIND_INVALID, "commit", "must follow the end")
         self._holder.reach("holder.commit", self._lease)
         held, reason = self._lease.commit()
-        await self._context.write(HolderMessage(verdict=Verdict(held=held, reason=reason)))
+        await self._write(HolderMessage(verdict=Verdict(held=held, reason=reason)))
+
+
+async def _tell(context: Context, failure: Failure) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await context.write(HolderMessage(failure=failure))
 
 
 def _finished(end: ReadyEnd) -> HolderMessage:

@@ -119,7 +119,7 @@ class Links:
                 pool.disconnect()
                 logger.info("%s: no %s: %s", address, connector.name, refusal)
                 continue
-            except TransferError:
+            except BaseException:  # a cancelled link leaves nothing behind either
                 pool.disconnect()
                 raise
             return self._report(Link(address, channel, description, connector.name, pool, figures))

@@ -9,6 +9,7 @@ from kv_transfer.errors import TransferError
 
 PATIENCE = 3.0  # times what the holder predicted
 PATIENCE_S = 1.0  # and so much more
+LONGEST_TURN_S = 60.0
 
 
 class PullState(Enum):
@@ -73,7 +74,7 @@ class Pull:
         self._block_size = block_size
         self._local = {(r.group, r.first_entry + i): b for r in target.runs for i, b in _entries(r)}
         self._unread = 0
-        self._stuck_after_s = stuck_after_s
+        self._least_stuck_after_s = self._stuck_after_s = stuck_after_s
         self._request_deadline = deadline
         self._next_message = now + PATIENCE_S
         self._num_turns = -1
@@ -83,12 +84,15 @@ class Pull:
     def complete(self) -> bool:
         return self.arrived_to == self.target.end
 
-    def note_waiting(self, now: float, wait_s: float, num_turns: int) -> None:
-        """The holder lives; whether its engine does, its turns say."""
+    def note_waiting(self, now: float, wait_s: float, num_turns: int, turn_s: float = 0.0) -> None:
+        """The holder lives; whether its engine does, its turns say, of which one may take
+        `turn_s`."""
         if self.state not in (PullState.WAITING, PullState.READING):
             raise TransferError(f"'waiting' while {self.state.name}")
         if num_turns != self._num_turns:
             self._num_turns, self._progress_at = num_turns, now
+        patience_s = PATIENCE_S + PATIENCE * max(0.0, min(turn_s, LONGEST_TURN_S))
+        self._stuck_after_s = max(self._least_stuck_after_s, patience_s)
         self._next_message = now + PATIENCE_S + PATIENCE * max(0.0, min(wait_s, PATIENCE_S))
 
     def note_chunk(

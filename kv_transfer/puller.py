@@ -15,7 +15,7 @@ from kv_transfer.faults import Faults
 from kv_transfer.link import Link
 from kv_transfer.pull import Copy, Pull, PullState, RemoteRun
 from kv_transfer.quarantine import Unfinished
-from protos.generation_pb2 import Failure, TokenLogprobs
+from protos.generation_pb2 import TokenLogprobs
 from protos.handoff_pb2 import Ask, Chunk, Commit, FirstToken, HolderMessage, PullerMessage
 
 GIVE_UP_GRACE_S = 0.05  # in which most reads end that are not wanted any more
@@ -81,8 +81,12 @@ class HandOff:
             await stream.write(PullerMessage(ask=self._ask))
             await self._follow(stream)
         except grpc.aio.AioRpcError as error:
-            self._link.lose(f"the stream broke: {error.details()}")
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._link.lose(f"the stream broke: {error.details()}")
             raise TransferError(f"the holder's stream broke: {error.details()}") from None
+        except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+            # what is written to a call that has just ended
+            raise TransferError(f"the holder's stream has ended: {error}") from None
         finally:
             stream.cancel()
             if self._pull.state is not PullState.DONE:
@@ -139,7 +143,7 @@ class HandOff:
         match message.WhichOneof("kind"):
             case "waiting":
                 waiting = message.waiting
-                self._pull.note_waiting(now, waiting.wait_s, waiting.num_turns)
+                self._pull.note_waiting(now, waiting.wait_s, waiting.num_turns, waiting.turn_s)
             case "chunk":
                 self._faults.reach("puller.chunk")
                 self._start(now, message.chunk)
@@ -153,7 +157,7 @@ class HandOff:
             case "verdict":
                 self._pull.note_verdict(message.verdict.held, message.verdict.reason)
             case "failure":
-                if message.failure.kind == Failure.KIND_STALE:
+                if message.failure.field == "holder_incarnation":
                     self._link.lose(message.failure.message)
                 raise Refused(message.failure)
             case _:

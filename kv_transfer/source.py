@@ -61,6 +61,10 @@ class PromptSource(Protocol):
         """Until a prompt that arrives now has its first chunk."""
         ...
 
+    def turn_s(self) -> float:
+        """What the longest turn should take."""
+        ...
+
     def drop(self, holds: Sequence[TransferHold]) -> None:
         """Lets go. Never blocks."""
         ...

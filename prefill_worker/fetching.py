@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.async_engine import AsyncEngine
-from engine.errors import EngineError, UnavailableError
+from engine.errors import EngineError, StepError, UnavailableError
 from engine.handoff import (
     ComputeHere,
     Delivered,
@@ -59,7 +59,7 @@ class _Wanted:
     deadline: float | None
     num_failed: int = 0  # candidates, from the first on, that are not asked again
     problems: list[str] = field(default_factory=list)
-    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    tasks: set["asyncio.Task[FetchOutcome]"] = field(default_factory=set)
 
     def left_s(self, at_most: float | None = None) -> float | None:
         """Of the request's time, None without an end."""
@@ -82,7 +82,7 @@ class Fetcher:
         self._exchange = exchange
         self._incarnation = incarnation
         self._wanted: dict[RequestId, _Wanted] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], asyncio.Task[FetchOutcome]] = {}
         self.prefixes = PrefixPlanner(engine, exchange.links, incarnation)
         self.num_prefix_tokens = 0  # pulled from those who had them
         self.outcomes: Counter[str] = Counter()
@@ -99,34 +99,52 @@ class Fetcher:
 
     def forget(self, request_id: RequestId) -> None:
         wanted = self._wanted.pop(request_id, None)
-        for task in wanted.tasks if wanted else ():
-            task.cancel()
+        for asking in wanted.tasks if wanted else ():
+            asking.cancel()
 
     def on_reserved(self, reservation: Reservation) -> None:
-        wanted = self._wanted.get(reservation.request_id)
-        task = asyncio.ensure_future(self._fetch(reservation, wanted))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Asking may be cancelled, at any time; ending what was reserved is a task of its own,
+        which never is."""
+        wanted, attempt = self._wanted.get(reservation.request_id), _Attempt()
+        asking = asyncio.ensure_future(self._ask(reservation, wanted, attempt))
+        task = asyncio.ensure_future(self._see_through(reservation, wanted, asking, attempt))
+        self._tasks[task] = asking
+        task.add_done_callback(lambda done: self._tasks.pop(done))
         if wanted is not None:
-            wanted.tasks.add(task)
-            task.add_done_callback(wanted.tasks.discard)
+            wanted.tasks.add(asking)
+            asking.add_done_callback(wanted.tasks.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for asking in self._tasks.values():
+            asking.cancel()
+        await asyncio.gather(*self._tasks)
 
-    async def _fetch(self, reservation: Reservation, wanted: _Wanted | None) -> None:
-        """One reservation, from the first candidate to its end."""
-        attempt = _Attempt()
+    async def _see_through(
+        self,
+        reservation: Reservation,
+        wanted: _Wanted | None,
+        asking: "asyncio.Task[FetchOutcome]",
+        attempt: "_Attempt",
+    ) -> None:
+        await asyncio.wait({asking})
         outcome: FetchOutcome = ComputeHere()
-        try:
-            if wanted is not None:
-                ask = self._ask_sources if reservation.of_prefix else self._ask_in_turn
-                outcome = await ask(reservation, wanted, attempt)
-        finally:
-            # Also when cancelled: what was reserved is given back in any case.
-            await asyncio.shield(self._end(reservation, outcome, attempt))
+        if not asking.cancelled():
+            bug = asking.exception()
+            if bug is None:
+                outcome = asking.result()
+            else:
+                logger.error("fetching for %s failed", reservation.request_id, exc_info=bug)
+                if wanted is not None and not wanted.plan.local:
+                    outcome = FetchFailed(StepError(f"fetching failed: {bug!r}"))
+        await self._end(reservation, outcome, attempt)
+
+    async def _ask(
+        self, reservation: Reservation, wanted: _Wanted | None, attempt: "_Attempt"
+    ) -> FetchOutcome:
+        if wanted is None:
+            return ComputeHere()
+        ask = self._ask_sources if reservation.of_prefix else self._ask_in_turn
+        return await ask(reservation, wanted, attempt)
 
     async def _end(
         self, reservation: Reservation, outcome: FetchOutcome, attempt: "_Attempt"
@@ -145,16 +163,18 @@ class Fetcher:
         self, reservation: Reservation, wanted: _Wanted, attempt: "_Attempt"
     ) -> FetchOutcome:
         while wanted.num_failed < len(wanted.plan.candidates):
-            address, incarnation = wanted.plan.candidates[wanted.num_failed]
+            index = wanted.num_failed
+            address, incarnation = wanted.plan.candidates[index]
             try:
-                link = await self._exchange.links.get(address, incarnation)
+                link = await self._link(address, incarnation, wanted.left_s())
                 left_s, parties = wanted.left_s(), self._parties(link)
                 sources = wanted.plan.sources
                 ask = ask_for_prompt(reservation, wanted.request, parties, left_s, sources)
                 pulled = await self._pull(link, ask, reservation, left_s, attempt)
                 return read_prompt(pulled, reservation)
             except TransferError as error:
-                wanted.num_failed += 1
+                # another choice of the request may have failed there meanwhile
+                wanted.num_failed = max(wanted.num_failed, index + 1)
                 wanted.problems.append(f"{address}: {error}")
                 logger.warning("prefill at %s failed: %s", address, error)
             if attempt.hand_off is not None and await attempt.hand_off.unfinished():
@@ -170,11 +190,13 @@ class Fetcher:
         """Without a source that has it the prompt is gone on with from where it is cached."""
         plan = wanted.plan.prefix
         assert plan is not None, "a prefix that nobody planned was reserved"
+        deadline = time.monotonic() + plan.timeout_s
         for address, incarnation in plan.sources:
+            left_s = wanted.left_s(max(0.0, deadline - time.monotonic()))
             try:
-                link = await self._exchange.links.get(address, incarnation)
+                link = await self._link(address, incarnation, left_s)
                 ask = ask_for_prefix(reservation, wanted.request, self._parties(link))
-                left_s = wanted.left_s(plan.timeout_s)
+                left_s = wanted.left_s(max(0.0, deadline - time.monotonic()))
                 pulled = await self._pull(link, ask, reservation, left_s, attempt)
                 delivered = read_prefix(pulled, reservation)
                 self.num_prefix_tokens += pulled.end - reservation.held.start
@@ -184,6 +206,13 @@ class Fetcher:
             if attempt.hand_off is not None and await attempt.hand_off.unfinished():
                 return ComputeHere()
         return Delivered(end=reservation.held.start)
+
+    async def _link(self, address: str, incarnation: int, left_s: float | None) -> Link:
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._exchange.links.get(address, incarnation)
+        except TimeoutError:
+            raise TransferError(f"{address} was not reached in time") from None
 
     async def _pull(
         self,

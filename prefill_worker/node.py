@@ -39,6 +39,7 @@ from protos.worker_pb2_grpc import add_WorkerServicer_to_server
 logger = logging.getLogger(__name__)
 
 DRAIN_PERIOD_S = 0.1
+STOP_GRACE_S = 0.5  # for last words that are on their way
 INTEGRITY_TIMEOUT_S = 5.0
 
 
@@ -111,10 +112,10 @@ class Node:
 
     async def stop(self) -> None:
         """Ends what is left; nothing of ours runs any more when it returns."""
-        await self.server.stop(0)
+        await self.server.stop(STOP_GRACE_S)
         await self.fetcher.close()
         await self.exchange.close()
-        await asyncio.to_thread(self.engine.stop)
+        await self.engine.end()
 
     def _on_reserved(self, reservation: Reservation) -> None:
         self.fetcher.on_reserved(reservation)
@@ -164,10 +165,11 @@ class Node:
         while self.num_leases and (end is None or time.monotonic() < end):
             yield DrainProgress(num_leases=self.num_leases)
             await asyncio.sleep(DRAIN_PERIOD_S)
+        self.exchange.holder.end_leases()
         yield DrainProgress(num_leases=self.num_leases, done=True)
 
     async def _open_connectors(self, regions: Sequence[PoolRegion]) -> list[Connector]:
-        opened = []
+        opened, problems = [], []
         for name in self.config.connectors:
             try:
                 connector = await open_connector(
@@ -176,9 +178,12 @@ class Node:
             except ConnectorUnavailable as error:
                 if len(self.config.connectors) == 1:
                     raise
-                logger.info("without %s: %s", name, error)
+                logger.warning("without %s: %s", name, error)
+                problems.append(f"{name}: {error}")
                 continue
             opened.append(connector)
+        if not opened:
+            raise ConnectorUnavailable("; ".join(problems))
         return opened
 
     def _describe(self) -> WorkerDescription:

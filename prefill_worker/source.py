@@ -69,13 +69,19 @@ class EngineSource:
         if not self._computes:
             return RefusedPrompt(_unavailable("this worker computes no prompts for others"))
         try:
-            request = self._plan_prefix(_decode(ask, next(self._serial)), ask.compute.sources)
+            request = self._plan_prefix(self._decode(ask), ask.compute.sources)
         except RequestError as error:
             return RefusedPrompt(encode_failure(error))
         if self._faults.reach("source.open") == "stuck":
             self._engine.call(lambda _: time.sleep(STUCK_S))
         stream = self._engine.hand_over(request)
         return ComputedPrompt(stream, request, self._ahead, self.fetcher)
+
+    def _decode(self, ask: Ask) -> GenerationRequest:
+        """A priority counts only where the engine goes by it."""
+        request = _decode(ask, next(self._serial))
+        by_priority = self._engine.engine.goes_by_priority
+        return request if by_priority else replace(request, priority=0)
 
     def _plan_prefix(
         self, request: GenerationRequest, sources: Sequence[PrefixSource]
@@ -92,6 +98,10 @@ class EngineSource:
     def predict_s(self) -> float:
         """As if all that is queued were computed in one step before it."""
         shape = StepShape(self._ahead.num_tokens, 0, 1)
+        return self._engine.engine.step_times.predict(shape)
+
+    def turn_s(self) -> float:
+        shape = StepShape(self._engine.engine.info.shape.chunk_tokens, 0, 1)
         return self._engine.engine.step_times.predict(shape)
 
     def drop(self, holds: Sequence[TransferHold]) -> None:

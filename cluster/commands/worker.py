@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,9 @@ from protos.rpc import Plane
 if TYPE_CHECKING:
     from engine.engine import Engine
     from prefill_worker.node import Node, NodeConfig
+
+
+STOP_S = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +105,16 @@ async def _serve(config: WorkerConfig, plane: Plane, engine: Engine) -> None:
         answer(f"{config.role} worker at {address}")
         await _until_drained(worker, config.drain_s)
     finally:
-        await worker.stop()
+        await _stop(worker)
+
+
+async def _stop(worker: Node) -> None:
+    try:
+        async with asyncio.timeout(STOP_S):
+            await worker.stop()
+    except TimeoutError:
+        say(f"the engine has not ended its step for {STOP_S:g} s; ending without it")
+        os._exit(1)
 
 
 async def _start(config: WorkerConfig, plane: Plane, engine: Engine) -> Node:

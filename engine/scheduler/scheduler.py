@@ -114,6 +114,10 @@ class Scheduler:
             if choice in live:
                 self._roster.finish(live[choice])
 
+    @property
+    def goes_by_priority(self) -> bool:
+        return self._limits.by_priority
+
     def end_fetch(
         self,
         reservation: Reservation,

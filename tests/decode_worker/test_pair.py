@@ -11,6 +11,7 @@ import pytest_asyncio
 from decode_worker.answerer import LocalPrefill
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
+from engine.handoff import Reservation
 from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from tests.decode_worker.worker_pair import WorkerPair
@@ -118,6 +119,24 @@ async def test_going_on_from_what_was_sent(pair: WorkerPair, alone: Engine) -> N
     whole = answer(alone, PROMPTS[64], HOT).tokens[0]
     told = await pair.ask(PROMPTS[64], HOT, sent=(ChoiceSoFar(whole[:3]),))
     assert told.tokens[0] == whole[3:]
+
+
+async def test_a_request_that_is_gone_in_the_same_turn_leaves_nothing(pair: WorkerPair) -> None:
+    """The fixture's check after the test is the test."""
+    fetcher = pair.decode.fetcher
+    reserved = fetcher.on_reserved
+
+    def reserve_and_forget(reservation: Reservation) -> None:
+        reserved(reservation)
+        fetcher.forget(reservation.request_id)
+
+    fetcher.on_reserved = reserve_and_forget  # type: ignore[method-assign]
+    try:
+        told = await pair.ask(PROMPTS[100], HOT)
+    finally:
+        del fetcher.on_reserved
+    assert len(told.tokens[0]) == HOT.max_tokens
+    assert fetcher.outcomes["ComputeHere"] > 0
 
 
 async def test_many_at_once(pair: WorkerPair, alone: Engine) -> None:

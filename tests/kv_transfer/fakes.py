@@ -117,6 +117,9 @@ class FakeSource:
         self.num_turns += 1
         return 0.1
 
+    def turn_s(self) -> float:
+        return 0.1
+
     def drop(self, holds: Sequence[TransferHold]) -> None:
         self.dropped += holds
 

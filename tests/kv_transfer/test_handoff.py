@@ -8,7 +8,7 @@ import pytest
 from kv_cache.handover import HeldRange
 from kv_transfer.errors import Refused, TransferError
 from kv_transfer.faults import Faults
-from kv_transfer.holder import Holder, HolderConfig
+from kv_transfer.holder import MAX_LOGPROBS, Holder, HolderConfig
 from kv_transfer.link import Link
 from kv_transfer.probe import LinkFigures
 from kv_transfer.puller import HandOff, Pulled, PullerConfig
@@ -270,6 +270,17 @@ async def test_a_holder_that_computed_too_little_is_not_believed(pair: Pair) -> 
 
     with pytest.raises(TransferError, match="only a part"):
         await run(pair, pair.hand_off(WANTED), act)
+
+
+async def test_more_logprobs_than_a_message_holds_come_in_order(pair: Pair) -> None:
+    entries = [TokenLogprobs(token_id=i) for i in range(2 * MAX_LOGPROBS + 5)]
+
+    async def act() -> None:
+        first = CHUNKS[0]._replace(prompt_logprobs=entries)
+        pair.source.streams[0].put(first, CHUNKS[1], END)
+
+    pulled = await run(pair, pair.hand_off(WANTED), act)
+    assert list(pulled.prompt_logprobs) == entries
 
 
 async def test_what_is_only_handed_out_may_be_less_than_wanted(pair: Pair) -> None:

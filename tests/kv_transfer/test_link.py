@@ -66,8 +66,9 @@ class Reporter(WorkerEventsServicer):
 class FakeConnector:
     """Its peers' reads end as the test says."""
 
-    def __init__(self, name: str, outcome: Exception | None = None) -> None:
+    def __init__(self, name: str, outcome: Exception | None = None, by_hand: bool = False) -> None:
         self.name = name
+        self.by_hand = by_hand
         self.outcome = outcome
         self.pools: list[FakePeerPool] = []
 
@@ -75,7 +76,7 @@ class FakeConnector:
         return b""
 
     async def connect(self, incarnation: int, metadata: bytes) -> PeerPool:
-        pool = _Pool(self.outcome)
+        pool = _Pool(self.outcome, self.by_hand)
         self.pools.append(pool)
         return pool
 
@@ -87,12 +88,15 @@ class FakeConnector:
 
 
 class _Pool(FakePeerPool):
-    def __init__(self, outcome: Exception | None) -> None:
+    def __init__(self, outcome: Exception | None, by_hand: bool) -> None:
         super().__init__(Memory(2), Memory(2), by_hand=True)
         self._outcome = outcome
+        self._leave = by_hand
 
     def read(self, *pairs: object) -> FakeRead:
         read = super().read(*pairs)  # type: ignore[arg-type]
+        if self._leave:
+            return read
         if self._outcome is None:
             read.finish()
         else:
@@ -253,3 +257,18 @@ async def test_a_link_knows_its_peers_load_and_its_end(peer: Peer, make_links: M
         while link.lost is None:
             await asyncio.sleep(0)
     assert "load reports broke off" in link.lost
+
+
+async def test_a_link_that_is_cancelled_while_it_is_made_leaves_nothing(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    slow = FakeConnector("fast", by_hand=True)
+    links = make_links(slow)
+    making = asyncio.ensure_future(links.get(peer.address))
+    async with asyncio.timeout(5):
+        while not (slow.pools and slow.pools[0].reads):
+            await asyncio.sleep(0)
+    making.cancel()
+    await asyncio.wait({making})
+    assert slow.pools[0].disconnected
+    assert links.live() == []

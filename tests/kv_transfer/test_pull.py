@@ -205,6 +205,16 @@ def test_a_holder_that_talks_without_turning_is_stuck() -> None:
         pull.check_time(5.1)
 
 
+def test_a_holder_whose_turns_are_long_is_not_stuck_in_one() -> None:
+    pull, _ = one_block()
+    for second in range(30):
+        pull.note_waiting(float(second), wait_s=12.0, num_turns=7, turn_s=12.0)
+        pull.check_time(second + 0.5)
+    pull.note_waiting(38.0, wait_s=12.0, num_turns=7, turn_s=12.0)
+    with pytest.raises(TransferError, match="stuck"):
+        pull.check_time(38.1)
+
+
 @given(st.floats(0, 3), st.floats(0, 100), st.integers(0, 3))
 def test_the_next_check_is_never_after_the_first_problem(
     now: float, wait_s: float, num_turns: int
