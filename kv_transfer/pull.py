@@ -10,6 +10,8 @@ from kv_transfer.errors import TransferError
 PATIENCE = 3.0  # times what the holder predicted
 PATIENCE_S = 1.0  # and so much more
 LONGEST_TURN_S = 60.0
+FIRST_ANSWER_S = 5.0  # nothing is predicted before it; a dead holder's stream breaks sooner
+PROMISED_S = 0.5  # at least so often a holder says something
 
 
 class PullState(Enum):
@@ -76,7 +78,7 @@ class Pull:
         self._unread = 0
         self._least_stuck_after_s = self._stuck_after_s = stuck_after_s
         self._request_deadline = deadline
-        self._next_message = now + PATIENCE_S
+        self._next_message = now + FIRST_ANSWER_S
         self._num_turns = -1
         self._progress_at = now
 
@@ -93,7 +95,7 @@ class Pull:
             self._num_turns, self._progress_at = num_turns, now
         patience_s = PATIENCE_S + PATIENCE * max(0.0, min(turn_s, LONGEST_TURN_S))
         self._stuck_after_s = max(self._least_stuck_after_s, patience_s)
-        self._next_message = now + PATIENCE_S + PATIENCE * max(0.0, min(wait_s, PATIENCE_S))
+        self._expect(now, min(wait_s, 2 * PROMISED_S))
 
     def note_chunk(
         self, now: float, start: int, end: int, runs: Sequence[RemoteRun], next_s: float
@@ -105,9 +107,12 @@ class Pull:
         self.state = PullState.READING
         self.arrived_to = end
         self._progress_at = now
-        self._next_message = now + PATIENCE_S + PATIENCE * max(0.0, min(next_s, 60.0))
+        self._expect(now, min(next_s, LONGEST_TURN_S))
         self._unread += len(copies)
         return copies
+
+    def _expect(self, now: float, within_s: float) -> None:
+        self._next_message = now + PATIENCE_S + PATIENCE * max(PROMISED_S, within_s)
 
     def note_finished(self) -> None:
         if self.state not in (PullState.WAITING, PullState.READING):

@@ -325,7 +325,7 @@ class TestFaults:
                 child.kill()
                 started = time.monotonic()
                 await idle(engine)
-                assert time.monotonic() - started < 1
+                assert time.monotonic() - started < 5
             assert service.num_requests == 0
 
 

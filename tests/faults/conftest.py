@@ -44,4 +44,5 @@ async def relay_of_module(
 async def relay(relay_of_module: Relay, expected: dict[str, Answer]) -> AsyncIterator[Relay]:
     """After every test nothing is left of it, and twenty requests succeed."""
     yield relay_of_module
+    await relay_of_module.mend()
     await relay_of_module.check_well(PROMPTS, expected, PARAMS)
