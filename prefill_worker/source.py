@@ -25,7 +25,7 @@ from prefill_worker.prefixes import check_sources
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, FirstToken, PrefixSource
 
-STUCK_S = 3.0  # of an engine that was asked to be
+STUCK_S = 6.0  # of an engine that was asked to be
 
 
 @dataclass(slots=True)
