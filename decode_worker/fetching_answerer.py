@@ -9,13 +9,11 @@ from engine.async_engine import AsyncEngine
 from engine.async_streams import EngineStream
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, GenerationUpdate
-from engine.step_times import StepShape
 from kv_transfer.link import Link
 from kv_transfer.links import Links
 from prefill_worker.fetching import Fetcher, FetchPlan
+from prefill_worker.prefix_cost import ROUND_TRIPS
 from protos.handoff_pb2 import PrefixSource
-
-ROUND_TRIPS = 4  # of a hand-off: ask, chunk, commit, and the first token's way
 
 
 class FetchingStream:
@@ -84,7 +82,7 @@ class FetchingAnswerer:
 
     def _here(self) -> Station:
         engine = self._engine.engine
-        token_s = engine.step_times.predict(StepShape(1024, 0, 1)) / 1024
+        token_s = engine.step_times.whole_prompt_token_s
         return Station(0.0, token_s, self._engine.num_open)
 
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from engine.step import StepPlan
 
+TYPICAL_TOKENS = 1024  # of a step that computes a prompt
 FORGETTING = 0.99  # a step counts half as much after 69 others
 OUTLIER = 3.0  # times the usual error; what is farther off counts less
 SWEEPS = 12
@@ -57,6 +58,11 @@ class StepTimes:
         if not self._fresh:
             self._solve()
         return self._predict((1.0, *shape))
+
+    @property
+    def whole_prompt_token_s(self) -> float:
+        """A prompt's token, with its share of what a step costs besides."""
+        return self.predict(StepShape(TYPICAL_TOKENS, 0, 1)) / TYPICAL_TOKENS
 
     @property
     def costs(self) -> tuple[float, float, float, float]:

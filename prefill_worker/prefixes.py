@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from engine.async_engine import AsyncEngine
 from engine.errors import RequestError
 from engine.request import RemotePrefix
-from engine.step_times import StepShape
 from kv_transfer.links import Links
 from prefill_worker.prefix_cost import (
     FREE,
@@ -21,7 +20,6 @@ from protos.address import Address
 from protos.errors import PlaneError
 from protos.handoff_pb2 import PrefixSource
 
-TYPICAL_TOKENS = 1024  # of a step that computes a prompt
 GRACE_S = 1.0
 MAX_SOURCES = 64
 
@@ -61,8 +59,7 @@ class PrefixPlanner:
         """None: all is computed. `num_held_up` sequences wait while a prompt is computed here."""
         if not sources:
             return None
-        shape = StepShape(TYPICAL_TOKENS, 0, 1)
-        own_s = self._engine.engine.step_times.predict(shape) / TYPICAL_TOKENS
+        own_s = self._engine.engine.step_times.whole_prompt_token_s
         token_s = own_s * (1 + num_held_up)
         ranked = rank([self._offer(s, num_prompt_tokens) for s in self._others(sources)], token_s)
         if not ranked:

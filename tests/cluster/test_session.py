@@ -13,7 +13,6 @@ import pytest
 from cluster.session import SessionBackend
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
-from decode_worker.local import LocalAnswerer
 from decode_worker.service import SessionService
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
@@ -27,6 +26,7 @@ from protos.rpc import Plane
 from protos.secret import Secret
 from protos.worker_pb2 import ROLE_DECODE
 from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, session_server
+from tests.decode_worker.local import LocalAnswerer
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.test_async_engine import idle
 from tests.processes import python
