@@ -17,6 +17,7 @@ from cluster.commands.plane_flags import (
     load_plane,
     plane_errors_as_config_errors,
 )
+from cluster.make_worker import start_worker
 from cluster.worker_config import (
     ConnectorChoice,
     WorkerConfig,
@@ -24,12 +25,11 @@ from cluster.worker_config import (
     merged,
     read_options,
 )
-from engine.errors import ConfigError
 from protos.rpc import Plane
 
 if TYPE_CHECKING:
     from engine.engine import Engine
-    from prefill_worker.node import Node, NodeConfig
+    from prefill_worker.node import Node
 
 
 STOP_S = 20.0
@@ -98,7 +98,7 @@ def worker_config(arguments: argparse.Namespace) -> WorkerConfig:
 
 
 async def _serve(config: WorkerConfig, plane: Plane, engine: Engine) -> None:
-    worker = await _start(config, plane, engine)
+    worker = await start_worker(config, plane, engine)
     try:
         with plane_errors_as_config_errors():
             address = await worker.serve()
@@ -115,53 +115,6 @@ async def _stop(worker: Node) -> None:
     except TimeoutError:
         say(f"the engine has not ended its step for {STOP_S:g} s; ending without it")
         os._exit(1)
-
-
-async def _start(config: WorkerConfig, plane: Plane, engine: Engine) -> Node:
-    from kv_transfer.errors import ConnectorUnavailable
-
-    try:
-        worker = _make(config, plane, engine)
-        await worker.start()
-    except ConnectorUnavailable as error:
-        raise ConfigError("connector", str(error)) from error
-    return worker
-
-
-def _make(config: WorkerConfig, plane: Plane, engine: Engine) -> Node:
-    from decode_worker.worker import DecodeWorker
-    from prefill_worker.node import Node
-
-    workers = {WorkerRole.PREFILL: Node, WorkerRole.DECODE: DecodeWorker}
-    return workers[config.role](_node_config(config, plane), engine)
-
-
-def _node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
-    from kv_transfer.registry import ConnectorConfig
-    from kv_transfer.socket_connector import SocketConfig
-    from kv_transfer.socket_tls import SocketTls
-    from prefill_worker.node import NodeConfig
-    from protos.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
-
-    rpc, tls = config.rpc, None
-    if rpc.tls_certificate is not None and rpc.tls_key is not None:
-        tls = SocketTls.load(
-            rpc.tls_certificate, rpc.tls_key, rpc.tls_authority, rpc.tls_server_name
-        )
-    socket = SocketConfig(config.host, config.data_port, config.advertise, tls=tls)
-    secret = b"" if plane.secret is None else plane.secret.value
-    both = (ConnectorChoice.NIXL, ConnectorChoice.SOCKET)
-    auto = config.connector is ConnectorChoice.AUTO
-    return NodeConfig(
-        listen=config.listen,
-        role=ROLE_PREFILL if config.role is WorkerRole.PREFILL else ROLE_DECODE,
-        max_num_seqs=config.engine.max_num_seqs,
-        connectors=tuple(map(str, both if auto else (config.connector,))),
-        connector=ConnectorConfig(secret=secret, socket=socket),
-        exchange=config.exchange,
-        stall_timeout_s=config.engine.stall_timeout_s,
-        plane=plane,
-    )
 
 
 async def _until_drained(worker: Node, drain_s: float) -> None:
