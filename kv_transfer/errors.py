@@ -14,6 +14,10 @@ class TransferError(Exception):
         self.retryable = retryable
 
 
+class Unreachable(TransferError):
+    """There is no link to the peer, so nothing was asked of it. There may be one soon."""
+
+
 class OneSidedRefused(TransferError):
     """The link is alive and cannot read without the holder's help; another connector must."""
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import time
 
 import grpc
 
 from kv_transfer.connector import PeerPool
+from kv_transfer.errors import TransferError
 from kv_transfer.probe import LinkFigures
 from protos.events_pb2 import LoadReport, SubscribeRequest
 from protos.events_pb2_grpc import WorkerEventsStub
@@ -13,6 +15,8 @@ from protos.handoff_pb2 import HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
 from protos.limits import PROTOCOL
 from protos.worker_pb2 import WorkerDescription
+
+HandOffCall = grpc.aio.StreamStreamCall[PullerMessage, HolderMessage]
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +26,10 @@ SMOOTHING = 0.2
 
 
 class Link:
-    """One incarnation of a peer, described, compatible, its pool connected and read from once."""
+    """One incarnation of a peer, described, compatible, its pool connected and read from once.
+
+    Owns its channel, which is closed when the link has ended and its last hand-off with it.
+    """
 
     def __init__(
         self,
@@ -40,16 +47,28 @@ class Link:
         self.figures = figures
         self.lost: str | None = None
         self.load: LoadReport | None = None  # the peer's latest
-        self._watch: asyncio.Task[None] | None = None
+        self.heard_at = time.monotonic()  # of it, or of the peer at all
         self._channel = channel
+        self._watch: asyncio.Task[None] | None = None
         self._stub = HandOffStub(channel)
+        self._calls: set[HandOffCall] = set()
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def incarnation(self) -> int:
         return self.description.incarnation
 
-    def open_handoff(self) -> grpc.aio.StreamStreamCall[PullerMessage, HolderMessage]:
-        return self._stub.Open()
+    def open_handoff(self) -> HandOffCall:
+        if self.lost is not None:
+            raise TransferError(f"the link to {self.address} is lost: {self.lost}")
+        call = self._stub.Open()
+        self._calls.add(call)
+        call.add_done_callback(self._forget)
+        return call
+
+    def _forget(self, call: HandOffCall) -> None:
+        self._calls.discard(call)
+        self._close_if_unused()
 
     def watch(self) -> None:
         """Follows the peer's load, whose stream breaks when the peer does."""
@@ -59,7 +78,7 @@ class Link:
         wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=LOAD_PERIOD_MS)
         try:
             async for event in WorkerEventsStub(self._channel).Subscribe(wanted):
-                self.load = event.load
+                self.load, self.heard_at = event.load, time.monotonic()
             self.lose("its load reports ended")
         except grpc.aio.AioRpcError as error:
             self.lose(f"its load reports broke off: {error.details()}")
@@ -71,10 +90,23 @@ class Link:
             self.end(reason)
 
     def end(self, reason: str = "closed") -> None:
-        self.lost = reason
-        self.pool.disconnect()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self.lost is None:
+            self.lost = reason
+            self.pool.disconnect()
+            if self._watch is not None:
+                self._watch.cancel()
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        """To close a channel is to cancel its calls, which their readers would take for their
+        own cancellation."""
+        if self.lost is not None and not self._calls and self._closing is None:
+            self._closing = asyncio.ensure_future(self._channel.close())
+
+    async def closed(self) -> None:
+        """After `end`, when no hand-off of the link is left."""
+        if self._closing is not None:
+            await self._closing
 
     def note_read(self, num_bytes: int, seconds: float) -> None:
         if num_bytes >= TELLING_BYTES and seconds > 0:

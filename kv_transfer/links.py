@@ -1,39 +1,56 @@
 """All links of one worker."""
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import grpc
 
-from kv_transfer.compatible import check_holder
 from kv_transfer.connector import Connector
-from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError
+from kv_transfer.errors import TransferError, Unreachable
 from kv_transfer.link import Link
-from kv_transfer.probe import probe
-from protos.worker_pb2 import DescribeRequest, WorkerDescription
-from protos.worker_pb2_grpc import WorkerStub
+from kv_transfer.link_maker import LinkMaker
+from protos.worker_pb2 import DescribeRequest
 
-logger = logging.getLogger(__name__)
-
-DESCRIBE_TIMEOUT_S = 5.0
-FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 0.1, 5.0
+FIRST_BACK_OFF_S, USUAL_BACK_OFF_S, LONGEST_BACK_OFF_S = 0.1, 1.0, 5.0
+MAX_IDLE_PEERS = 256
 
 
 @dataclass(slots=True)
 class _Peer:
-    channel: grpc.aio.Channel
-    lock: asyncio.Lock
+    """An address that somebody named."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_users: int = 0  # who ask for its link now
     link: Link | None = None
+    problem: TransferError | None = None  # of the last try
     back_off_s: float = 0.0
     not_before: float = 0.0
-    problem: str = ""
+
+    @property
+    def live(self) -> Link | None:
+        return None if self.link is None or self.link.lost else self.link
+
+    @property
+    def is_idle(self) -> bool:
+        return self.num_users == 0 and self.live is None
+
+
+def next_back_off(previous_s: float, took_s: float) -> float:
+    """Whoever is not there says so at once and is tried every second, so that it is found soon
+    when it is back; a try that takes long is made less often."""
+    usual_s = min(USUAL_BACK_OFF_S, 2 * previous_s or FIRST_BACK_OFF_S)
+    return max(usual_s, min(LONGEST_BACK_OFF_S, 2 * took_s))
 
 
 class Links:
-    """The links of one worker, by address; each is made once, by whoever needs it first."""
+    """The links of one worker, by address; each is made once, by whoever needs it first.
+
+    Addresses come from requests, so those without a live link are forgotten: some time after
+    their back-off, or when there are too many.
+    """
 
     def __init__(
         self,
@@ -42,125 +59,91 @@ class Links:
         open_channel: Callable[[str], grpc.aio.Channel],
         slow_bytes_per_s: float = 0.0,  # below this a link is loudly reported
     ) -> None:
-        self._me = me
-        self._connectors = connectors
-        self._open_channel = open_channel
-        self._slow = slow_bytes_per_s
+        self._maker = LinkMaker(me, connectors, open_channel, slow_bytes_per_s)
         self._peers: dict[str, _Peer] = {}
 
     async def get(self, address: str, incarnation: int = 0) -> Link:
-        """The link to whoever is there, or to that incarnation; TransferError if there is none."""
-        peer = self._peers.get(address)
-        if peer is None:
-            peer = self._peers[address] = _Peer(self._open_channel(address), asyncio.Lock())
-        async with peer.lock:
-            link = peer.link
-            if link is None or link.lost or await self._is_gone(peer, link, incarnation):
-                link = await self._renew(address, peer)
+        """The link to whoever is there, or to that incarnation; TransferError if there is none,
+        Unreachable if there may be one soon."""
+        with self._using(address) as peer:
+            async with peer.lock:
+                link = peer.live
+                if link is None or await self._is_gone(link, incarnation):
+                    link = await self._renew(address, peer)
         if incarnation not in (0, link.incarnation):
-            raise TransferError(f"{address} is another incarnation than the one asked for")
+            raise TransferError(
+                f"{address} is another incarnation than the one asked for", retryable=False
+            )
         return link
-
-    async def _is_gone(self, peer: _Peer, link: Link, wanted: int) -> bool:
-        """Whether another incarnation than the link's is there now; asked only when somebody
-        wants another one, and the link is not touched for one that is gone itself."""
-        if wanted in (0, link.incarnation):
-            return False
-        description = await self._describe(link.address, peer.channel)
-        return description.incarnation != link.incarnation
 
     def known(self, address: str) -> Link | None:
         """The live link to the address, if there is one already."""
         peer = self._peers.get(address)
-        link = peer.link if peer is not None else None
-        return None if link is None or link.lost else link
+        return None if peer is None else peer.live
+
+    def is_avoided(self, address: str) -> bool:
+        """It was tried in vain just now."""
+        peer = self._peers.get(address)
+        return peer is not None and peer.live is None and time.monotonic() < peer.not_before
 
     def live(self) -> list[Link]:
-        links = [peer.link for peer in self._peers.values()]
-        return [link for link in links if link is not None and link.lost is None]
+        return [link for peer in self._peers.values() if (link := peer.live) is not None]
 
     async def close(self) -> None:
         for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.end()
-            await peer.channel.close()
+                await peer.link.closed()
+
+    @contextmanager
+    def _using(self, address: str) -> Iterator[_Peer]:
+        peer = self._peers.get(address)
+        if peer is None:
+            self._forget_idle()
+            peer = self._peers[address] = _Peer()
+        peer.num_users += 1
+        try:
+            yield peer
+        finally:
+            peer.num_users -= 1
+
+    def _forget_idle(self) -> None:
+        """Back-offs grow from one try to the next, so they are remembered for a while."""
+        idle = [(p.not_before, address) for address, p in self._peers.items() if p.is_idle]
+        long_ago = time.monotonic() - LONGEST_BACK_OFF_S
+        num_excess = len(idle) - MAX_IDLE_PEERS + 1
+        for position, (not_before, address) in enumerate(sorted(idle)):
+            if position < num_excess or not_before < long_ago:
+                del self._peers[address]
+
+    async def _is_gone(self, link: Link, wanted: int) -> bool:
+        """Whether another incarnation than the link's is there now; asked only when somebody
+        wants another one, and the link is not touched for one that is gone itself."""
+        if wanted in (0, link.incarnation):
+            return False
+        return await self._maker.incarnation(link.address) != link.incarnation
 
     async def _renew(self, address: str, peer: _Peer) -> Link:
-        now = time.monotonic()
-        if now < peer.not_before:
-            raise TransferError(f"{address} was tried just now: {peer.problem}")
+        started = time.monotonic()
+        if peer.problem is not None and started < peer.not_before:
+            raise _failed(f"{address} was tried just now: {peer.problem}", peer.problem)
         try:
-            link = await self._make(address, peer.channel)
+            link = await self._maker.make(address)
         except TransferError as error:
-            peer.problem = str(error)
-            peer.back_off_s = min(LONGEST_BACK_OFF_S, 2 * peer.back_off_s or FIRST_BACK_OFF_S)
-            peer.not_before = time.monotonic() + peer.back_off_s
-            raise
+            now = time.monotonic()
+            peer.problem = error
+            peer.back_off_s = next_back_off(peer.back_off_s, now - started)
+            peer.not_before = now + peer.back_off_s
+            raise _failed(str(error), error) from None
         if peer.link is not None:
             peer.link.lose("it was made anew")
-        peer.link, peer.back_off_s = link, 0.0
+        peer.link, peer.problem, peer.back_off_s = link, None, 0.0
         link.watch()
         return link
 
-    async def _make(self, address: str, channel: grpc.aio.Channel) -> Link:
-        description = await self._describe(address, channel)
-        check_holder(self._me.format, description)
-        offers = {offer.name: offer for offer in description.connectors}
-        tried = []
-        for connector in self._connectors:
-            offer = offers.get(connector.name)
-            if offer is None:
-                continue
-            tried.append(connector.name)
-            pool = await connector.connect(description.incarnation, offer.metadata)
-            try:
-                figures = await probe(pool, self._blob_bytes())
-            except OneSidedRefused as refusal:
-                pool.disconnect()
-                logger.info("%s: no %s: %s", address, connector.name, refusal)
-                continue
-            except BaseException:  # a cancelled link leaves nothing behind either
-                pool.disconnect()
-                raise
-            return self._report(Link(address, channel, description, connector.name, pool, figures))
-        raise IncompatiblePeer(
-            "connectors",
-            f"{address} offers {sorted(offers)}, tried {tried},"
-            f" this worker has {[c.name for c in self._connectors]}",
-        )
 
-    def _blob_bytes(self) -> int:
-        return self._me.format.groups[0].blob_bytes
-
-    async def _describe(self, address: str, channel: grpc.aio.Channel) -> WorkerDescription:
-        try:
-            return await WorkerStub(channel).Describe(self._me, timeout=DESCRIBE_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            reason = f"{address}: {error.details()}"
-            match error.code():
-                case grpc.StatusCode.FAILED_PRECONDITION:
-                    raise IncompatiblePeer("peer", reason) from None
-                case grpc.StatusCode.UNAUTHENTICATED:
-                    raise TransferError(reason, retryable=False) from None
-            raise TransferError(reason) from None
-
-    def _report(self, link: Link) -> Link:
-        figures = link.figures
-        logger.info(
-            "linked to %s by %s (%s): %.2f GB/s, %.2f ms",
-            link.address,
-            link.connector,
-            link.pool.transport,
-            figures.bytes_per_s / 1e9,
-            figures.latency_s * 1e3,
-        )
-        if figures.bytes_per_s < self._slow:
-            logger.warning(
-                "the link to %s is slow: %.2f GB/s by %s (%s), at least %.2f were expected",
-                link.address,
-                figures.bytes_per_s / 1e9,
-                link.connector,
-                link.pool.transport,
-                self._slow / 1e9,
-            )
-        return link
+def _failed(message: str, cause: TransferError) -> TransferError:
+    """IncompatiblePeer and the like stay what they are."""
+    if cause.retryable:
+        return Unreachable(message)
+    return cause if message == str(cause) else TransferError(message, retryable=False)

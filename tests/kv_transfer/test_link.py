@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from kv_transfer.connector import PeerPool
-from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError
-from kv_transfer.links import Links
+from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
+from kv_transfer.links import MAX_IDLE_PEERS, Links, next_back_off
 from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
 from protos.rpc import PROTOCOL, Plane
@@ -126,6 +126,22 @@ class Peer:
 MakeLinks = Callable[..., Links]
 
 
+class Channels:
+    """All that were opened, in order."""
+
+    def __init__(self) -> None:
+        self.opened: list[grpc.aio.Channel] = []
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        self.opened.append(Plane().channel(address))
+        return self.opened[-1]
+
+    @property
+    def num_open(self) -> int:
+        states = [channel.get_state() for channel in self.opened]
+        return sum(state is not grpc.ChannelConnectivity.SHUTDOWN for state in states)
+
+
 @pytest.fixture
 async def peer() -> AsyncIterator[Peer]:
     peer = Peer()
@@ -218,8 +234,77 @@ async def test_nobody_there_is_an_error_at_once(peer: Peer, make_links: MakeLink
     await peer.stop()
     with pytest.raises(TransferError) as failed:
         await make_links(FakeConnector("fast")).get(peer.address)
-    assert failed.value.retryable
+    assert isinstance(failed.value, Unreachable)
     await peer.start()
+
+
+async def test_addresses_without_a_peer_are_forgotten_but_for_the_last(peer: Peer) -> None:
+    channels = Channels()
+    me = DescribeRequest(protocol=PROTOCOL, incarnation=2, format=FORMAT)
+    links = Links(me, [FakeConnector("fast")], channels.open)
+    link = await links.get(peer.address)
+    nobody = [f"127.1.{i // 256}.{i % 256}:9" for i in range(MAX_IDLE_PEERS + 20)]
+    for address in nobody:
+        with pytest.raises(Unreachable):
+            await links.get(address)
+    assert len(links._peers) <= MAX_IDLE_PEERS + 1
+    assert links.is_avoided(nobody[-1])
+    assert links.known(peer.address) is link
+    assert len(channels.opened) == 1 + len(nobody)
+    assert channels.num_open == 1
+    await links.close()
+    assert channels.num_open == 0
+
+
+async def test_a_link_that_is_lost_closes_its_channel_after_its_last_hand_off(peer: Peer) -> None:
+    channels = Channels()
+    me = DescribeRequest(protocol=PROTOCOL, incarnation=2, format=FORMAT)
+    links = Links(me, [FakeConnector("fast")], channels.open)
+    link = await links.get(peer.address)
+    call = link.open_handoff()
+    link.lose("a test")
+    await asyncio.sleep(0)
+    assert channels.num_open == 1, "its reader would be cancelled with it"
+    with pytest.raises(TransferError, match="is lost: a test"):
+        link.open_handoff()
+    call.cancel()
+    async with asyncio.timeout(5):
+        while channels.num_open:
+            await asyncio.sleep(0)
+    assert await links.get(peer.address) is not link
+    await links.close()
+
+
+@pytest.mark.parametrize(
+    ("took_s", "expected"),
+    [
+        (0.0, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),  # nobody listens: that costs nothing
+        (2.0, [4.0, 4.0]),  # a stopped process
+        (60.0, [5.0, 5.0]),
+    ],
+)
+def test_pauses_grow_with_what_a_try_costs(took_s: float, expected: list[float]) -> None:
+    pauses = [0.0]
+    for _ in expected:
+        pauses.append(next_back_off(pauses[-1], took_s))
+    assert pauses[1:] == expected
+
+
+async def test_a_peer_that_comes_back_is_found_at_once_by_who_asks_after_the_pause(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    """gRPC's own pauses, which grow to seconds, do not come on top of ours."""
+    links = make_links(FakeConnector("fast"))
+    await peer.stop()
+    for _ in range(4):
+        while links.is_avoided(peer.address):
+            await asyncio.sleep(0.01)
+        with pytest.raises(Unreachable):
+            await links.get(peer.address)
+    await peer.start()
+    while links.is_avoided(peer.address):
+        await asyncio.sleep(0.01)
+    assert (await links.get(peer.address)).lost is None
 
 
 async def test_another_incarnation_at_the_address_is_another_link(
