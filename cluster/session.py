@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
@@ -32,20 +33,31 @@ LAST_RETRY_S = 2.0
 _MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
 
 
-class SessionBackend:
-    """Keeps a session open: whenever it breaks, its requests fail with UnavailableError and
-    it is opened again. Used on the event loop that `start` was called on.
+class SessionBroken(UnavailableError):
+    """The worker died under a request, or cannot be reached any more."""
 
-    `route` is of requests that bring none of their own.
+
+class SessionBackend:
+    """Keeps a session open: whenever it breaks, its requests fail with SessionBroken and
+    it is opened again. Used on the event loop that `open` was called on.
+
+    `route` is of requests that bring none of their own. `changed` is called when the session
+    came up, broke, or is about to end.
     """
 
     def __init__(
-        self, address: str, plane: Plane, fingerprint: str = "", route: Route | None = None
+        self,
+        address: str,
+        plane: Plane,
+        fingerprint: str = "",
+        route: Route | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self._plane = plane
         self._fingerprint = fingerprint
         self._route = route or Route()
+        self._changed = changed
         self._channel: grpc.aio.Channel | None = None
         self._streams: dict[RequestId, SessionStream] = {}
         self._outgoing: deque[IngressMessage] = deque()
@@ -54,11 +66,16 @@ class SessionBackend:
         self._tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.description: WorkerDescription | None = None  # of the last worker that answered
+        self.leaving = False  # takes nothing new
+        self.wants_move = False  # of what another worker can take
+
+    def open(self) -> None:
+        self._channel = self._plane.channel(self.address)
+        self._task = asyncio.create_task(self._keep_open(self._channel))
 
     async def start(self) -> WorkerDescription:
         """Returns when the worker has answered; raises why it did not, on the first attempt."""
-        self._channel = self._plane.channel(self.address)
-        self._task = asyncio.create_task(self._keep_open(self._channel))
+        self.open()
         await self._tried.wait()
         if self._problem is not None or self.description is None:
             problem = self._problem or UnavailableError("the worker hung up")
@@ -74,6 +91,10 @@ class SessionBackend:
         self._break(UnavailableError("the session is closed"))
         if self._channel is not None:
             await self._channel.close()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._streams)
 
     def check_health(self) -> None:
         if self._problem is not None:
@@ -108,7 +129,8 @@ class SessionBackend:
         self._problem = problem
         self._outgoing.clear()
         for stream in list(self._streams.values()):
-            stream.fail(UnavailableError(str(problem)))
+            stream.fail(SessionBroken(str(problem)))
+        self._changed()
 
     async def _keep_open(self, channel: grpc.aio.Channel) -> None:
         retry_s = FIRST_RETRY_S
@@ -162,7 +184,9 @@ class SessionBackend:
             raise UnavailableError("what answered is no decode worker of this version")
         self.description = message.welcome
         self._problem = None
+        self.leaving = self.wants_move = False
         self._tried.set()
+        self._changed()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[IngressMessage, DecodeMessage]) -> None:
         """The reader learns why a stream broke; there is nothing to add here."""
@@ -179,6 +203,10 @@ class SessionBackend:
                 self._deliver(message.step)
             case "failure":
                 raise decode_failure(message.failure)
+            case "leaving":
+                self.leaving = True
+                self.wants_move = self.wants_move or message.leaving.move
+                self._changed()
             case kind:
                 raise RequestError("kind", f"{kind} in the middle of a session")
 

@@ -63,6 +63,12 @@ class SessionStream:
             self._error = error
             self._end(self._open)
 
+    def give_up(self, error: EngineError) -> None:
+        """The worker drops the request; its reader gets what has come, and then the error."""
+        if self._open:
+            self._send(IngressMessage(cancel=Cancel(request_id=self.request_id)))
+            self.fail(error)
+
     def stop_choice(self, choice: int) -> None:
         if choice in self._open:
             stop = StopChoice(request_id=self.request_id, choice=choice)

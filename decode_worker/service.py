@@ -60,6 +60,10 @@ class SessionService(SessionServicer):
         for session in self._sessions:
             session.drain()
 
+    def ask_to_move(self) -> None:
+        for session in self._sessions:
+            session.ask_to_move()
+
     def fail_requests(self, error: EngineError) -> None:
         for session in self._sessions:
             session.fail_requests(error)

@@ -18,7 +18,7 @@ from engine.wire.failures import encode_failure
 from engine.wire.requests import check_request_id
 from protos.generation_pb2 import Failure
 from protos.limits import PROTOCOL
-from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Submit
+from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Leaving, Submit
 from protos.worker_pb2 import WorkerDescription
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,15 @@ class Session:
 
     def drain(self) -> None:
         """Takes nothing new; ends when nothing is left."""
+        if self._phase is _Phase.OPEN and self._live:
+            self._messages.append(DecodeMessage(leaving=Leaving()))
         self._end(Failure(kind=Failure.KIND_UNAVAILABLE, message="the worker is draining"))
+
+    def ask_to_move(self) -> None:
+        """What another worker can take is to be asked of that one."""
+        if self._phase is not _Phase.ENDED and self._live:
+            self._messages.append(DecodeMessage(leaving=Leaving(move=True)))
+            self._news.set()
 
     def fail(self, failure: Failure) -> None:
         """Ends at once."""

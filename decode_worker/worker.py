@@ -1,6 +1,7 @@
 """A decode worker: a node that answers sessions."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 
@@ -32,11 +33,19 @@ class DecodeWorker(Node):
         super().begin_drain()
         self.sessions.drain()
 
-    async def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
-        """Until no sequence and no lease is left; what is left at the deadline fails."""
+    async def drain(
+        self, deadline_s: float | None, move_after_s: float = math.inf
+    ) -> AsyncIterator[DrainProgress]:
+        """Until no sequence and no lease is left; what is left at the deadline fails. After
+        `move_after_s` ingresses are asked to take elsewhere what another worker can take."""
         self.begin_drain()
-        end = None if deadline_s is None else time.monotonic() + deadline_s
-        while self._is_busy() and (end is None or time.monotonic() < end):
+        began = time.monotonic()
+        end = math.inf if deadline_s is None else began + deadline_s
+        asked_to_move = False
+        while self._is_busy() and (now := time.monotonic()) < end:
+            if now >= began + move_after_s and not asked_to_move:
+                self.sessions.ask_to_move()
+                asked_to_move = True
             yield self._progress()
             await asyncio.sleep(DRAIN_PERIOD_S)
         self.sessions.fail_requests(UnavailableError("the worker is draining"))

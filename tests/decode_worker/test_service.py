@@ -148,6 +148,7 @@ async def test_draining(
     await until(lambda: answerer.streams)
     service.drain()
     assert (await read(idle)).failure.kind == Failure.KIND_UNAVAILABLE
+    assert (await read(busy)).HasField("leaving")
     await busy.write(submit("new"))
     (news,) = (await read(busy)).step.requests
     assert (news.request_id, news.failure.kind) == ("new", Failure.KIND_UNAVAILABLE)

@@ -228,12 +228,26 @@ async def test_half_closed_the_rest_is_answered(ends: Ends) -> None:
 async def test_draining_refuses_what_is_new_and_ends_with_the_last(ends: Ends) -> None:
     stream = ends.submit("old")
     ends.session.drain()
+    (leaving,) = await ends.session.next_messages()
+    assert leaving.HasField("leaving")
+    assert not leaving.leaving.move
     ends.submit("new")
     (news,) = await ends.news()
     assert (news.request_id, news.failure.kind) == ("new", Failure.KIND_UNAVAILABLE)
     stream.end()
     failure = await ends.farewell()
     assert failure.kind == Failure.KIND_UNAVAILABLE
+
+
+async def test_a_draining_worker_asks_to_move_what_is_left(ends: Ends) -> None:
+    stream = ends.submit("a")
+    ends.session.drain()
+    ends.session.ask_to_move()
+    messages = await ends.session.next_messages()
+    assert [message.leaving.move for message in messages] == [False, True]
+    stream.push(ChoiceDelta(0, [1]))  # nobody else could take it: it goes on
+    (news,) = await ends.news()
+    assert news.deltas
 
 
 async def test_an_idle_session_drains_at_once(ends: Ends) -> None:
