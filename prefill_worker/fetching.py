@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from engine.handoff import (
     UnfinishedReads,
 )
 from engine.request import GenerationRequest, RequestId
-from kv_transfer.errors import TransferError
+from kv_transfer.errors import TransferError, Unreachable
 from kv_transfer.exchange import Exchange
 from kv_transfer.link import Link
 from kv_transfer.puller import HandOff, Pulled
@@ -30,13 +31,14 @@ from prefill_worker.asks import (
     read_prefix,
     read_prompt,
 )
+from prefill_worker.candidates import Candidate, Candidates
 from prefill_worker.prefixes import PrefixPlan, PrefixPlanner
 from protos.handoff_pb2 import Ask, PrefixSource
 
 logger = logging.getLogger(__name__)
 
-
-Candidate = tuple[str, int]  # address and incarnation; 0 is whichever is there
+LAST_WORDS_S = 0.2  # before a request's deadline, to say why there is no answer
+PAUSE_S = 0.1  # between rounds of those that were not reached; links have pauses of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,7 @@ class _Wanted:
     request: GenerationRequest
     plan: FetchPlan
     deadline: float | None
-    num_failed: int = 0  # candidates, from the first on, that are not asked again
-    problems: list[str] = field(default_factory=list)
+    candidates: Candidates
     tasks: set["asyncio.Task[FetchOutcome]"] = field(default_factory=set)
 
     def left_s(self, at_most: float | None = None) -> float | None:
@@ -74,13 +75,17 @@ class Fetcher:
 
     Used on the event loop's thread. A candidate that fails is not asked again for the same
     request. The next one gets the same blocks where every read has ended; where not, a prompt
-    gets fresh ones and a prefix is given up.
+    gets fresh ones and a prefix is given up. `patience_s`: how long candidates that cannot be
+    reached are tried for a prompt that nobody else may compute.
     """
 
-    def __init__(self, engine: AsyncEngine, exchange: Exchange, incarnation: int) -> None:
+    def __init__(
+        self, engine: AsyncEngine, exchange: Exchange, incarnation: int, patience_s: float = 0.0
+    ) -> None:
         self._engine = engine
         self._exchange = exchange
         self._incarnation = incarnation
+        self._patience_s = patience_s
         self._wanted: dict[RequestId, _Wanted] = {}
         self._tasks: dict[asyncio.Task[None], asyncio.Task[FetchOutcome]] = {}
         self.prefixes = PrefixPlanner(engine, exchange.links, incarnation)
@@ -95,7 +100,10 @@ class Fetcher:
         """Before the request is submitted; `forget` when its stream is closed."""
         timeout_s = request.timeout_s
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._wanted[request.request_id] = _Wanted(request, plan, deadline)
+        latest = math.inf if deadline is None else deadline - LAST_WORDS_S
+        patience_s = 0.0 if plan.local else self._patience_s
+        candidates = Candidates(plan.candidates, patience_s, latest)
+        self._wanted[request.request_id] = _Wanted(request, plan, deadline, candidates)
 
     def forget(self, request_id: RequestId) -> None:
         wanted = self._wanted.pop(request_id, None)
@@ -162,27 +170,42 @@ class Fetcher:
     async def _ask_in_turn(
         self, reservation: Reservation, wanted: _Wanted, attempt: "_Attempt"
     ) -> FetchOutcome:
-        while wanted.num_failed < len(wanted.plan.candidates):
-            index = wanted.num_failed
-            address, incarnation = wanted.plan.candidates[index]
-            try:
-                link = await self._link(address, incarnation, wanted.left_s())
-                left_s, parties = wanted.left_s(), self._parties(link)
-                sources = wanted.plan.sources
-                ask = ask_for_prompt(reservation, wanted.request, parties, left_s, sources)
-                pulled = await self._pull(link, ask, reservation, left_s, attempt)
-                return read_prompt(pulled, reservation)
-            except TransferError as error:
-                # another choice of the request may have failed there meanwhile
-                wanted.num_failed = max(wanted.num_failed, index + 1)
-                wanted.problems.append(f"{address}: {error}")
-                logger.warning("prefill at %s failed: %s", address, error)
-            if attempt.hand_off is not None and await attempt.hand_off.unfinished():
-                return Refetch()
-        if wanted.plan.local:
-            return ComputeHere()
-        reasons = "; ".join(wanted.problems) or "none was named"
-        return FetchFailed(UnavailableError(f"no prefill worker could serve: {reasons}"))
+        candidates = wanted.candidates
+        while True:
+            number = candidates.next()
+            if number is not None:
+                delivered = await self._ask_one(number, reservation, wanted, attempt)
+                if delivered is not None:
+                    return delivered
+                if attempt.hand_off is not None and await attempt.hand_off.unfinished():
+                    return Refetch()
+            elif candidates.begin_round(time.monotonic()):
+                await asyncio.sleep(PAUSE_S)
+            elif wanted.plan.local:
+                return ComputeHere()
+            else:
+                reason = f"no prefill worker could serve: {candidates.problems}"
+                return FetchFailed(UnavailableError(reason))
+
+    async def _ask_one(
+        self, number: int, reservation: Reservation, wanted: _Wanted, attempt: "_Attempt"
+    ) -> Delivered | None:
+        """None where it could not serve, or not be reached."""
+        candidates, sources = wanted.candidates, wanted.plan.sources
+        address, incarnation = candidates[number]
+        try:
+            link = await self._link(address, incarnation, wanted.left_s())
+            left_s, parties = wanted.left_s(), self._parties(link)
+            ask = ask_for_prompt(reservation, wanted.request, parties, left_s, sources)
+            pulled = await self._pull(link, ask, reservation, left_s, attempt)
+            return read_prompt(pulled, reservation)
+        except Unreachable as error:
+            if candidates.note_unreached(number, str(error)):
+                logger.warning("prefill at %s: %s", address, error)
+        except TransferError as error:
+            candidates.note_failed(number, str(error))
+            logger.warning("prefill at %s failed: %s", address, error)
+        return None
 
     async def _ask_sources(
         self, reservation: Reservation, wanted: _Wanted, attempt: "_Attempt"

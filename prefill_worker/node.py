@@ -96,7 +96,8 @@ class Node:
             self.engine.end_quarantine,
             self._faults,
         )
-        self.fetcher = Fetcher(self.engine, self.exchange, self.incarnation)
+        patience_s = self.config.exchange.unreachable_patience_s
+        self.fetcher = Fetcher(self.engine, self.exchange, self.incarnation, patience_s)
         self.source.fetcher = self.fetcher
         self.description = self._describe()
         self.reporter = Reporter(self)

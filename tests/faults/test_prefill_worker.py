@@ -1,7 +1,6 @@
 """A prefill worker dies, stops, is stuck or lies, at every point of a hand-off."""
 
 import asyncio
-import contextlib
 import signal
 import time
 
@@ -11,7 +10,7 @@ from decode_worker.answerer import LocalPrefill, PrefillCandidate
 from engine.errors import UnavailableError
 from tests.engine.pair import Answer
 from tests.faults.conftest import PARAMS, PROMPTS
-from tests.faults.workers import NOTICED_S, SLACK_S, Relay
+from tests.faults.workers import FOUND_S, NOTICED_S, RESTARTED_S, SLACK_S, Relay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -97,7 +96,7 @@ async def test_again_and_again_another_process_at_the_same_address(
         await relay.first.restart()
         told = await relay.ask(PROMPTS["250"], PARAMS, salt=f"at once {turn}")
         told.check_equal(expected["250"])
-        await until_it_serves(relay)
+        await relay.ask(PROMPTS["33"], PARAMS, relay.first, salt=f"it alone {turn}")
         with pytest.raises(UnavailableError, match="another incarnation"):
             await relay.ask(PROMPTS["33"], PARAMS, before, salt=f"before {turn}")
         now = (await relay.first.load()).incarnation
@@ -106,23 +105,43 @@ async def test_again_and_again_another_process_at_the_same_address(
         assert before.incarnation not in links
 
 
-async def until_it_serves(relay: Relay) -> None:
-    """It is asked again after 5 s at the latest."""
-    async with asyncio.timeout(5 + SLACK_S):
-        while True:
-            with contextlib.suppress(UnavailableError):
-                await relay.ask(PROMPTS["33"], PARAMS, relay.first)
-                return
-            await asyncio.sleep(0.02)
+async def test_who_may_ask_nobody_else_waits_for_a_worker_that_is_started_again(
+    relay: Relay, expected: Expected
+) -> None:
+    relay.first.send(signal.SIGKILL)
+    await relay.first.died()
+    asked = asyncio.ensure_future(
+        relay.ask(PROMPTS["250"], PARAMS, relay.first, salt="patient", timeout_s=RESTARTED_S)
+    )
+    await relay.decode.until(lambda load: load.num_fetching == 1)
+    await relay.first.restart()
+    serves = time.monotonic()
+    (await asked).check_equal(expected["250"])
+    assert time.monotonic() - serves < FOUND_S
+
+
+async def test_a_stopped_stranger_does_not_hold_up_whoever_names_it(
+    relay: Relay, expected: Expected
+) -> None:
+    """No link is there yet whose keepalive would notice."""
+    await relay.first.restart()
+    relay.first.send(signal.SIGSTOP)
+    await relay.first.stopped()
+    started = time.monotonic()
+    told = await relay.ask(PROMPTS["250"], PARAMS, salt="stranger")
+    assert time.monotonic() - started < NOTICED_S + FOUND_S
+    told.check_equal(expected["250"])
 
 
 async def check_back_off(relay: Relay) -> None:
     """Nobody is there; that is not tried for every request."""
-    reasons = []
-    for _ in range(20):
+
+    async def ask() -> str:
         with pytest.raises(UnavailableError) as refusal:
-            await relay.ask(PROMPTS["33"], PARAMS, relay.first)
-        reasons.append(str(refusal.value))
+            await relay.ask(PROMPTS["33"], PARAMS, relay.first, timeout_s=1.0)
+        return str(refusal.value)
+
+    reasons = await asyncio.gather(*(ask() for _ in range(20)))
     assert sum("was tried just now" in reason for reason in reasons) >= 10
 
 
@@ -153,6 +172,6 @@ async def test_nobody_there_and_nobody_else(relay: Relay) -> None:
     address, relay.first.address = relay.first.address, "127.0.0.1:9"
     try:
         with pytest.raises(UnavailableError, match="no prefill worker could serve"):
-            await relay.ask(PROMPTS["33"], PARAMS, relay.first, salt="nobody")
+            await relay.ask(PROMPTS["33"], PARAMS, relay.first, salt="nobody", timeout_s=1.0)
     finally:
         relay.first.address = address

@@ -29,6 +29,8 @@ from tests.processes import python
 
 SETTLED_S = 10.0  # within which nothing may be left of what failed
 NOTICED_S = 2.0  # within which a stopped peer is noticed
+RESTARTED_S = 30.0  # within which a process that was killed is there again
+FOUND_S = 2.0  # within which a peer that is there again is asked, and answers
 SLACK_S = 4.0  # for the request itself, on a busy machine
 
 APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -67,7 +69,11 @@ class Worker:
         options = {
             "role": role,
             "connector": connector,
-            "exchange": {"checksums": True, "stuck_after_s": stuck_after_s},
+            "exchange": {
+                "checksums": True,
+                "stuck_after_s": stuck_after_s,
+                "unreachable_patience_s": RESTARTED_S,
+            },
             "engine": {"model": str(model), **ENGINE, **engine},
         }
         self._config.write_text(yaml.safe_dump(options))
@@ -215,6 +221,7 @@ class Relay:
         *prefill: Worker | PrefillCandidate,
         local: LocalPrefill = LocalPrefill.NEVER,
         salt: str = "",
+        timeout_s: float | None = None,
     ) -> Answer:
         """The whole answer; every salt has a cache of its own."""
         name = RequestId(f"r{next(_serial)}")
@@ -223,7 +230,7 @@ class Relay:
             w if isinstance(w, PrefillCandidate) else PrefillCandidate(w.address) for w in workers
         )
         route = Route(candidates, (), local)
-        request = GenerationRequest(name, prompt, params, cache_salt=salt)
+        request = GenerationRequest(name, prompt, params, cache_salt=salt, timeout_s=timeout_s)
         stream = self.session.submit(request, route)
         answer = Answer()
         try:
