@@ -39,7 +39,7 @@ class PromptEnd(NamedTuple):
     """All of the prompt has been announced; the request is over. One token a choice, or none."""
 
     first_tokens: tuple[FirstToken, ...]
-    num_cached_tokens: int  # of the prompt, before this request
+    num_cached_tokens: int  # of the prompt: neither computed here for it, nor by another for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,15 @@ class Delivered:
     """Every byte is there and was confirmed.
 
     Without first tokens they are drawn here. `prompt_logprobs`, where they were wanted, has an
-    entry for each prompt token from the second on. Of a prefix, which brings neither, less may
-    have arrived: the tokens up to `end`, a block's end.
+    entry for each prompt token from the second on. `num_cached_tokens` of the prompt were
+    cached before the other side began, there or where it pulled them from. Of a prefix, which
+    brings none of these, less may have arrived: the tokens up to `end`, a block's end.
     """
 
     first_tokens: Sequence[FirstToken] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     end: int | None = None  # None: all that was reserved
+    num_cached_tokens: int = 0
 
     def end_of(self, reservation: Reservation) -> int:
         return reservation.held.end if self.end is None else self.end

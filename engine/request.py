@@ -77,7 +77,8 @@ class GenerationRequest:
 
 
 class PromptReport(NamedTuple):
-    """What reading the prompt told. `logprobs` has one entry per prompt token, the first None;
+    """What reading the prompt told. `num_cached_tokens` were computed by nobody for this request,
+    here or on another engine. `logprobs` has one entry per prompt token, the first None;
     it is None where the request did not ask, or went on from tokens that were sent."""
 
     num_cached_tokens: int

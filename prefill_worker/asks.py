@@ -10,6 +10,7 @@ from engine.wire.logprobs import decode_logprobs
 from engine.wire.params import encode_params
 from kv_transfer.errors import TransferError
 from kv_transfer.puller import Pulled
+from prefill_worker.prefixes import MAX_SOURCES
 from protos import handoff_pb2 as wire
 from protos.handoff_pb2 import Ask, Compute, PrefixSource
 from protos.rpc import PROTOCOL
@@ -17,10 +18,11 @@ from protos.rpc import PROTOCOL
 
 @dataclass(frozen=True, slots=True)
 class Parties:
-    """The incarnations of both ends."""
+    """The incarnations of both ends, and where the puller can be asked itself, if anywhere."""
 
     holder: int
     puller: int
+    puller_address: str | None = None
 
 
 def ask_for_prompt(
@@ -30,17 +32,33 @@ def ask_for_prompt(
     left_s: float | None,
     sources: Sequence[PrefixSource],
 ) -> Ask:
-    """All that is missing, computed where the holder has not cached it either."""
+    """All that is missing, computed where neither the holder has it nor anyone whom it may
+    pull it from."""
     ask = _make(reservation, request, parties, len(reservation.token_ids))
     compute = Compute(
         params=encode_params(reservation.params),
         priority=request.priority,
         deadline_ms=0 if left_s is None else max(1, int(left_s * 1e3)),
         draw=reservation.draw,
-        sources=sources,
+        sources=_with_puller(sources, reservation, parties),
     )
     ask.compute.CopyFrom(compute)
     return ask
+
+
+def _with_puller(
+    sources: Sequence[PrefixSource], reservation: Reservation, parties: Parties
+) -> Sequence[PrefixSource]:
+    """The puller is a source too if it has more than the others, and knows best how much."""
+    others = [source for source in sources if source.incarnation != parties.puller]
+    num_tokens = reservation.held.start
+    most = max((source.num_tokens for source in others), default=0)
+    if parties.puller_address is None or num_tokens <= most:
+        return others
+    own = PrefixSource(
+        address=parties.puller_address, incarnation=parties.puller, num_tokens=num_tokens
+    )
+    return [own, *others][:MAX_SOURCES]
 
 
 def ask_for_prefix(reservation: Reservation, request: GenerationRequest, parties: Parties) -> Ask:
@@ -69,6 +87,8 @@ def read_prompt(pulled: Pulled, reservation: Reservation) -> Delivered:
     wanted = params.n if reservation.draw else 0
     if len(tokens) not in (0, wanted):
         raise TransferError(f"the holder drew {len(tokens)} first tokens, {wanted} were wanted")
+    if pulled.num_cached_tokens > len(reservation.token_ids):
+        raise TransferError(f"{pulled.num_cached_tokens} tokens of the prompt cannot be cached")
     wanted = 0 if params.prompt_logprobs is None else len(reservation.token_ids) - 1
     if len(prompt_logprobs) != wanted:
         raise TransferError(f"{len(prompt_logprobs)} prompt logprobs came, {wanted} were wanted")
@@ -76,6 +96,7 @@ def read_prompt(pulled: Pulled, reservation: Reservation) -> Delivered:
         return Delivered(
             tuple(_first_token(token) for token in tokens),
             decode_logprobs(prompt_logprobs, "prompt_logprobs"),
+            num_cached_tokens=pulled.num_cached_tokens,
         )
     except RequestError as error:
         raise TransferError(f"the holder's answer makes no sense: {error}") from None

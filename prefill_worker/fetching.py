@@ -88,6 +88,7 @@ class Fetcher:
         self._patience_s = patience_s
         self._wanted: dict[RequestId, _Wanted] = {}
         self._tasks: dict[asyncio.Task[None], asyncio.Task[FetchOutcome]] = {}
+        self.address: str | None = None  # where others may ask for what is cached here
         self.prefixes = PrefixPlanner(engine, exchange.links, incarnation)
         self.num_prefix_tokens = 0  # pulled from those who had them
         self.outcomes: Counter[str] = Counter()
@@ -250,7 +251,7 @@ class Fetcher:
         return await hand_off.run()
 
     def _parties(self, link: Link) -> Parties:
-        return Parties(holder=link.incarnation, puller=self._incarnation)
+        return Parties(link.incarnation, self._incarnation, self.address)
 
 
 @dataclass(slots=True)

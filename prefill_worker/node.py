@@ -23,6 +23,7 @@ from kv_transfer.worker_service import WorkerService
 from prefill_worker.fetching import Fetcher
 from prefill_worker.reporting import Reporter
 from prefill_worker.source import EngineSource
+from protos.address import Address
 from protos.events_pb2_grpc import add_WorkerEventsServicer_to_server
 from protos.handoff_pb2_grpc import add_HandOffServicer_to_server
 from protos.rpc import PROTOCOL, Plane
@@ -49,6 +50,7 @@ class NodeConfig:
     unless there is only one."""
 
     listen: str = "127.0.0.1:0"
+    advertise: str | None = None  # the host that peers are told, if not that of `listen`
     role: Role.ValueType = ROLE_PREFILL
     max_num_seqs: int = 0  # for the description
     connectors: tuple[str, ...] = ("nixl", "socket")
@@ -107,8 +109,10 @@ class Node:
 
     async def serve(self) -> str:
         """The address at which peers reach this worker."""
-        address = self.config.plane.listen(self.server, self.config.listen)
+        bound = Address.parse(self.config.plane.listen(self.server, self.config.listen))
+        address = str(Address(self.config.advertise or bound.host, bound.port))
         await self.server.start()
+        self.fetcher.address = address
         return address
 
     async def stop(self) -> None:
@@ -129,6 +133,10 @@ class Node:
     def num_queued_tokens(self) -> int:
         """Of prompts that are computed here for others."""
         return self.source.num_queued_tokens
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return self.fetcher.num_prefix_tokens
 
     def problem(self) -> str | None:
         """Why this worker should be replaced."""

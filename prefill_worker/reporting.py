@@ -28,6 +28,9 @@ class Reported(Protocol):
     @property
     def num_queued_tokens(self) -> int: ...
 
+    @property
+    def num_prefix_tokens(self) -> int: ...
+
     def problem(self) -> str | None: ...
 
 
@@ -64,6 +67,7 @@ class Reporter:
             links=worker.exchange.link_reports(),
             draining=worker.draining,
             unhealthy=worker.problem() or "",
+            num_prefix_tokens=worker.num_prefix_tokens,
         )
         if self._last is not None:
             _add_stats(report, *self._last)
@@ -92,6 +96,8 @@ def _add_stats(report: LoadReport, stats: SchedulerStats, cache: CacheStats) -> 
     report.num_waiting = stats.num_waiting
     report.num_fetching = stats.num_fetching
     report.num_context_tokens = stats.num_context_tokens
+    report.num_query_tokens = cache.query_tokens
+    report.num_hit_tokens = cache.hit_tokens
     for group in cache.groups:
         report.blocks.append(
             BlockCounts(

@@ -262,6 +262,9 @@ class LoadReport(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     UNHEALTHY_FIELD_NUMBER: _builtins.int
+    NUM_QUERY_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     num_steps: _builtins.int
     num_running: _builtins.int
@@ -276,6 +279,12 @@ class LoadReport(_message.Message):
     draining: _builtins.bool
     unhealthy: _builtins.str
     """why, or empty"""
+    num_query_tokens: _builtins.int
+    """Since the worker began, of prompts that were admitted: all of their tokens, those of them
+    that were cached here, and those that were pulled from other workers' caches.
+    """
+    num_hit_tokens: _builtins.int
+    num_prefix_tokens: _builtins.int
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockCounts]:
         """of each group"""
@@ -303,10 +312,13 @@ class LoadReport(_message.Message):
         links: _abc.Iterable[Global___LinkReport] | None = ...,
         draining: _builtins.bool = ...,
         unhealthy: _builtins.str = ...,
+        num_query_tokens: _builtins.int = ...,
+        num_hit_tokens: _builtins.int = ...,
+        num_prefix_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_times", b"step_times", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "incarnation", b"incarnation", "links", b"links", "num_context_tokens", b"num_context_tokens", "num_fetching", b"num_fetching", "num_leases", b"num_leases", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "step_times", b"step_times", "transfer", b"transfer", "unhealthy", b"unhealthy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "incarnation", b"incarnation", "links", b"links", "num_context_tokens", b"num_context_tokens", "num_fetching", b"num_fetching", "num_hit_tokens", b"num_hit_tokens", "num_leases", b"num_leases", "num_prefix_tokens", b"num_prefix_tokens", "num_query_tokens", b"num_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "step_times", b"step_times", "transfer", b"transfer", "unhealthy", b"unhealthy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -146,7 +146,7 @@ Global___Compute: _TypeAlias = Compute  # noqa: Y015
 
 @_typing.final
 class PrefixSource(_message.Message):
-    """A worker that holds the first tokens of the prompt."""
+    """A worker that holds the first tokens of the prompt; it may be the puller itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,7 +341,7 @@ class Finished(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
-    """of the prompt, on the holder"""
+    """Of the prompt: cached on the holder, or pulled by it from a source. The rest was computed."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
         """one a choice, or none at all"""

@@ -21,6 +21,14 @@ class Progress:
         self._cache = cache
         self._roster = roster
 
+    def announce(self, part: Part, outbox: Outbox) -> None:
+        """The slice's keys and values are written; whether its tokens can be drawn is not known,
+        so nothing of it may be named yet."""
+        sequence, request = part.sequence, part.sequence.request
+        if request.source.hand_over is not None:
+            num_ready = sequence.num_computed + part.slice.num_tokens
+            outbox.announce(request, announce(self._cache, sequence, num_ready))
+
     def take_over(
         self, part: Part, drawn: list[Sample], result: StepResult, outbox: Outbox
     ) -> None:
@@ -53,9 +61,13 @@ class Progress:
         """As if the prompt's last chunk had been computed here.
 
         Without first tokens all but the last token is; that one is computed again, as after a
-        hit of the whole prompt, and not written.
+        hit of the whole prompt, and not written. What is cached here alone was computed again
+        there, so it is the other side's number that counts.
         """
         request = sequence.request
+        request.num_cached = min(
+            delivered.num_cached_tokens, request.num_prompt, len(sequence.tokens) - 1
+        )
         request.prompt_logprobs += delivered.prompt_logprobs
         self._run_from(sequence, len(sequence.tokens), draws=not delivered.first_tokens)
         self._confirm(sequence)

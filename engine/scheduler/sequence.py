@@ -128,7 +128,7 @@ class RunningRequest:
     seed: int
     max_tokens: int
     choices: list[Sequence] = field(default_factory=list)
-    num_cached: int | None = None  # prompt tokens found in the cache at first admission
+    num_cached: int | None = None  # prompt tokens that nobody computes for it, once admitted
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     reported: bool = False  # the prompt's report went out
     num_announced: int = 0  # tokens that a hand-over has announced, or was not asked for

@@ -32,7 +32,7 @@ class SlowSteps(StepTimes):
     """Of an engine for which pulling is worth its while."""
 
     def predict(self, shape: StepShape) -> float:
-        return shape.num_prompt_tokens * 1e-3
+        return shape.num_prompt_tokens * 1e-2
 
 
 @dataclass

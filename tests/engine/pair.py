@@ -153,7 +153,8 @@ class Pair:
             self.prefill.drop_holds(chunk.held.holds)
         self.prefill.check_integrity()
         entries = [entry for chunk in handed.chunks for entry in chunk.prompt_logprobs]
-        return Delivered(handed.end.first_tokens, entries)
+        end = handed.end
+        return Delivered(end.first_tokens, entries, num_cached_tokens=end.num_cached_tokens)
 
     def check_idle(self) -> None:
         for engine in (self.prefill, self.decode):

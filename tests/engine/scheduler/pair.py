@@ -190,7 +190,8 @@ class BenchPair:
             entries: list[TokenLogprobs] = []
             for chunk in transfer.chunks:
                 entries += chunk.prompt_logprobs
-            outcome = Delivered(transfer.end.first_tokens, entries)
+            num_cached = transfer.end.num_cached_tokens
+            outcome = Delivered(transfer.end.first_tokens, entries, num_cached_tokens=num_cached)
         else:
             outcome = OUTCOMES[how]
             for run in reservation.held.runs:

@@ -23,6 +23,7 @@ from engine.scheduler.outbox import HandOverNews
 from kv_cache.layout import KvGroup
 from kv_cache.transfers import TransferHold
 from tests.engine.scheduler.fake_runner import VOCAB, answer, digest
+from tests.engine.scheduler.test_cases import report
 from tests.engine.scheduler.test_scheduler import BLOCK, FULL, WINDOW, Bench
 
 PROMPT = [i % 7 for i in range(4 * BLOCK + 3)]  # 35 tokens
@@ -252,6 +253,20 @@ def test_delivered_blocks_count_from_then_on(n: int) -> None:
     bench.add("again", PROMPT, fetch_above=10, max_tokens=1)
     bench.run()
     assert bench.tokens["again", 0] == answer(PROMPT, 1, 0, 1), "found, and computed here"
+
+
+@pytest.mark.parametrize(("cached_there", "reported"), [(0, 0), (24, 24), (34, 34), (99, 34)])
+def test_what_the_other_side_had_is_what_nobody_computed(cached_there: int, reported: int) -> None:
+    """It computed the rest, also where that was cached here."""
+    bench = Bench()
+    bench.add("before", PROMPT[:17], max_tokens=1)
+    bench.run()
+    bench.add("r", PROMPT, fetch_above=0, max_tokens=2)
+    reservation = reserve(bench)
+    assert reservation.held.start == 16
+    fill(bench, reservation)
+    end(bench, reservation, Delivered(first_tokens(0), num_cached_tokens=cached_there))
+    assert report(bench, "r").num_cached_tokens == reported
 
 
 def test_without_first_tokens_the_last_one_is_computed_again() -> None:
