@@ -1,14 +1,25 @@
 """Requests answered by one engine, their prompts computed here or fetched, whichever is sooner."""
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
+from typing import NamedTuple, Self
 
-from decode_worker.answerer import LocalPrefill, Route, SubmittedRequest
-from decode_worker.policy import Station, fetch_above
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route, SubmittedRequest
+from decode_worker.policy import (
+    Prospect,
+    Station,
+    fetch_above,
+    in_turn,
+    is_shunned,
+    num_held_up,
+)
+from decode_worker.under_way import Share, UnderWay
 from engine.async_engine import AsyncEngine
 from engine.async_streams import EngineStream
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, GenerationUpdate
+from engine.step_times import whole_prompt_token_s
 from kv_transfer.link import Link
 from kv_transfer.links import Links
 from prefill_worker.fetching import Fetcher, FetchPlan
@@ -19,23 +30,40 @@ from protos.handoff_pb2 import PrefixSource
 class FetchingStream:
     """An engine's stream whose prompt may be on its way from another worker."""
 
-    def __init__(self, stream: EngineStream, fetcher: Fetcher) -> None:
+    def __init__(self, stream: EngineStream, fetcher: Fetcher, share: Share) -> None:
         self._stream = stream
         self._fetcher = fetcher
+        self._share = share
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> GenerationUpdate:
-        return await anext(self._stream)
+        update = await anext(self._stream)
+        self._share.run()
+        return update
 
     def stop_choice(self, choice: int) -> None:
         self._stream.stop_choice(choice)
 
     def close(self) -> None:
         """What is being fetched stops being fetched."""
+        self._share.end()
         self._stream.close()
         self._fetcher.forget(self._stream.request_id)
+
+
+class _Choice(NamedTuple):
+    """Uncached tokens from which the prompt is fetched, None: it is computed here; and whom
+    from, in turn."""
+
+    threshold: int | None
+    candidates: Sequence[PrefillCandidate] = ()
+
+    def where(self, num_prompt_tokens: int) -> str | None:
+        """It is computed, if nothing of it is cached."""
+        is_fetched = self.threshold is not None and num_prompt_tokens > self.threshold
+        return self.candidates[0].address if is_fetched and self.candidates else None
 
 
 class FetchingAnswerer:
@@ -46,50 +74,64 @@ class FetchingAnswerer:
         self._engine = engine
         self._links = links
         self._fetcher = fetcher
+        self._under_way = UnderWay()
 
     def submit(self, submitted: SubmittedRequest) -> GenerationStream:
         request, route = submitted.request, submitted.route
-        threshold = self._threshold(request, route)
+        num_prompt = len(request.prompt_token_ids)
+        choice = self._choose(request, route)
         sources = [PrefixSource(**source._asdict()) for source in route.sources]
         local = route.local_prefill is not LocalPrefill.NEVER
         prefix = None
         if local:
-            num_prompt = len(request.prompt_token_ids)
-            prefix = self._fetcher.prefixes.plan(sources, num_prompt, self._engine.num_open)
-        if threshold is None and prefix is None:
-            return self._engine.submit(request)
-        request = replace(
-            request, fetch_above=threshold, prefix=None if prefix is None else prefix.prefix
-        )
-        self._fetcher.expect(request, FetchPlan(route.prefill_workers, sources, local, prefix))
-        return FetchingStream(self._engine.submit(request), self._fetcher)
+            prefix = self._fetcher.prefixes.plan(sources, num_prompt, self._here().num_held_up)
+        if choice.threshold is not None or prefix is not None:
+            request = replace(
+                request,
+                fetch_above=choice.threshold,
+                prefix=None if prefix is None else prefix.prefix,
+            )
+            plan = FetchPlan(choice.candidates, sources, local, prefix)
+            self._fetcher.expect(request, plan)
+        share = self._under_way.begin(choice.where(num_prompt), num_prompt, request.params.n)
+        return FetchingStream(self._engine.submit(request), self._fetcher, share)
 
-    def _threshold(self, request: GenerationRequest, route: Route) -> int | None:
-        """Uncached tokens from which the prompt is fetched; None: it is computed here."""
-        match route.local_prefill:
-            case LocalPrefill.NEVER:
-                return 0
-            case LocalPrefill.ALWAYS:
-                return None
-        if not route.prefill_workers:
-            return None
-        link = self._links.known(route.prefill_workers[0].address)
-        if link is None or link.load is None:
-            return 0  # nothing is known yet, and asking makes it known
-        return fetch_above(
-            self._here(), _there(link), _hand_off_s(link), len(request.prompt_token_ids)
-        )
+    def _choose(self, request: GenerationRequest, route: Route) -> _Choice:
+        if route.local_prefill is LocalPrefill.ALWAYS:
+            return _Choice(None)
+        prospects = [self._prospect(candidate) for candidate in route.prefill_workers]
+        turn = in_turn(prospects)
+        if route.local_prefill is LocalPrefill.NEVER:
+            return _Choice(0, [route.prefill_workers[i] for i in turn])
+        threshold = fetch_above(self._here(), prospects, len(request.prompt_token_ids))
+        willing = [route.prefill_workers[i] for i in turn if not prospects[i].shunned]
+        return _Choice(threshold, willing)
 
     def _here(self) -> Station:
-        engine = self._engine.engine
-        token_s = engine.step_times.whole_prompt_token_s
-        return Station(0.0, token_s, self._engine.num_open)
+        token_s = self._engine.engine.step_times.whole_prompt_token_s
+        under_way = self._under_way
+        held_up = num_held_up(under_way.num_running, under_way.num_queued, under_way.num_fetched)
+        return Station(under_way.num_queued_tokens(None) * token_s, token_s, held_up)
 
-
-def _there(link: Link) -> Station:
-    assert link.load is not None
-    token_s = link.load.step_times.prompt_token_s
-    return Station(link.load.num_queued_tokens * token_s, token_s)
+    def _prospect(self, candidate: PrefillCandidate) -> Prospect:
+        link = self._links.known(candidate.address)
+        if link is None:
+            return Prospect(shunned=self._links.is_avoided(candidate.address))
+        if candidate.incarnation not in (0, link.incarnation):
+            return Prospect()
+        age_s, load = time.monotonic() - link.heard_at, link.load
+        if load is None:
+            return Prospect(shunned=is_shunned(age_s, False, False))
+        token_s = whole_prompt_token_s(
+            load.step_times.base_s, load.step_times.prompt_token_s, load.step_times.sequence_s
+        )
+        # What was sent there since it reported, or waits for blocks here, is not in its report.
+        queued = max(load.num_queued_tokens, self._under_way.num_queued_tokens(candidate.address))
+        return Prospect(
+            Station(queued * token_s, token_s),
+            _hand_off_s(link),
+            is_shunned(age_s, load.draining, bool(load.unhealthy)),
+        )
 
 
 def _hand_off_s(link: Link) -> float:

@@ -1,6 +1,16 @@
-"""Whether a prompt is computed here or fetched from a prefill worker. Pure."""
+"""Whether a prompt is computed here or fetched from a prefill worker, and from which. Pure.
 
+The seconds that everybody would wait are added up for either way. A prompt that is computed here
+holds up every sequence that runs meanwhile, chunk by chunk, for as long as it takes; one that is
+fetched waits for what is queued there, and for the hand-off. So a prompt stays where nobody is
+held up; with many running it goes, until the queue there is about as long as the batch here.
+From then on some stay: neither worker rests while the other one has a queue.
+"""
+
+from collections.abc import Sequence
 from typing import NamedTuple
+
+STALE_S = 2.0  # four load reports that did not come
 
 
 class Station(NamedTuple):
@@ -11,16 +21,49 @@ class Station(NamedTuple):
     num_held_up: int = 0  # running sequences that wait meanwhile
 
 
-def fetch_above(
-    here: Station, there: Station, hand_off_s: float, num_prompt_tokens: int
-) -> int | None:
-    """How many uncached tokens are computed sooner here than fetched; None: any number is.
+class Prospect(NamedTuple):
+    """A prefill worker that a request names, as far as it is known."""
+
+    there: Station | None = None  # None: asking makes it known
+    hand_off_s: float = 0.0
+    shunned: bool = False
+
+
+def num_held_up(num_running: int, num_queued: int, num_fetched: int) -> int:
+    """Sequences that run before a prompt that is queued here has been computed: those that do
+    now, those in line before it, and as many fetched ones as arrive in about that time."""
+    return num_running + num_queued + min(num_fetched, num_queued + 1)
+
+
+def is_shunned(age_s: float, draining: bool, unhealthy: bool) -> bool:
+    """`age_s` since the worker was heard of: no news is bad news."""
+    return age_s > STALE_S or draining or unhealthy
+
+
+def in_turn(prospects: Sequence[Prospect]) -> list[int]:
+    """The order is the router's; those that are shunned come last."""
+    return sorted(range(len(prospects)), key=lambda i: prospects[i].shunned)
+
+
+def first_choice(prospects: Sequence[Prospect]) -> Prospect | None:
+    return next((prospect for prospect in prospects if not prospect.shunned), None)
+
+
+def fetch_above(here: Station, prospects: Sequence[Prospect], num_prompt_tokens: int) -> int | None:
+    """How many uncached tokens are computed sooner here than fetched from the first who is not
+    shunned; None: any number is.
 
     A second that a running sequence has to wait for a prompt counts like one of the prompt's
     own. A prefill worker has none that run.
     """
+    prospect = first_choice(prospects)
+    if prospect is None:
+        return None
+    if prospect.there is None:
+        return 0
+    there = prospect.there
     gain_s = here.token_s * (1 + here.num_held_up) - there.token_s * (1 + there.num_held_up)
-    head_start_s = there.wait_s + hand_off_s - here.wait_s
+    head_start_s = there.wait_s + prospect.hand_off_s - here.wait_s
     if head_start_s >= num_prompt_tokens * gain_s:
         return None
     # With a queue here that is longer than the whole way there, every prompt goes.

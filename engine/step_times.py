@@ -11,6 +11,11 @@ SWEEPS = 12
 UNKNOWN = 1e-12  # of a cost's weight: nothing recent says anything about it
 
 
+def whole_prompt_token_s(base_s: float, prompt_token_s: float, sequence_s: float) -> float:
+    """A prompt's token, with its share of what a step costs besides."""
+    return prompt_token_s + (base_s + sequence_s) / TYPICAL_TOKENS
+
+
 class StepShape(NamedTuple):
     """What a step's time depends on."""
 
@@ -61,8 +66,8 @@ class StepTimes:
 
     @property
     def whole_prompt_token_s(self) -> float:
-        """A prompt's token, with its share of what a step costs besides."""
-        return self.predict(StepShape(TYPICAL_TOKENS, 0, 1)) / TYPICAL_TOKENS
+        base_s, prompt_token_s, _, sequence_s = self.costs
+        return whole_prompt_token_s(base_s, prompt_token_s, sequence_s)
 
     @property
     def costs(self) -> tuple[float, float, float, float]:

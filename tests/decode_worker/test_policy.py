@@ -1,12 +1,27 @@
-"""The threshold is where both ways take equally long."""
+"""The threshold is where both ways take equally long, from the first who is not shunned."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode_worker.policy import Station, fetch_above
+from decode_worker.policy import (
+    STALE_S,
+    Prospect,
+    Station,
+    fetch_above,
+    in_turn,
+    is_shunned,
+    num_held_up,
+)
 
 TOKEN_S = 0.001
+IDLE = Prospect(Station(0.0, TOKEN_S), 0.005)
+BUSY = Prospect(Station(1.0, TOKEN_S), 0.005)
+UNKNOWN = Prospect()
+
+
+def shunned(prospect: Prospect) -> Prospect:
+    return prospect._replace(shunned=True)
 
 
 def cost(station: Station, num_tokens: int) -> float:
@@ -33,7 +48,7 @@ def test_the_whole_prompt_goes_where_it_is_sooner(
 ) -> None:
     here = Station(wait_here, here_s, held_up)
     there = Station(wait_there, there_s)
-    threshold = fetch_above(here, there, hand_off_s, num_tokens)
+    threshold = fetch_above(here, [Prospect(there, hand_off_s)], num_tokens)
     fetched = threshold is not None and num_tokens > threshold
     gain = cost(here, num_tokens) - cost(there, num_tokens) - hand_off_s
     if abs(gain) > 2 * max(here_s * (1 + held_up), there_s):
@@ -41,15 +56,56 @@ def test_the_whole_prompt_goes_where_it_is_sooner(
 
 
 @pytest.mark.parametrize(
-    ("held_up", "wait_there", "expected"),
+    ("wait_here", "held_up", "prospects", "expected"),
     [
-        (0, 0.0, None),  # as fast here, and nobody is held up
-        (1, 0.0, 5),  # 5 tokens here hold up another one for as long as the hand-off takes
-        (4, 0.0, 1),
-        (1, 1.0, None),  # a queue there
-        (9, 1.0, 111),
+        (0.0, 0, [IDLE], None),  # as fast here, and nobody is held up
+        (0.0, 1, [IDLE], 5),  # 5 tokens here hold up another one as long as the hand-off takes
+        (0.0, 4, [IDLE], 1),
+        (0.0, 1, [BUSY], None),  # a queue there
+        (0.0, 9, [BUSY], 111),
+        (0.5, 0, [IDLE], 0),  # a queue here
+        (0.5, 9, [BUSY], 56),
+        (0.0, 9, [BUSY, IDLE], 111),  # the order is not ours
+        (0.0, 9, [shunned(BUSY), IDLE], 0),
+        (0.0, 9, [shunned(UNKNOWN), BUSY], 111),
+        (0.0, 0, [UNKNOWN, IDLE], 0),  # asking makes it known
+        (9.0, 9, [shunned(IDLE), shunned(UNKNOWN)], None),
+        (9.0, 9, [], None),
     ],
 )
-def test_thresholds(held_up: int, wait_there: float, expected: int | None) -> None:
-    here, there = Station(0.0, TOKEN_S, held_up), Station(wait_there, TOKEN_S)
-    assert fetch_above(here, there, 0.005, 1000) == expected
+def test_thresholds(
+    wait_here: float, held_up: int, prospects: list[Prospect], expected: int | None
+) -> None:
+    assert fetch_above(Station(wait_here, TOKEN_S, held_up), prospects, 1000) == expected
+
+
+@pytest.mark.parametrize(
+    ("age_s", "draining", "unhealthy", "expected"),
+    [
+        (0.0, False, False, False),
+        (STALE_S, False, False, False),
+        (STALE_S + 0.1, False, False, True),
+        (0.0, True, False, True),
+        (0.0, False, True, True),
+    ],
+)
+def test_who_is_shunned(age_s: float, draining: bool, unhealthy: bool, expected: bool) -> None:
+    assert is_shunned(age_s, draining, unhealthy) == expected
+
+
+def test_who_is_shunned_comes_last() -> None:
+    assert in_turn([shunned(IDLE), BUSY, shunned(UNKNOWN), IDLE]) == [1, 3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("running", "queued", "fetched", "expected"),
+    [
+        (0, 0, 0, 0),
+        (5, 0, 0, 5),
+        (5, 2, 0, 7),  # they run before it does
+        (5, 2, 1, 8),
+        (5, 2, 9, 10),  # while three prompts are computed here, about three come
+    ],
+)
+def test_who_is_held_up(running: int, queued: int, fetched: int, expected: int) -> None:
+    assert num_held_up(running, queued, fetched) == expected

@@ -1,0 +1,101 @@
+"""Whom a decode worker asks, of those whom a request names, and when it asks nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from decode_worker.answerer import LocalPrefill
+from engine.sampling import SamplingParams
+from prefill_worker.node import Node
+from tests.decode_worker.worker_group import WorkerGroup
+from tests.engine.models_on_disk import make_tiny
+from tests.engine.pair import make_engine
+from tests.engine.test_exact import random_prompts
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+PROMPTS = random_prompts(8, 100, 100, seed=2)
+
+
+@pytest_asyncio.fixture
+async def group(tmp_path: Path) -> AsyncIterator[WorkerGroup]:
+    folder = str(make_tiny("llama", tmp_path).folder)
+    group = await WorkerGroup.start(
+        [make_engine(folder)], [make_engine(folder), make_engine(folder)], "inprocess"
+    )
+    yield group
+    await group.check_idle()
+    await group.stop()
+
+
+def num_steps(group: WorkerGroup) -> list[int]:
+    return [worker.engine.engine.num_steps for worker in group.prefill]
+
+
+async def meet(group: WorkerGroup) -> None:
+    """Every prefill worker has been asked, and has reported."""
+    links = group.decode[0].exchange.links
+    for worker in group.prefill:
+        await links.get(group.addresses[worker])
+    async with asyncio.timeout(5):
+        while any(link.load is None for link in links.live()):
+            await asyncio.sleep(0.001)
+
+
+async def until_it_says_so(group: WorkerGroup, worker: Node) -> None:
+    link = group.decode[0].exchange.links.known(group.addresses[worker])
+    assert link is not None
+    async with asyncio.timeout(5):
+        while link.load is None or not link.load.draining:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_first_is_asked_that_does_not_drain(
+    group: WorkerGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    await meet(group)
+    first, second = num_steps(group)
+    await group.ask(PROMPTS[0], PARAMS, computed_by=group.prefill, local=LocalPrefill.NEVER)
+    assert num_steps(group)[0] > first
+    assert num_steps(group)[1] == second
+    group.prefill[0].begin_drain()
+    await until_it_says_so(group, group.prefill[0])
+    await group.ask(PROMPTS[1], PARAMS, computed_by=group.prefill, local=LocalPrefill.NEVER)
+    assert num_steps(group)[1] > second
+    assert "failed" not in caplog.text, "the first one would have refused"
+
+
+async def test_nobody_is_asked_that_was_not_heard_of_for_long(group: WorkerGroup) -> None:
+    await meet(group)
+    decode = group.decode[0]
+    link = decode.exchange.links.known(group.addresses[group.prefill[0]])
+    assert link is not None
+    link.heard_at -= 3.0
+    group.prefill[1].begin_drain()
+    await until_it_says_so(group, group.prefill[1])
+    link.heard_at -= 3.0
+    asked = [
+        group.ask(prompt, PARAMS, computed_by=group.prefill, local=LocalPrefill.AUTO)
+        for prompt in PROMPTS
+    ]
+    await asyncio.gather(*asked)
+    assert decode.fetcher.outcomes.total() == 0
+
+
+async def test_many_at_once_are_shared_out(group: WorkerGroup) -> None:
+    """Before any report could say so: what was sent there waits there."""
+    await meet(group)
+    before = num_steps(group)
+    asked = [
+        group.ask(prompt, PARAMS, computed_by=group.prefill[:1], local=LocalPrefill.AUTO)
+        for prompt in PROMPTS
+    ]
+    await asyncio.gather(*asked)
+    assert num_steps(group)[0] > before[0]
+    fetched = group.decode[0].fetcher.outcomes["Delivered"]
+    assert 0 < fetched < len(PROMPTS)
+    under_way = group.decode[0].answerer._under_way
+    left = (under_way.num_queued, under_way.num_fetched, under_way.num_running)
+    assert left == (0, 0, 0)
