@@ -1,20 +1,21 @@
 """What an ingress asks of a decode worker, and whoever answers it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from engine.errors import RequestError
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest
 from engine.wire.requests import decode_request, encode_request
-from protos import handoff_pb2, session_pb2
-from protos.address import Address
-from protos.errors import PlaneError
-
-MAX_WORKERS = 64
-_Message = TypeVar("_Message")
+from prefill_worker.named_workers import PrefixSource as PrefixSource
+from prefill_worker.named_workers import (
+    checked_address,
+    decode_sources,
+    encode_sources,
+    not_too_many,
+)
+from protos import session_pb2
 
 
 class LocalPrefill(Enum):
@@ -30,14 +31,6 @@ class PrefillCandidate(NamedTuple):
 
     address: str
     incarnation: int = 0
-
-
-class PrefixSource(NamedTuple):
-    """A worker that holds the first tokens of the prompt."""
-
-    address: str
-    incarnation: int
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +61,7 @@ def encode_submit(submitted: SubmittedRequest) -> session_pb2.Submit:
     message, route = encode_request(submitted.request), submitted.route
     for address, incarnation in route.prefill_workers:
         message.prefill_workers.add(address=address, incarnation=incarnation)
-    for source in route.sources:
-        message.sources.add(
-            address=source.address, incarnation=source.incarnation, num_tokens=source.num_tokens
-        )
+    message.sources.extend(encode_sources(route.sources))
     message.local_prefill = route.local_prefill.value
     return message
 
@@ -82,20 +72,18 @@ def decode_submit(message: session_pb2.Submit) -> SubmittedRequest:
 
 
 def _decode_route(message: session_pb2.Submit) -> Route:
+    named = not_too_many("prefill_workers", message.prefill_workers)
     return Route(
-        tuple(_decode_candidate(c) for c in _few("prefill_workers", message.prefill_workers)),
-        tuple(_decode_source(source) for source in _few("sources", message.sources)),
+        tuple(_decode_candidate(candidate) for candidate in named),
+        decode_sources(message.sources),
         _mode(message),
     )
 
 
 def _decode_candidate(message: session_pb2.PrefillCandidate) -> PrefillCandidate:
-    return PrefillCandidate(_address("prefill_workers", message.address), message.incarnation)
-
-
-def _decode_source(message: handoff_pb2.PrefixSource) -> PrefixSource:
-    address = _address("sources", message.address)
-    return PrefixSource(address, message.incarnation, message.num_tokens)
+    return PrefillCandidate(
+        checked_address("prefill_workers", message.address), message.incarnation
+    )
 
 
 def _mode(message: session_pb2.Submit) -> LocalPrefill:
@@ -103,16 +91,3 @@ def _mode(message: session_pb2.Submit) -> LocalPrefill:
         return LocalPrefill(message.local_prefill)
     except ValueError:
         raise RequestError("local_prefill", f"{message.local_prefill} is unknown") from None
-
-
-def _few(field: str, messages: Sequence[_Message]) -> Sequence[_Message]:
-    if len(messages) > MAX_WORKERS:
-        raise RequestError(field, f"{len(messages)} workers, must be at most {MAX_WORKERS}")
-    return messages
-
-
-def _address(field: str, text: str) -> str:
-    try:
-        return str(Address.parse(text, field))
-    except PlaneError as error:
-        raise RequestError(field, str(error).removeprefix(f"{field}: ")) from None

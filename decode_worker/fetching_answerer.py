@@ -24,7 +24,6 @@ from kv_transfer.link import Link
 from kv_transfer.links import Links
 from prefill_worker.fetching import Fetcher, FetchPlan
 from prefill_worker.prefix_cost import ROUND_TRIPS
-from protos.handoff_pb2 import PrefixSource
 
 
 class FetchingStream:
@@ -80,18 +79,19 @@ class FetchingAnswerer:
         request, route = submitted.request, submitted.route
         num_prompt = len(request.prompt_token_ids)
         choice = self._choose(request, route)
-        sources = [PrefixSource(**source._asdict()) for source in route.sources]
         local = route.local_prefill is not LocalPrefill.NEVER
         prefix = None
         if local:
-            prefix = self._fetcher.prefixes.plan(sources, num_prompt, self._here().num_held_up)
+            prefix = self._fetcher.prefixes.plan(
+                route.sources, num_prompt, self._here().num_held_up
+            )
         if choice.threshold is not None or prefix is not None:
             request = replace(
                 request,
                 fetch_above=choice.threshold,
                 prefix=None if prefix is None else prefix.prefix,
             )
-            plan = FetchPlan(choice.candidates, sources, local, prefix)
+            plan = FetchPlan(choice.candidates, route.sources, local, prefix)
             self._fetcher.expect(request, plan)
         share = self._under_way.begin(choice.where(num_prompt), num_prompt, request.params.n)
         return FetchingStream(self._engine.submit(request), self._fetcher, share)

@@ -10,9 +10,9 @@ from engine.wire.logprobs import decode_logprobs
 from engine.wire.params import encode_params
 from kv_transfer.errors import TransferError
 from kv_transfer.puller import Pulled
-from prefill_worker.prefixes import MAX_SOURCES
+from prefill_worker.named_workers import MAX_NAMED, PrefixSource, encode_sources
 from protos import handoff_pb2 as wire
-from protos.handoff_pb2 import Ask, Compute, PrefixSource
+from protos.handoff_pb2 import Ask, Compute
 from protos.rpc import PROTOCOL
 
 
@@ -40,7 +40,7 @@ def ask_for_prompt(
         priority=request.priority,
         deadline_ms=0 if left_s is None else max(1, int(left_s * 1e3)),
         draw=reservation.draw,
-        sources=_with_puller(sources, reservation, parties),
+        sources=encode_sources(_with_puller(sources, reservation, parties)),
     )
     ask.compute.CopyFrom(compute)
     return ask
@@ -55,10 +55,8 @@ def _with_puller(
     most = max((source.num_tokens for source in others), default=0)
     if parties.puller_address is None or num_tokens <= most:
         return others
-    own = PrefixSource(
-        address=parties.puller_address, incarnation=parties.puller, num_tokens=num_tokens
-    )
-    return [own, *others][:MAX_SOURCES]
+    own = PrefixSource(parties.puller_address, parties.puller, num_tokens)
+    return [own, *others][:MAX_NAMED]
 
 
 def ask_for_prefix(reservation: Reservation, request: GenerationRequest, parties: Parties) -> Ask:

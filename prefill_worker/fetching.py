@@ -32,8 +32,9 @@ from prefill_worker.asks import (
     read_prompt,
 )
 from prefill_worker.candidates import Candidate, Candidates
+from prefill_worker.named_workers import PrefixSource
 from prefill_worker.prefixes import PrefixPlan, PrefixPlanner
-from protos.handoff_pb2 import Ask, PrefixSource
+from protos.handoff_pb2 import Ask
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.async_engine import AsyncEngine
-from engine.errors import RequestError
 from engine.request import RemotePrefix
 from kv_transfer.links import Links
+from prefill_worker.named_workers import PrefixSource
 from prefill_worker.prefix_cost import (
     FREE,
     GroupSize,
@@ -16,12 +16,8 @@ from prefill_worker.prefix_cost import (
     pull_cost,
     rank,
 )
-from protos.address import Address
-from protos.errors import PlaneError
-from protos.handoff_pb2 import PrefixSource
 
 GRACE_S = 1.0
-MAX_SOURCES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +27,6 @@ class PrefixPlan:
     prefix: RemotePrefix
     sources: tuple[tuple[str, int], ...]  # address and incarnation
     timeout_s: float
-
-
-def check_sources(sources: Sequence[PrefixSource]) -> None:
-    """RequestError for what names no workers, or too many."""
-    if len(sources) > MAX_SOURCES:
-        raise RequestError("sources", f"{len(sources)} workers, must be at most {MAX_SOURCES}")
-    for source in sources:
-        try:
-            Address.parse(source.address, "sources")
-        except PlaneError as error:
-            raise RequestError("sources", str(error).removeprefix("sources: ")) from None
 
 
 class PrefixPlanner:

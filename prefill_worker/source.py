@@ -21,7 +21,7 @@ from kv_transfer.errors import Refused
 from kv_transfer.faults import Faults
 from kv_transfer.source import PromptStream, ReadyChunk, ReadyEnd
 from prefill_worker.fetching import Fetcher, FetchPlan
-from prefill_worker.prefixes import check_sources
+from prefill_worker.named_workers import decode_sources
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, FirstToken, PrefixSource
 
@@ -87,8 +87,8 @@ class EngineSource:
         self, request: GenerationRequest, sources: Sequence[PrefixSource]
     ) -> GenerationRequest:
         """RequestError for what names no workers."""
-        check_sources(sources)
-        plan = self.fetcher.prefixes.plan(sources, len(request.prompt_token_ids))
+        named = decode_sources(sources)
+        plan = self.fetcher.prefixes.plan(named, len(request.prompt_token_ids))
         if plan is None:
             return request
         request = replace(request, prefix=plan.prefix)
