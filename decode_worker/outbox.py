@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from engine.errors import EngineError
 from engine.request import ChoiceDelta, GenerationUpdate, PromptReport, RequestId
-from engine.wire.updates import StepWriter, update_bytes
+from engine.wire.updates import StepWriter, failure_bytes, update_bytes
 from protos.session_pb2 import Step
 
 
@@ -13,6 +13,7 @@ class _Unsent:
     deltas: list[ChoiceDelta] = field(default_factory=list)
     prompt: PromptReport | None = None
     error: EngineError | None = None
+    num_bytes: int = 0
 
 
 class Outbox:
@@ -20,22 +21,21 @@ class Outbox:
 
     def __init__(self) -> None:
         self._unsent: dict[RequestId, _Unsent] = {}
-        self.num_bytes = 0  # of all updates, about what their messages take
+        self.num_bytes = 0  # of all that is unsent, about what its messages take
 
     def add(self, request_id: RequestId, update: GenerationUpdate) -> None:
-        unsent = self._unsent.setdefault(request_id, _Unsent())
+        unsent = self._grow(request_id, update_bytes(update))
         unsent.deltas += update.deltas
         unsent.prompt = unsent.prompt or update.prompt
-        self.num_bytes += update_bytes(update)
 
     def fail(self, request_id: RequestId, error: EngineError) -> None:
         """Comes after the request's updates."""
-        self._unsent.setdefault(request_id, _Unsent()).error = error
+        self._grow(request_id, failure_bytes(error)).error = error
 
     def discard(self, request_id: RequestId) -> None:
         unsent = self._unsent.pop(request_id, None)
         if unsent is not None:
-            self.num_bytes -= update_bytes(GenerationUpdate(unsent.deltas, unsent.prompt))
+            self.num_bytes -= unsent.num_bytes
 
     def clear(self) -> None:
         self._unsent.clear()
@@ -50,3 +50,13 @@ class Outbox:
                 writer.fail(request_id, unsent.error)
         self.clear()
         return writer.take()
+
+    def _grow(self, request_id: RequestId, num_bytes: int) -> _Unsent:
+        """An id counts too: of failures there may be many with little else."""
+        unsent = self._unsent.get(request_id)
+        if unsent is None:
+            unsent = self._unsent[request_id] = _Unsent()
+            num_bytes += len(request_id.encode())
+        unsent.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        return unsent

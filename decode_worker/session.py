@@ -122,8 +122,9 @@ class Session:
     def fail_requests(self, error: EngineError) -> None:
         """Ends every request, each with the error."""
         for request_id in list(self._live):
-            self._forget(request_id)
-            self._note_failure(request_id, error)
+            if self._phase is not _Phase.ENDED:
+                self._forget(request_id)
+                self._note_failure(request_id, error)
 
     def close(self) -> None:
         """The stream is gone; so are its requests. Idempotent."""
@@ -191,15 +192,18 @@ class Session:
 
     def _note(self, request_id: RequestId, update: GenerationUpdate) -> None:
         self._outbox.add(request_id, update)
+        self._note_news()
+
+    def _note_failure(self, request_id: RequestId, error: EngineError) -> None:
+        self._outbox.fail(request_id, error)
+        self._note_news()
+
+    def _note_news(self) -> None:
         self._news.set()
         unsent = self._outbox.num_bytes
         if unsent > self._max_unsent_bytes:
             error = QueueFullError(f"{unsent} bytes wait for an ingress that is slow")
             self.fail(encode_failure(error))
-
-    def _note_failure(self, request_id: RequestId, error: EngineError) -> None:
-        self._outbox.fail(request_id, error)
-        self._news.set()
 
     def _cancel(self, request_id: RequestId) -> None:
         """Ids that are not known are of requests that have ended."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from engine.errors import EngineError
 from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport, RequestId
 from engine.step import TokenLogprobs
-from engine.wire.failures import MAX_MESSAGE_CHARS, encode_failure
+from engine.wire.failures import encode_failure
 from engine.wire.logprobs import encode_logprobs, logprobs_bytes
 from protos import generation_pb2, session_pb2
 from protos.limits import PART_BYTES
@@ -54,7 +54,7 @@ class StepWriter:
             _fill(self._news(request_id, part_bytes), part)
 
     def fail(self, request_id: RequestId, error: EngineError) -> None:
-        num_bytes = _NEWS_BYTES + _CHAR_BYTES * (len(request_id) + 2 * MAX_MESSAGE_CHARS)
+        num_bytes = _CHAR_BYTES * len(request_id) + failure_bytes(error)
         self._news(request_id, num_bytes).failure.CopyFrom(encode_failure(error))
 
     def take(self) -> list[session_pb2.Step]:
@@ -98,6 +98,11 @@ def update_bytes(update: GenerationUpdate) -> int:
         entries = _present(update.prompt.logprobs)
         num_bytes += _NEWS_BYTES + sum(logprobs_bytes(entry) for entry in entries)
     return num_bytes
+
+
+def failure_bytes(error: EngineError) -> int:
+    """Measured: there are few, and what they quote is of any length."""
+    return _NEWS_BYTES + encode_failure(error).ByteSize()
 
 
 def _delta_bytes(delta: ChoiceDelta) -> int:

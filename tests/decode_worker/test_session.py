@@ -278,6 +278,29 @@ async def test_what_nobody_takes_is_bounded() -> None:
     assert (await ends.farewell()).kind == Failure.KIND_BUSY
 
 
+async def test_so_are_failures_that_nobody_takes() -> None:
+    """Of requests that are refused as soon as they come."""
+    ends = Ends(max_unsent_bytes=10_000)
+    await ends.welcome()
+    for number in range(20):
+        submit = Submit(request_id=f"{number:0200}", local_prefill=77)  # type: ignore[arg-type]
+        ends.session.receive(IngressMessage(submit=submit))
+    assert len(await ends.news()) == 20
+    for number in range(100):
+        submit = Submit(request_id=f"{number:0200}", local_prefill=77)  # type: ignore[arg-type]
+        ends.session.receive(IngressMessage(submit=submit))
+    assert (await ends.farewell()).kind == Failure.KIND_BUSY
+
+
+async def test_failing_all_requests_at_once_is_bounded_too() -> None:
+    ends = Ends(max_unsent_bytes=10_000)
+    await ends.welcome()
+    streams = [ends.submit(f"r{i}") for i in range(50)]
+    ends.session.fail_requests(StepError("x" * 1000))
+    assert all(stream.closed.is_set() for stream in streams)
+    assert (await ends.farewell()).kind == Failure.KIND_BUSY
+
+
 async def test_refusals_of_the_answerer_are_the_requests(ends: Ends) -> None:
     for name, error in (("a", RequestError("n", "9")), ("b", QueueFullError("4096 wait"))):
         ends.submit(name).fail(error)
