@@ -45,7 +45,7 @@ def our_front(model: Path, logs: Path, workers: Workers, local_prefill: str) -> 
     port = free_port()
     route = ["--session", workers.decode, "--prefill", workers.prefill]
     words = [*route, "--local-prefill", local_prefill, "--port", str(port)]
-    with Server(kvrelay("serve", str(model), *words), {}, logs / "front.log") as server:
+    with Server(kvrelay("local", str(model), *words), {}, logs / "front.log") as server:
         server.wait_for_port(port)
         yield f"http://127.0.0.1:{port}"
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from cluster.commands.console import say
-from cluster.version import version
 from engine.errors import EngineError
 
 # Each is a module of cluster.commands with `add_arguments` and `run`; loaded when it is called
 # for, so that none pays for what another imports.
 COMMANDS = {
-    "serve": "serve a model over HTTP",
+    "serve": "serve a model on a Ray cluster, over HTTP",
+    "local": "serve a model over HTTP without Ray, from one process or one pair of workers",
     "generate": "answer one prompt",
     "worker": "run a prefill or a decode worker",
     "plan": "tell what of a model fits into a memory",
@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     words = sys.argv[1:] if argv is None else list(argv)
     command = words[0] if words and words[0] in COMMANDS else None
-    arguments = _parser(command).parse_args(words)
     try:
+        arguments = _parser(command).parse_args(words)
         status: int = _module(arguments.command).run(arguments)
     except EngineError as error:
-        say(f"kvrelay {arguments.command}: {error}")
+        say(f"kvrelay {command}: {error}")
         return 2
     except KeyboardInterrupt:
         say("interrupted")
@@ -55,6 +55,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
+    from cluster.version import version  # half of what this module would take to import
+
     parser = Parser(
         prog="kvrelay", description="Serves large language models; see `kvrelay COMMAND --help`."
     )

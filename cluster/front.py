@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 import uuid
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,6 +29,7 @@ from engine.sampling import SamplingParams
 # Reading and tokenising this much takes a millisecond or two of the event loop.
 _SHORT_BODY_BYTES = 8 << 10
 _READY_TIMEOUT_S = 30.0
+_END_PERIOD_S = 0.05
 
 T = TypeVar("T")
 
@@ -41,6 +43,7 @@ class Front:
         self._limits = limits
         self._answering: set[Exchange] = set()
         self._was_ready = False
+        self._refusal: EngineError | None = None
 
     async def completions(self, exchange: Exchange) -> None:
         def prepare(body: bytes) -> tuple[Plan, CompletionWording]:
@@ -105,6 +108,16 @@ class Front:
     async def no_embeddings(self, exchange: Exchange) -> None:
         raise bad_request(None, "embeddings are not supported: this server generates text")
 
+    async def end_answers(self, grace_s: float, error: EngineError) -> None:
+        """Refuses what is new; what is under way may go on for a while, and then fails."""
+        self._refusal = error
+        deadline = time.monotonic() + grace_s
+        while self._answering and time.monotonic() < deadline:
+            await asyncio.sleep(_END_PERIOD_S)
+        self.fail_all(error)
+        while self._answering:
+            await asyncio.sleep(_END_PERIOD_S)
+
     def fail_all(self, error: EngineError) -> None:
         """Ends every answer under way with an error that its client gets to read."""
         for exchange in self._answering:
@@ -116,6 +129,8 @@ class Front:
         prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
     ) -> None:
         _name(exchange)
+        if self._refusal is not None:
+            raise self._refusal
         timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
 

@@ -93,6 +93,10 @@ class SessionBackend:
             await self._channel.close()
 
     @property
+    def is_open(self) -> bool:
+        return self._problem is None
+
+    @property
     def num_open(self) -> int:
         return len(self._streams)
 

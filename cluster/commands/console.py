@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from typing import TextIO
 
 
 def say(text: str) -> None:
@@ -14,9 +15,10 @@ def answer(text: str, end: str = "\n") -> None:
     sys.stdout.flush()
 
 
-def show_progress() -> None:
-    """The engine's and the server's own words about what they are doing."""
-    handler = logging.StreamHandler(sys.stderr)
+def show_progress(stream: TextIO | None = None) -> None:
+    """The engine's and the server's own words about what they are doing; to stderr if no other
+    stream is named."""
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
     root = logging.getLogger()
     root.addHandler(handler)

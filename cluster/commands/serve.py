@@ -1,175 +1,222 @@
-"""`kvrelay serve`: one engine, or one decode worker, behind OpenAI's HTTP API."""
+"""`kvrelay serve`: prefill and decode workers on a Ray cluster, behind OpenAI's HTTP API."""
+
+from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import errno
-import ipaddress
-import json
+import os
 import signal
-import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-import uvicorn
+from cluster.cluster_args import ClusterArgs, Placement
+from cluster.commands.console import say
+from cluster.commands.engine_flags import add_engine_flags, given_knobs
+from cluster.commands.local import announcement, check_host, listen
+from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
+from cluster.text_side import load_text_side
+from cluster.worker_config import ConnectorChoice, merged, read_options
+from decode_worker.answerer import LocalPrefill
+from engine.errors import ConfigError
+from router.workers import Leg
 
-from cluster.commands.console import say, show_progress
-from cluster.commands.engine_flags import add_engine_flags, engine_config
-from cluster.commands.session_flags import add_session_flags, open_engine
-from cluster.exchange import HttpLimits
-from cluster.front import Front
-from cluster.http import build_app
-from cluster.local_engine import LocalEngine
-from cluster.remote_engine import RemoteEngine
-from engine.errors import ConfigError, UnavailableError
-
-# After the first Ctrl-C: nothing new, and this long for answers under way.
-_GRACE_S = 8
-_FORCE_S = 10
-_IDLE_CONNECTION_S = 60
+GRACE_S = 8.0  # after the first Ctrl-C, for answers under way
+_LAST_WORDS_S = 2.0
+_POLL_S = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", default="bundled", help="folder, Hugging Face id (default: bundled)"
-    )
+    parser.add_argument("model", nargs="?", help="folder, Hugging Face id (default: bundled)")
+    parser.add_argument("--config", metavar="FILE", help="YAML; flags win over what it says")
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default="127.0.0.1", help="address to listen on")
     http.add_argument("--port", type=int, default=8000, help="0: any that is free")
-    http.add_argument(
-        "--served-model-name", nargs="+", default=[], metavar="NAME", help="names in requests"
-    )
+    http.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names in requests")
     http.add_argument(
         "--allow-unauthenticated",
         action="store_true",
         help="listen beyond this machine, to whoever asks",
     )
-    http.add_argument("--max-body-bytes", type=int, default=HttpLimits.max_body_bytes)
-    http.add_argument(
-        "--request-timeout", type=float, default=HttpLimits.request_timeout_s, metavar="SECONDS"
+    http.add_argument("--max-body-bytes", type=int)
+    http.add_argument("--request-timeout", type=float, metavar="SECONDS")
+    pools = parser.add_argument_group("pools")
+    for pool in (*Leg, "ingress"):
+        pools.add_argument(f"--{pool}-replicas", metavar="N|MIN-MAX", help="default: 1")
+    pools.add_argument(
+        "--colocated", action="store_true", help="no prefill pool: decode workers read prompts"
     )
-    add_session_flags(parser)
+    pools.add_argument(
+        "--local-prefill",
+        choices=[mode.name.lower() for mode in LocalPrefill],
+        help="whether decode workers compute prompts themselves (default: auto, where sooner)",
+    )
+    pools.add_argument("--connector", choices=list(ConnectorChoice), help="what moves the cache")
+    pools.add_argument(
+        "--drain",
+        type=float,
+        metavar="SECONDS",
+        help="a worker that is stopped keeps for so long what another one could take",
+    )
+    add_plane_flags(parser)
     add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = engine_config(arguments)
-    limits = HttpLimits(
-        max_body_bytes=int(_positive("max_body_bytes", arguments.max_body_bytes)),
-        request_timeout_s=_positive("request_timeout", arguments.request_timeout),
-    )
-    if not all(arguments.served_model_name):
-        raise ConfigError("served_model_name", "must not be empty")
-    _check_host(arguments.host, arguments.allow_unauthenticated)
-    # Before the model, so that an address in use is told at once.
+    args = cluster_args(arguments)
+    check_host(arguments.host, arguments.allow_unauthenticated)
     with listen(arguments.host, arguments.port) as listener:
-        show_progress()
-        engine = open_engine(arguments, config, arguments.served_model_name)
-        asyncio.run(_serve(engine, limits, listener))
+        port = listener.getsockname()[1]
+    weights = args.engine_config.load_format != "dummy"
+    # What a replica would fail on, sooner.
+    text = load_text_side(args.engine_config, args.served_model_name, weights=weights)
+    say("starting Ray" if _starts_ray() else "joining the Ray cluster")
+    with _stop_signals() as stop:
+        _serve(args, arguments.host, port, text.names[0], stop)
     say("stopped")
     return 0
 
 
-async def _serve(
-    engine: LocalEngine | RemoteEngine, limits: HttpLimits, listener: socket.socket
-) -> None:
-    model = await engine.start()
+def cluster_args(arguments: argparse.Namespace) -> ClusterArgs:
+    options: dict[str, Any] = {}
+    if arguments.config is not None:
+        options = _of_file(Path(arguments.config))
+    pools = {
+        pool: {"replicas": getattr(arguments, f"{pool}_replicas")} for pool in (*Leg, "ingress")
+    }
+    if arguments.colocated:
+        if pools[Leg.PREFILL]["replicas"] is not None:
+            raise ConfigError("prefill_replicas", "not with --colocated")
+        pools[Leg.PREFILL]["replicas"] = 0
+    given = {
+        "model": arguments.model,
+        "served_model_name": arguments.served_model_name,
+        "max_body_bytes": arguments.max_body_bytes,
+        "request_timeout_s": arguments.request_timeout,
+        "local_prefill": arguments.local_prefill,
+        "connector": arguments.connector,
+        "drain_s": arguments.drain,
+        "engine": given_knobs(arguments),
+        "rpc": given_plane_flags(arguments),
+        "worker_host": "127.0.0.1" if _starts_ray() else None,
+        **{pool: said for pool, said in pools.items() if said["replicas"] is not None},
+    }
+    said = {name: value for name, value in given.items() if value is not None}
+    return ClusterArgs.checked(merged(options, said))
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """The arguments themselves, or a Serve config file that has them."""
+    options = read_options(path)
+    if "applications" not in options:
+        return options
     try:
-        app, front = build_app(engine.backend, model, limits)
-        config = uvicorn.Config(
-            app,
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=_IDLE_CONNECTION_S,
-            timeout_graceful_shutdown=_FORCE_S,
+        (application,) = options["applications"]
+        return dict(application.get("args") or {})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError("config", f"{path}: applications: must be one, with args") from error
+
+
+def _starts_ray() -> bool:
+    return "RAY_ADDRESS" not in os.environ
+
+
+def _serve(args: ClusterArgs, host: str, port: int, name: str, stop: _Stop) -> None:
+    from ray import serve
+
+    from cluster.app import APP_NAME, build
+    from cluster.ray_cluster import ray_cluster, start_front
+
+    own = _starts_ray()
+    with ray_cluster(own, _num_cpus(args)):
+        start_front(host, port)
+        application = serve.RunTarget(target=build(args), name=APP_NAME, route_prefix="/")
+        serve.run_many([application], wait_for_applications_running=False)
+        try:
+            if not _wait_until_running(stop):
+                return
+            say(announcement(name, host, port))
+            stop.wait()
+            say("stopping; Ctrl-C again to stop at once")
+            _end_answers(stop)
+        finally:
+            if not own:
+                serve.delete(APP_NAME)
+
+
+def _num_cpus(args: ClusterArgs) -> int:
+    """As many as Ray counts for all replicas at once, old and new: on one machine they share the
+    cores, and what they take is a matter of threads."""
+    pools: list[Placement] = [args.prefill, args.decode, args.ingress]
+    return 1 + int(sum(2 * pool.range.most * pool.num_cpus for pool in pools))
+
+
+def _wait_until_running(stop: _Stop) -> bool:
+    """False if the user has enough of it first."""
+    from ray import serve
+
+    from cluster.app import APP_NAME
+
+    shown = ""
+    while not stop.wait(_POLL_S):
+        application = serve.status().applications[APP_NAME]
+        if application.status == "RUNNING":
+            return True
+        if application.status == "DEPLOY_FAILED":
+            raise ConfigError("serve", application.message)
+        line = "; ".join(
+            f"{name}: {count} {state.lower()}"
+            for name, one in application.deployments.items()
+            for state, count in one.replica_states.items()
         )
-        server = Server(config, front, announcement(model.names[0], listener))
-        await server.serve(sockets=[listener])
-    finally:
-        await engine.stop()
+        if line != shown:
+            shown = line
+            say(line)
+    return False
 
 
-class Server(uvicorn.Server):
-    """Says when it is there, and ends as its user expects: the first Ctrl-C lets answers under
-    way finish for a while and then tells their clients, the second one ends at once."""
+def _end_answers(stop: _Stop) -> None:
+    """What is under way may go on for a while; a second signal does not wait for it."""
+    from ray import serve
 
-    def __init__(self, config: uvicorn.Config, front: Front, announcement: str) -> None:
-        super().__init__(config)
-        self._front = front
-        self._announcement = announcement
+    from cluster.app import APP_NAME
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own would raise them again afterwards."""
-        loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
-        for number in signals:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        say(self._announcement)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        say("stopping; Ctrl-C again to stop at once")
-        error = UnavailableError("the server is stopping")
-        timer = asyncio.get_running_loop().call_later(_GRACE_S, self._front.fail_all, error)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            timer.cancel()
-
-
-def announcement(name: str, listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"http://{shown}:{port}/v1"
-    body = json.dumps({"messages": [{"role": "user", "content": "What does os.path.join do?"}]})
-    return (
-        f"\n{name} is served at {url}\n"
-        f"  try:   curl {url}/chat/completions -d '{body}'\n"
-        "  stop:  Ctrl-C\n"
+    handle = serve.get_app_handle(APP_NAME)
+    ending = threading.Thread(
+        target=lambda: handle.broadcast("end_answers", GRACE_S).results(
+            timeout_s=GRACE_S + _LAST_WORDS_S, return_exceptions=True
+        ),
+        daemon=True,
     )
+    ending.start()
+    while ending.is_alive() and not stop.again:
+        time.sleep(_POLL_S / 5)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bound and not listening yet: clients are refused until the model is loaded."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+class _Stop:
+    """Signals, counted."""
+
+    def __init__(self) -> None:
+        self._first = threading.Event()
+        self.again = False
+
+    def note(self, *_: object) -> None:
+        self.again = self._first.is_set()
+        self._first.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._first.wait(timeout_s)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    stop = _Stop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stop.note) for number in numbers]
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OverflowError as error:
-        listener.close()
-        raise ConfigError("port", f"{port}, must be in 0..65535") from error
-    except OSError as error:
-        listener.close()
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError("host", f"{host} is no address here: {error.strerror}") from error
-        raise ConfigError("port", f"{port} on {host}: {error.strerror}") from error
-    return listener
-
-
-def _check_host(host: str, allow_unauthenticated: bool) -> None:
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not allow_unauthenticated:
-        raise ConfigError(
-            "host",
-            f"{host} is beyond this machine and anyone there could use the server; "
-            "--allow-unauthenticated allows that",
-        )
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ConfigError(name, f"{value}, must be above 0")
-    return value
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

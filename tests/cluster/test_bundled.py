@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-m", "cluster.cli"]
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    words = [*COMMAND, "serve", "bundled", "--port", "0", "--served-model-name", "mine", *SMALL]
+    words = [*COMMAND, "local", "bundled", "--port", "0", "--served-model-name", "mine", *SMALL]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said: list[str] = []

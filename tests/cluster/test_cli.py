@@ -12,7 +12,7 @@ from importlib import metadata
 import pytest
 
 from cluster import cli
-from cluster.commands import engine_flags, generate, serve
+from cluster.commands import engine_flags, generate, local
 from cluster.commands.sizes import parse_bytes
 from cluster.openai.plan import Plan
 from engine.config import EngineConfig
@@ -33,7 +33,7 @@ def no_handler_stays() -> Iterator[None]:
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
+    local.add_arguments(parser)
     return parser.parse_args(words)
 
 
@@ -93,15 +93,26 @@ def test_sizes_that_are_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["serve", "--block-size", "12"], "block_size: 12, must be a power of two"),
-        (["serve", "--dtype", "float64"], "dtype: 'float64', must be one of auto"),
+        (["local", "--block-size", "12"], "block_size: 12, must be a power of two"),
+        (["serve", "--block-size", "12"], "engine.block_size: 12, must be a power of two"),
+        (["local", "--dtype", "float64"], "dtype: 'float64', must be one of auto"),
         (["serve", "--host", "0.0.0.0"], "host: 0.0.0.0 is beyond this machine"),
         (["serve", "--host", "example.org"], "host: example.org is beyond"),
         (["serve", "--port", "70000"], "port: 70000, must be in 0..65535"),
         (["serve", "--host", "192.0.2.1", "--allow-unauthenticated"], "host: 192.0.2.1 is no addr"),
         (["plan", "--context", "0"], "context: 0, must be in 1..2048"),
+        (["local", "--served-model-name", "a", ""], "served_model_name: must not be empty"),
         (["serve", "--served-model-name", "a", ""], "served_model_name: must not be empty"),
-        (["serve", "--max-body-bytes", "0"], "max_body_bytes: 0, must be above 0"),
+        (["local", "--max-body-bytes", "0"], "max_body_bytes: 0, must be above 0"),
+        (
+            ["serve", "--max-body-bytes", "0"],
+            "max_body_bytes: must be greater",
+        ),
+        (["serve", "--prefill-replicas", "3-1"], "prefill.replicas: '3-1', must be at most"),
+        (["serve", "--decode-replicas", "0"], "decode.replicas: must be at least 1"),
+        (["serve", "--prefill-replicas", "1", "--colocated"], "prefill_replicas: not with"),
+        (["serve", "--colocated", "--local-prefill", "never"], "local_prefill: 'never' needs"),
+        (["local", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["serve", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["generate", "bundled", "--prompt", "x", "--system", "y"], "system: needs --chat"),
     ],
@@ -148,6 +159,17 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         cli.main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"kvrelay {metadata.version('kvrelay')}\n"
+
+
+def test_ctrl_c_while_a_command_is_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_module", interrupted)
+    assert cli.main(["plan"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_an_address_in_use_is_told_before_anything_is_loaded(

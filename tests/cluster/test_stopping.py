@@ -11,7 +11,7 @@ import httpx
 import pytest
 import uvicorn
 
-from cluster.commands import serve
+from cluster.commands import local
 from cluster.http import build_app
 from tests.cluster.fakes import ANSWER, FakeBackend, Script, say, small_model
 
@@ -20,9 +20,9 @@ from tests.cluster.fakes import ANSWER, FakeBackend, Script, say, small_model
 async def running(script: Script) -> AsyncIterator[tuple[str, asyncio.Task[None], FakeBackend]]:
     backend = FakeBackend(script)
     app, front = build_app(backend, small_model())
-    listener = serve.listen("127.0.0.1", 0)
+    listener = local.listen("127.0.0.1", 0)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
-    server = serve.Server(config, front, serve.announcement("small", listener))
+    server = local.Server(config, front, local.announcement("small", "127.0.0.1", 0))
     task = asyncio.create_task(server.serve([listener]))
     while not server.started:
         await asyncio.sleep(0.005)
@@ -89,7 +89,7 @@ async def test_answers_under_way_finish(capsys: pytest.CaptureFixture[str]) -> N
 
 
 async def test_clients_are_told_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "_GRACE_S", 0.1)
+    monkeypatch.setattr(local, "_GRACE_S", 0.1)
     async with running(until(asyncio.Event())) as (url, _, backend):
         lines = await events_until_stop(url, None)
     assert "the server is stopping" in lines[-2]

@@ -153,15 +153,15 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
         (["worker", "--role", "decode", "--tls-key", "x"], "tls_certificate: certificate and key"),
         (["worker", "--config", "/no/such"], "config: /no/such cannot be read"),
         (["generate", "bundled", "--prompt", "x", "--prefill", "h:1"], "prefill: needs --session"),
-        (["serve", "--port", "0", "--secret-file", "x"], "secret_file: needs --session"),
-        (["serve", "--local-prefill", "auto"], "local_prefill: needs --session"),
+        (["local", "--port", "0", "--secret-file", "x"], "secret_file: needs --session"),
+        (["local", "--local-prefill", "auto"], "local_prefill: needs --session"),
         (
-            ["serve", "--session", "h:1", "--local-prefill", "never"],
+            ["local", "--session", "h:1", "--local-prefill", "never"],
             "local_prefill: 'never' needs --prefill",
         ),
-        (["serve", "--port", "0", "--session", "h"], "session: 'h', must be HOST:PORT"),
+        (["local", "--port", "0", "--session", "h"], "session: 'h', must be HOST:PORT"),
         (
-            ["serve", "--port", "0", "--session", "h:1", "--block-size", "16"],
+            ["local", "--port", "0", "--session", "h:1", "--block-size", "16"],
             "block_size: is the worker's own",
         ),
         (

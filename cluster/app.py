@@ -1,0 +1,62 @@
+"""The Ray Serve application: `import_path: cluster.app:build` of a Serve config file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from cluster.cluster_args import ClusterArgs, Placement
+from cluster.replica_watch import ReplicaWatch
+from cluster.replicas.ingress_replica import IngressReplica
+from cluster.replicas.worker_replica import WorkerReplica
+from router.workers import Leg
+
+APP_NAME = "kvrelay"
+INGRESS = "ingress"
+# Beyond the longest request: a replica that is stopped ends by itself, sooner or later.
+_SHUTDOWN_MARGIN_S = 60.0
+_DRAIN_LOOP_S = 0.1
+_HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 2.0, 5.0
+_MANY = 1_000_000  # requests at once in one ingress: what bounds them is the workers' queues
+
+
+def build(args: ClusterArgs) -> serve.Application:
+    options = args.model_dump(mode="json")
+    decode = _worker_pool(args, Leg.DECODE, args.decode).bind(options, Leg.DECODE.value)
+    pools = [decode]
+    if not args.is_colocated:
+        pools.append(_worker_pool(args, Leg.PREFILL, args.prefill).bind(options, Leg.PREFILL.value))
+    deployed = serve.deployment(
+        name=INGRESS, max_ongoing_requests=_MANY, **_options(args, args.ingress)
+    )
+    return deployed(serve.ingress()(IngressReplica)).bind(options, *pools)
+
+
+def _worker_pool(args: ClusterArgs, leg: Leg, placement: Placement) -> serve.Deployment:
+    watch = RequestRouterConfig(request_router_class=ReplicaWatch)  # type: ignore[arg-type]
+    deployed = serve.deployment(
+        name=leg.value, request_router_config=watch, **_options(args, placement)
+    )
+    return deployed(WorkerReplica)
+
+
+def _options(args: ClusterArgs, placement: Placement) -> dict[str, Any]:
+    actor: dict[str, Any] = {"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus}
+    if placement.resources:
+        actor["resources"] = placement.resources
+    if placement.label_selector:
+        actor["label_selector"] = placement.label_selector
+    options: dict[str, Any] = {
+        "ray_actor_options": actor,
+        "num_replicas": placement.range.least,
+        "graceful_shutdown_timeout_s": args.request_timeout_s + args.drain_s + _SHUTDOWN_MARGIN_S,
+        "graceful_shutdown_wait_loop_s": _DRAIN_LOOP_S,
+        "health_check_period_s": _HEALTH_PERIOD_S,
+        "health_check_timeout_s": _HEALTH_TIMEOUT_S,
+        "max_surge_percent": 100,  # the new ones are there before the old ones stop
+    }
+    if placement.max_replicas_per_node is not None:
+        options["max_replicas_per_node"] = placement.max_replicas_per_node
+    return options

@@ -1,0 +1,202 @@
+"""What a cluster's user says: the `args` of a Serve config file, or the flags of `kvrelay serve`.
+
+Checked when made, before anything starts; an unknown key is an error that names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from cluster.exchange import HttpLimits
+from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
+from decode_worker.answerer import LocalPrefill
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from router.workers import Leg
+
+MAX_REPLICAS = 10_000
+# What makes the workers of one cluster answer differently, or share no blocks.
+_OF_MODEL = ("model", "revision", "load_format", "dtype", "seed", "kv_cache_dtype", "block_size")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class ReplicaRange(NamedTuple):
+    least: int
+    most: int
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """`3`, or `1-8` for a pool that is scaled between the two."""
+        match = _RANGE.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
+        if match is None:
+            raise ValueError(f"{value!r}, must be a number, or a range like 1-4")
+        least = int(match[1])
+        most = int(match[2] or least)
+        if not least <= most <= MAX_REPLICAS:
+            raise ValueError(f"{value!r}, must be at most {MAX_REPLICAS}, the lower number first")
+        return cls(least, most)
+
+
+class _Args(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Placement(_Args):
+    """How many replicas there are, what each is given, and on which nodes it may run."""
+
+    replicas: int | str = 1
+    num_cpus: float = Field(default=1, ge=0)
+    num_gpus: float = Field(default=0, ge=0)
+    label_selector: dict[str, str] = {}
+    resources: dict[str, float] = {}
+    max_replicas_per_node: int | None = Field(default=None, ge=1, le=100)
+
+    @field_validator("replicas")
+    @classmethod
+    def _check_replicas(cls, value: int | str) -> int | str:
+        ReplicaRange.parse(value)
+        return value
+
+    @property
+    def range(self) -> ReplicaRange:
+        return ReplicaRange.parse(self.replicas)
+
+
+class PoolArgs(Placement):
+    """`engine`: knobs of this pool's workers that differ from the cluster's."""
+
+    engine: dict[str, Any] = {}
+
+
+class ClusterArgs(_Args):
+    """`worker_host`: where workers listen. `node` is their node's address, which takes a cluster
+    secret. `drain_s`: how long a worker that is stopped keeps what another one could take."""
+
+    model: str = "bundled"
+    served_model_name: tuple[str, ...] = ()
+    engine: dict[str, Any] = {}
+    prefill: PoolArgs = PoolArgs()
+    decode: PoolArgs = PoolArgs()
+    ingress: Placement = Placement(num_cpus=0)
+    local_prefill: str = LocalPrefill.AUTO.name.lower()
+    connector: ConnectorChoice = ConnectorChoice.AUTO
+    worker_host: str = "node"
+    rpc: dict[str, Any] = {}
+    exchange: dict[str, Any] = {}
+    drain_s: float = Field(default=30.0, ge=0, le=86400)
+    request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
+    max_body_bytes: int = Field(default=HttpLimits.max_body_bytes, ge=1024)
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(names):
+            raise ValueError("must not be empty")
+        return names
+
+    @field_validator("local_prefill")
+    @classmethod
+    def _check_local_prefill(cls, value: str) -> str:
+        modes = [mode.name.lower() for mode in LocalPrefill]
+        if value not in modes:
+            raise ValueError(f"{value!r}, must be one of {', '.join(modes)}")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            EngineConfig.from_mapping({"model": self.model, **self.engine})
+        except ConfigError as error:
+            raise ValueError(f"engine.{error}") from error
+        for leg, pool in ((Leg.PREFILL, self.prefill), (Leg.DECODE, self.decode)):
+            if "model" in pool.engine or "model" in self.engine:
+                raise ValueError("engine.model: a cluster serves one model; say it in `model`")
+            try:
+                config = self.worker(leg, "127.0.0.1").engine
+            except ConfigError as error:
+                raise ValueError(f"{leg}.{error}") from error
+            if _identity(config) != _identity(self.engine_config):
+                names = ", ".join(_OF_MODEL[1:])
+                raise ValueError(f"{leg}.engine: the pools must agree on {names}")
+        for name, placement in (("decode", self.decode), ("ingress", self.ingress)):
+            if placement.range.least < 1:
+                raise ValueError(f"{name}.replicas: must be at least 1")
+        if self.prefill.range.least < 1 <= self.prefill.range.most:
+            raise ValueError("prefill.replicas: 0 for no pool, or at least one")
+        if self.is_colocated and self.local_prefill == LocalPrefill.NEVER.name.lower():
+            raise ValueError("local_prefill: 'never' needs prefill.replicas above 0")
+        return self
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any]) -> Self:
+        """ConfigError names the key, in its place."""
+        try:
+            return cls.model_validate(options)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise _config_error(".".join(map(str, first["loc"])), first) from error
+
+    @property
+    def is_colocated(self) -> bool:
+        return self.prefill.range.most == 0
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig.from_mapping({**self.engine, "model": self.model})
+
+    @property
+    def local_prefill_mode(self) -> LocalPrefill:
+        return LocalPrefill[self.local_prefill.upper()]
+
+    @property
+    def release(self) -> str:
+        """Equal for replicas that may work for each other's requests, as far as their user says;
+        workers of one release whose weights differ are told apart by their fingerprints."""
+        identity = json.dumps(_identity(self.engine_config))
+        return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+
+    def worker(self, leg: Leg, host: str) -> WorkerConfig:
+        """ConfigError names what is wrong."""
+        pool = self.prefill if leg is Leg.PREFILL else self.decode
+        listen = f"[{host}]:0" if ":" in host else f"{host}:0"
+        options = {
+            "role": leg.value,
+            "listen": listen,
+            "connector": self.connector,
+            "rpc": self.rpc,
+            "exchange": self.exchange,
+            "drain_s": self.drain_s,
+            "engine": {**merged(self.engine, pool.engine), "model": self.model},
+        }
+        return WorkerConfig.from_mapping(options)
+
+
+def _config_error(path: str, error: ErrorDetails) -> ConfigError:
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
+    if not path:  # said by a check of the whole, which names the key itself
+        path, _, message = message.partition(": ")
+    match error["type"]:
+        case "extra_forbidden":
+            return ConfigError(path, "unknown option")
+        case "value_error":
+            return ConfigError(path, message)
+        case _:
+            return ConfigError(path, f"must {message}")
+
+
+def _identity(config: EngineConfig) -> list[object]:
+    return [getattr(config, name) for name in _OF_MODEL]

@@ -1,0 +1,174 @@
+"""`kvrelay local`: one engine, or one decode worker, behind OpenAI's HTTP API, without Ray."""
+
+import argparse
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import json
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from cluster.commands.console import say, show_progress
+from cluster.commands.engine_flags import add_engine_flags, engine_config
+from cluster.commands.session_flags import add_session_flags, open_engine
+from cluster.exchange import HttpLimits
+from cluster.front import Front
+from cluster.http import build_app
+from cluster.local_engine import LocalEngine
+from cluster.remote_engine import RemoteEngine
+from engine.errors import ConfigError, UnavailableError
+
+# After the first Ctrl-C: nothing new, and this long for answers under way.
+_GRACE_S = 8
+_FORCE_S = 10
+_IDLE_CONNECTION_S = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", default="bundled", help="folder, Hugging Face id (default: bundled)"
+    )
+    http = parser.add_argument_group("HTTP")
+    http.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    http.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    http.add_argument(
+        "--served-model-name", nargs="+", default=[], metavar="NAME", help="names in requests"
+    )
+    http.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        help="listen beyond this machine, to whoever asks",
+    )
+    http.add_argument("--max-body-bytes", type=int, default=HttpLimits.max_body_bytes)
+    http.add_argument(
+        "--request-timeout", type=float, default=HttpLimits.request_timeout_s, metavar="SECONDS"
+    )
+    add_session_flags(parser)
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = engine_config(arguments)
+    limits = HttpLimits(
+        max_body_bytes=int(_positive("max_body_bytes", arguments.max_body_bytes)),
+        request_timeout_s=_positive("request_timeout", arguments.request_timeout),
+    )
+    if not all(arguments.served_model_name):
+        raise ConfigError("served_model_name", "must not be empty")
+    check_host(arguments.host, arguments.allow_unauthenticated)
+    # Before the model, so that an address in use is told at once.
+    with listen(arguments.host, arguments.port) as listener:
+        show_progress()
+        engine = open_engine(arguments, config, arguments.served_model_name)
+        asyncio.run(_serve(engine, limits, listener))
+    say("stopped")
+    return 0
+
+
+async def _serve(
+    engine: LocalEngine | RemoteEngine, limits: HttpLimits, listener: socket.socket
+) -> None:
+    model = await engine.start()
+    try:
+        app, front = build_app(engine.backend, model, limits)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=_IDLE_CONNECTION_S,
+            timeout_graceful_shutdown=_FORCE_S,
+        )
+        server = Server(config, front, announcement(model.names[0], *listener.getsockname()[:2]))
+        await server.serve(sockets=[listener])
+    finally:
+        await engine.stop()
+
+
+class Server(uvicorn.Server):
+    """Says when it is there, and ends as its user expects: the first Ctrl-C lets answers under
+    way finish for a while and then tells their clients, the second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, front: Front, announcement: str) -> None:
+        super().__init__(config)
+        self._front = front
+        self._announcement = announcement
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own would raise them again afterwards."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        say(self._announcement)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        say("stopping; Ctrl-C again to stop at once")
+        error = UnavailableError("the server is stopping")
+        timer = asyncio.get_running_loop().call_later(_GRACE_S, self._front.fail_all, error)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+
+def announcement(name: str, host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{shown}:{port}/v1"
+    body = json.dumps({"messages": [{"role": "user", "content": "What does os.path.join do?"}]})
+    return (
+        f"\n{name} is served at {url}\n"
+        f"  try:   curl {url}/chat/completions -d '{body}'\n"
+        "  stop:  Ctrl-C\n"
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bound and not listening yet: clients are refused until the model is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OverflowError as error:
+        listener.close()
+        raise ConfigError("port", f"{port}, must be in 0..65535") from error
+    except OSError as error:
+        listener.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError("host", f"{host} is no address here: {error.strerror}") from error
+        raise ConfigError("port", f"{port} on {host}: {error.strerror}") from error
+    return listener
+
+
+def check_host(host: str, allow_unauthenticated: bool) -> None:
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback and not allow_unauthenticated:
+        raise ConfigError(
+            "host",
+            f"{host} is beyond this machine and anyone there could use the server; "
+            "--allow-unauthenticated allows that",
+        )
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ConfigError(name, f"{value}, must be above 0")
+    return value

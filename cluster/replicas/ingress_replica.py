@@ -1,0 +1,76 @@
+"""An ingress as a Ray Serve replica: HTTP in front of both pools. Loads neither torch nor an
+engine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+
+from cluster.cluster_args import ClusterArgs
+from cluster.commands.console import show_progress
+from cluster.exchange import HttpLimits
+from cluster.http import build_app
+from cluster.membership import MEMBERSHIP, Replicas
+from cluster.pools import Pools
+from cluster.relay import Relay, RelayConfig
+from cluster.text_side import load_text_side
+from engine.errors import UnavailableError
+from engine.generation_defaults import read_generation_defaults
+from protos.rpc import Plane, RpcConfig
+from router.workers import Leg
+
+
+class IngressReplica:
+    """Ready when a decode worker has answered it."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        options: dict[str, Any],
+        decode: DeploymentHandle[Any],
+        prefill: DeploymentHandle[Any] | None = None,
+    ) -> None:
+        show_progress(sys.__stderr__)  # Serve keeps sys.stderr for its files
+        args = ClusterArgs.model_validate(options)
+        weights = args.engine_config.load_format != "dummy"
+        text = await asyncio.to_thread(
+            load_text_side, args.engine_config, args.served_model_name, weights=weights
+        )
+        plane = Plane.load(RpcConfig(**args.rpc))
+        self._pools = Pools(plane, args.release)
+        # Making its routers is what a handle is for here: they tell MEMBERSHIP.
+        handles = (decode,) if prefill is None else (decode, prefill)
+        self._handles = [handle.options(method_name="check_health") for handle in handles]
+        self._unsubscribe = MEMBERSHIP.subscribe(self._listener(asyncio.get_running_loop()))
+        description = await self._pools.first_description()
+        limits = description.limits
+        model = text.model(
+            limits.max_model_len,
+            limits.vocab_size,
+            read_generation_defaults(text.source.folder),
+        )
+        self._relay = Relay(self._pools, RelayConfig(args.local_prefill_mode))
+        http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
+        self._http, self._front = build_app(self._relay, model, http)
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        return self._http
+
+    async def end_answers(self, grace_s: float) -> None:
+        """Nothing new from here on; what is not finished after `grace_s` gets an error to read."""
+        await self._front.end_answers(grace_s, UnavailableError("the server is stopping"))
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_unsubscribe"):
+            self._unsubscribe()
+        if hasattr(self, "_pools"):
+            await self._pools.close()
+
+    def _listener(self, loop: asyncio.AbstractEventLoop) -> Any:
+        def listen(pool: str, replicas: Replicas) -> None:
+            loop.call_soon_threadsafe(self._pools.update, Leg(pool), replicas)
+
+        return listen

@@ -1,0 +1,81 @@
+"""A worker as a Ray Serve replica: Serve owns its life, its peers and ingresses talk to it on
+the worker plane."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import ray
+
+from cluster.cluster_args import ClusterArgs
+from cluster.commands.console import show_progress
+from cluster.make_worker import start_worker
+from cluster.pools import metadata_of
+from engine.errors import UnavailableError
+from protos.errors import PlaneError
+from protos.rpc import Plane
+from protos.secret import VARIABLE
+from router.workers import Leg, Worker
+
+STOP_S = 10.0
+
+
+class WorkerReplica:
+    """Ready when its engine is. A replica that Serve stops drains in its destructor."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, options: dict[str, Any], leg: str
+    ) -> None:
+        show_progress(sys.__stderr__)  # Serve keeps sys.stderr for its files
+        args = ClusterArgs.model_validate(options)
+        self._release = args.release
+        self._drain_s = args.drain_s
+        host = worker_host(args)
+        config = args.worker(Leg(leg), host)
+        plane = Plane.load(config.rpc)
+        check_reach(plane, config.listen)
+
+        from engine.engine import Engine
+
+        engine = await asyncio.to_thread(Engine.create, config.engine)
+        self._node = await start_worker(config, plane, engine)
+        address = await self._node.serve()
+        fingerprint = self._node.description.format.fingerprint
+        self._worker = Worker(address, self._node.incarnation, fingerprint)
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        return metadata_of(self._worker, self._release)
+
+    async def check_health(self) -> None:
+        if (problem := self._node.problem()) is not None:
+            raise UnavailableError(problem)
+
+    async def __del__(self) -> None:
+        node = getattr(self, "_node", None)
+        if node is None:
+            return
+        async for _ in node.drain(None, move_after_s=self._drain_s):
+            pass
+        async with asyncio.timeout(STOP_S):
+            await node.stop()
+
+
+def worker_host(args: ClusterArgs) -> str:
+    """An address of this node that its peers can reach."""
+    if args.worker_host != "node":
+        return args.worker_host
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def check_reach(plane: Plane, listen: str) -> None:
+    try:
+        plane.check_listen(listen)
+    except PlaneError as error:
+        raise PlaneError(
+            "worker_host",
+            f"{listen} can be reached from other machines, which takes a cluster secret: set"
+            f" {VARIABLE} on every node before `ray start`, or rpc.secret_file",
+        ) from error
