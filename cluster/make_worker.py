@@ -51,6 +51,7 @@ def _node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
     auto = config.connector is ConnectorChoice.AUTO
     return NodeConfig(
         listen=config.listen,
+        advertise=config.advertise,
         role=ROLE_PREFILL if config.role is WorkerRole.PREFILL else ROLE_DECODE,
         max_num_seqs=config.engine.max_num_seqs,
         connectors=tuple(map(str, both if auto else (config.connector,))),

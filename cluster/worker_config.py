@@ -44,8 +44,8 @@ _ENGINE_DEFAULTS: Mapping[WorkerRole, Mapping[str, Any]] = {
 class WorkerConfig:
     """Checked when made; unknown keys are errors that name them.
 
-    `advertise` is the host that peers are told for `data_port`, where it is not that of
-    `listen`. `drain_s`: how long a worker that is to end lets its requests go on.
+    `advertise` is the host that peers are told, where it is not that of `listen`. `drain_s`: how
+    long a worker that is to end lets its requests go on.
     """
 
     role: WorkerRole

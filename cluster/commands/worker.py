@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,8 @@ from cluster.worker_config import (
     merged,
     read_options,
 )
+from protos.address import Address
+from protos.port import claimed
 from protos.rpc import Plane
 
 if TYPE_CHECKING:
@@ -65,16 +69,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     config = worker_config(arguments)
     plane = load_plane(config.rpc)
-    with plane_errors_as_config_errors():
-        plane.check_listen(config.listen)
-    show_progress()
+    # Before the model, so that an address in use is told at once.
+    with claimed_ports(config, plane):
+        show_progress()
 
-    from engine.engine import Engine
+        from engine.engine import Engine
 
-    engine = Engine.create(config.engine)
-    asyncio.run(_serve(config, plane, engine))
+        engine = Engine.create(config.engine)
+        asyncio.run(_serve(config, plane, engine))
     say("stopped")
     return 0
+
+
+@contextmanager
+def claimed_ports(config: WorkerConfig, plane: Plane) -> Iterator[None]:
+    """ConfigError where one of them cannot be had."""
+    with ExitStack() as claims:
+        with plane_errors_as_config_errors():
+            claims.enter_context(claimed(plane.check_listen(config.listen), "listen"))
+            if config.data_port and config.connector is not ConnectorChoice.NIXL:
+                data = Address(config.host, config.data_port)
+                claims.enter_context(claimed(data, "data_port"))
+        yield
 
 
 def worker_config(arguments: argparse.Namespace) -> WorkerConfig:

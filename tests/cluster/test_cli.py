@@ -181,6 +181,19 @@ def test_an_address_in_use_is_told_before_anything_is_loaded(
     assert f"port: {port} on 127.0.0.1: Address already in use" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("field", "value"), [("listen", "127.0.0.1:{}"), ("data_port", "{}")])
+def test_a_workers_ports_are_tried_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], field: str, value: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        flag = "--" + field.replace("_", "-")
+        words = ["worker", "/no/such/folder", "--role", "decode", flag, value.format(port)]
+        assert cli.main(words) == 2
+    reason = f"{field}: 127.0.0.1:{port} cannot be listened on: Address already in use"
+    assert reason in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", list(cli.COMMANDS))
 def test_help_comes_without_torch(command: str) -> None:
     code = (

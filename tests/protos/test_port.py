@@ -1,0 +1,39 @@
+"""A port that is claimed: told when taken, in nobody's way when not."""
+
+import socket
+
+import pytest
+
+from protos.address import Address
+from protos.errors import PlaneError
+from protos.port import claimed
+from protos.rpc import Plane
+from protos.secret import Secret
+
+PLANE = Plane(Secret(b"sixteen or more characters"))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
+async def test_a_claim_keeps_callers_away_and_lets_a_server_listen(host: str) -> None:
+    address = Address(host, free_port())
+    server = PLANE.server()
+    with claimed(address, "listen"):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1" if host != "::1" else host, address.port))
+        assert PLANE.listen(server, str(address)) == str(address)
+        taken = pytest.raises(PlaneError, match=r"listen: .* cannot be listened on: Address al")
+        with taken, claimed(address, "listen"):
+            pass
+    await server.stop(None)
+
+
+async def test_what_is_no_address_here() -> None:
+    for host in ("192.0.2.1", "nowhere.invalid"):
+        refused = pytest.raises(PlaneError, match=f"data_port: {host}:80")
+        with refused, claimed(Address(host, 80), "data_port"):
+            pass
