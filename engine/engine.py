@@ -13,7 +13,7 @@ from engine.errors import EngineError, StepError
 from engine.fingerprint import fingerprint
 from engine.generation_defaults import read_generation_defaults
 from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedReads
-from engine.kernels.registry import load_kernels
+from engine.kernels.registry import kernel_name, load_kernels
 from engine.machine import available_memory
 from engine.memory import format_bytes
 from engine.model_source import ModelSource, resolve_model
@@ -68,6 +68,7 @@ class Engine:
         shape = decide_shape(config, model)
         torch.set_num_threads(shape.num_threads)
         model = replace(model, max_model_len=shape.max_model_len)
+        _prepare_kernels(config, shape)
         loaded = _load(config, source, model, shape)
         plan = size_cache(config, shape, model)
         info = EngineInfo(
@@ -217,6 +218,13 @@ def _warm_up_request(shape: EngineShape) -> GenerationRequest:
 
 def _as_step_error(error: Exception) -> EngineError:
     return error if isinstance(error, EngineError) else StepError(f"the step failed: {error!r}")
+
+
+def _prepare_kernels(config: EngineConfig, shape: EngineShape) -> None:
+    if kernel_name(config.kernels, shape.device) == "cpu":
+        from engine.compile_ahead import compile_ahead
+
+        compile_ahead(shape.dtype)
 
 
 def _load(

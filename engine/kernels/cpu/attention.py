@@ -24,6 +24,10 @@ class PagedAttention:
         self._partials = torch.empty(0, dtype=torch.uint8)
         self._arrivals = torch.zeros(0, dtype=torch.int64)  # zero between calls
 
+    @property
+    def kernels(self) -> tuple[Kernel, Kernel]:
+        return self._decode, self._prefill
+
     def __call__(
         self,
         q: torch.Tensor,

@@ -1,7 +1,9 @@
 """Where compiled kernels are kept between processes."""
 
+import atexit
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -15,56 +17,72 @@ from threading import Lock
 import llvmlite
 import numba
 
+logger = logging.getLogger(__name__)
+
 UNUSED_AFTER_S = 30 * 24 * 3600.0
 
 _lock = Lock()
 
 
 @contextmanager
-def kept_on_disk() -> Iterator[None]:
-    """Functions that Numba is asked to cache inside the block go to our directory.
+def kept_on_disk(part: str = "") -> Iterator[bool]:
+    """Functions that Numba is asked to cache inside the block go to `part` of our directory.
 
     Numba would put them beside the source, which may be read-only, and would not see that a
     function in another file changed; the directory's name covers every file of this package.
-    It is in NUMBA_CACHE_DIR if that is set, else in the user's cache.
     Numba replaces its files atomically, so processes that start at once do not disturb each
-    other.
+    other. Gives whether there is such a directory.
     """
     with _lock:
         before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(_directory())
+        home = cache_home()
+        if home is not None:
+            numba.config.CACHE_DIR = str(cache_directory(home) / part)
         try:
-            yield
+            yield home is not None
         finally:
             numba.config.CACHE_DIR = before
 
 
-def cache_directory(home: Path) -> Path:
-    """A private directory below `home`, or a temporary one if `home` cannot be written.
-
-    Every version of the sources has its own; those that nothing has used for a month go.
-    """
-    place = home / "kvrelay" / f"kernels-{_sources()}"
+@cache
+def cache_home() -> Path | None:
+    """NUMBA_CACHE_DIR if that is set, else the user's cache; if it cannot be written, a folder
+    that goes with this process; none if there is no place for that either."""
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        tempfile.TemporaryFile(dir=place).close()
-        os.utime(place)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="kvrelay-kernels-"))
-    _remove_unused(place)
-    return place
+        home = Path(numba.config.CACHE_DIR or _user_cache())
+        prepare(home)
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        logger.warning("%s; so every start compiles its kernels anew", error)
+        return _temporary_home()
+    return home
 
 
-def _remove_unused(own: Path) -> None:
+@cache
+def cache_directory(home: Path) -> Path:
+    """Every version of the sources has its own."""
+    return home / "kvrelay" / f"kernels-{_sources()}"
+
+
+def prepare(home: Path) -> None:
+    """Makes the directory, and removes those that nothing has used for a month."""
+    own = cache_directory(home)
+    own.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tempfile.TemporaryFile(dir=own).close()
+    os.utime(own)
     for other in own.parent.glob("kernels-*"):
         with contextlib.suppress(OSError):  # another process was faster, or it is not ours
             if other != own and time.time() - other.stat().st_mtime > UNUSED_AFTER_S:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-@cache
-def _directory() -> Path:
-    return cache_directory(Path(numba.config.CACHE_DIR or _user_cache()))
+def _temporary_home() -> Path | None:
+    try:
+        home = Path(tempfile.mkdtemp(prefix="kvrelay-kernels-"))
+        prepare(home)
+    except OSError:
+        return None
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
 
 
 def _user_cache() -> Path:

@@ -32,9 +32,13 @@ class Kernel:
         self._code = 0
         self._start: Any = None
 
+    def code(self) -> int:
+        """The address of the machine code, which is compiled if this process has none yet."""
+        return int(compiled(self._function, self._element).address)
+
     def __call__(self, num_threads: int, *words: float) -> None:
         if self._start is None:
-            self._code = compiled(self._function, self._element).address
+            self._code = self.code()
             self._start = lead_function()
         workers = TEAM.take(num_threads - 1)
         self._pack(self._words, 0, 0, 0, TEAM.address, self._code, workers, *words)

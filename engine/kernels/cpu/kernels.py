@@ -43,6 +43,12 @@ class CpuKernels:
             kernels = self._by_dtype[dtype] = _DtypeKernels(self._features.element(dtype))
         return kernels
 
+    def used_for(self, dtype: torch.dtype) -> tuple[Kernel, ...]:
+        """Those that every model of this type calls; what takes longest to compile comes first."""
+        of = self._of(dtype)
+        product = (of.product,) if self._features.multiplies_panels(dtype) else ()
+        return *of.attention.kernels, *product, of.writer.rotate, of.norm, of.gated
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         return make_linear(self._features, self._of(weight.dtype).product, weight, bias)
 

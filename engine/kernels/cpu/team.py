@@ -144,9 +144,8 @@ class Team:
         self._busy.release()
 
     def _add_worker(self) -> None:
-        serve_mailbox = C_FUNCTION(compiled(serve, "f32").address)
         name = f"kernels-{len(self._workers)}"
-        worker = Thread(target=serve_mailbox, args=(self.address,), name=name, daemon=True)
+        worker = Thread(target=serve_function(), args=(self.address,), name=name, daemon=True)
         worker.start()
         self._workers.append(worker)
 
@@ -171,6 +170,11 @@ class Team:
 @cache
 def lead_function() -> Any:
     return C_FUNCTION(compiled(lead, "f32").address)
+
+
+@cache
+def serve_function() -> Any:
+    return C_FUNCTION(compiled(serve, "f32").address)
 
 
 C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -12,7 +12,7 @@ class KvWriter:
     """Writes to slabs of one element type, from tensors of the same one."""
 
     def __init__(self, element: str) -> None:
-        self._rotate = Kernel(rotate_and_write, element, WORDS)
+        self.rotate = Kernel(rotate_and_write, element, WORDS)
         self._write = Kernel(write_kv, element, WORDS)
 
     def rotate_and_write(
@@ -30,7 +30,7 @@ class KvWriter:
         tokens = qkv.shape[0]
         q = torch.empty((tokens, spec.num_heads, spec.head_dim), dtype=qkv.dtype)
         threads = threads_for(qkv.numel())
-        self._rotate(
+        self.rotate(
             threads,
             qkv.data_ptr(),
             q.data_ptr(),

@@ -1,5 +1,7 @@
 """The CPU twin of `Sampler`."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -10,6 +12,21 @@ from engine.sampler.interface import Draws, History, IntArray, Logprobs, Sampled
 from engine.sampler.table import SamplingTable
 
 
+class EntryPoints(NamedTuple):
+    """What is called for logits of one type; types that cannot be read become fp32."""
+
+    draw: EntryPoint
+    report: EntryPoint
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> "EntryPoints":
+        narrow = dtype == torch.bfloat16
+        return cls(
+            EntryPoint(draw.draw_bf16 if narrow else draw.draw_fp32, draw.NUM_WORDS),
+            EntryPoint(report.report_bf16 if narrow else report.report_fp32, report.NUM_WORDS),
+        )
+
+
 class CpuSampler:
     """Compiled at first use, and cached. Runs on torch's threads, of which the number is taken
     when made. Not thread-safe: its working memory is its own."""
@@ -18,13 +35,8 @@ class CpuSampler:
         self._table = table
         threads = torch.get_num_threads()
         self._scratch = np.zeros((threads, scratch_words(table.vocab_size)), np.int32)
-        self._draw = {
-            torch.bfloat16: EntryPoint(draw.draw_bf16, draw.NUM_WORDS),
-            torch.float32: EntryPoint(draw.draw_fp32, draw.NUM_WORDS),
-        }
-        self._reports = {
-            torch.bfloat16: EntryPoint(report.report_bf16, report.NUM_WORDS),
-            torch.float32: EntryPoint(report.report_fp32, report.NUM_WORDS),
+        self._entry_points = {
+            dtype: EntryPoints.of(dtype) for dtype in (torch.bfloat16, torch.float32)
         }
 
     def sample(
@@ -39,7 +51,7 @@ class CpuSampler:
         assert _fits(draws.slots, table.rows.size)
         assert all(_is_plain(tensor.numpy()) for tensor in history)
         results = torch.zeros(2, num_draws, dtype=torch.int32)
-        self._draw[logits.dtype](
+        self._entry_points[logits.dtype].draw(
             self._threads(num_draws),
             *self._rows(logits, draws.logit_rows),
             _address(draws.slots),
@@ -78,7 +90,7 @@ class CpuSampler:
             top_ids=torch.empty(num, num_top, dtype=torch.int32),
             top_logprobs=torch.empty(num, num_top),
         )
-        self._reports[logits.dtype](
+        self._entry_points[logits.dtype].report(
             self._threads(num),
             *self._rows(logits, rows),
             targets.data_ptr(),

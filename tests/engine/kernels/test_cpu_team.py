@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 import torch
 
-from engine.kernels.cpu.cache import cache_directory
+from engine.kernels.cpu.cache import cache_directory, prepare
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.cpu.team import TEAM
 from engine.kernels.interface import Activation
@@ -95,8 +95,8 @@ PROGRAM = """
 """
 
 
-def start_program(cache: Path) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+def start_program(cache: Path, **more: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), **more}
     environment.pop("NUMBA_CACHE_DIR", None)
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     return subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True)
@@ -116,9 +116,11 @@ def test_a_second_process_loads_what_the_first_ones_compiled(tmp_path: Path) -> 
 
 
 def test_without_a_home_kernels_are_kept_for_the_process(tmp_path: Path) -> None:
-    place = tmp_path / "a-file"
+    place, temporary = tmp_path / "a-file", tmp_path / "temporary"
     place.write_text("not a directory")
-    assert cache_hits(start_program(place)) == 0
+    temporary.mkdir()
+    assert cache_hits(start_program(place, TMPDIR=str(temporary))) == 0
+    assert not list(temporary.iterdir())
 
 
 def test_the_cache_is_named_after_the_sources(tmp_path: Path) -> None:
@@ -129,13 +131,14 @@ def test_the_cache_is_named_after_the_sources(tmp_path: Path) -> None:
 def test_kernels_that_nothing_has_used_for_long_are_removed(tmp_path: Path) -> None:
     own = cache_directory(tmp_path)
     recent, old, foreign = (own.parent / n for n in ("kernels-a", "kernels-b", "models"))
-    for place in (recent, old, foreign):
-        place.mkdir()
+    for place in (own, recent, old, foreign):
+        place.mkdir(parents=True)
         (place / "file").write_text("")
     for place in (own, old, foreign):
         os.utime(place, (0, 0))
-    assert cache_directory(tmp_path) == own
+    prepare(tmp_path)
     assert recent.exists()
     assert foreign.exists()
     assert not old.exists()
+    assert (own / "file").exists()
     assert own.stat().st_mtime > 0

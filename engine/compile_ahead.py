@@ -1,0 +1,106 @@
+"""The first start on a machine: kernels are compiled by child processes, before the weights come.
+
+A process that has compiled stays 110 MB larger. The children fill the cache on the disk, from
+which this process then loads. Whatever goes wrong there, it compiles what it misses when it
+calls it.
+
+The children end with this process, however it ends: their standard input is a pipe from it. They
+are no part of the terminal's process group, so Ctrl-C reaches this process alone.
+"""
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+import llvmlite.binding as llvm
+import torch
+
+from engine.kernels.cpu.cache import cache_directory, cache_home
+from engine.kernels.cpu.features import CpuFeatures
+from engine.machine import num_cpus
+from engine.sampler.cpu.launch import cache_part
+
+logger = logging.getLogger(__name__)
+
+MOST_CHILDREN = 2  # one kernel takes a third of the CPU time, so more would hardly be faster
+DEADLINE_S = 300.0  # for some 15 s of CPU time; where it takes longer, something is stuck
+
+
+class CompileError(Exception):
+    """A child did not do its work."""
+
+
+def compile_ahead(dtype: torch.dtype) -> None:
+    """Returns when the kernels for a model of this type are on the disk, or cannot be."""
+    home = cache_home()
+    if home is None:
+        logger.warning("no folder for compiled kernels; compiling in this process")
+        return
+    folder = cache_directory(home) / cache_part()
+    complete = folder / f"complete-{CpuFeatures.of_this_machine().element(dtype)}-{_cpu()}"
+    if complete.exists():
+        return
+    started = time.monotonic()
+    num_children = min(MOST_CHILDREN, num_cpus())
+    logger.info("compiling kernels, once on a machine, in %d processes", num_children)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _run_children(num_children, home, folder / "lock", dtype)
+        complete.touch()
+    except (OSError, CompileError) as error:
+        logger.warning("%s; compiling in this process instead", error)
+    else:
+        logger.info("kernels compiled in %.1f s", time.monotonic() - started)
+
+
+def _run_children(num: int, home: Path, lock: Path, dtype: torch.dtype) -> None:
+    """Each of them sees to every kernel, so one that gets through is enough."""
+    deadline = time.monotonic() + DEADLINE_S
+    with ExitStack() as stack:
+        errors = stack.enter_context(tempfile.TemporaryFile())
+        children = [stack.enter_context(_child(home, lock, dtype, errors)) for _ in range(num)]
+        try:
+            statuses = [child.wait(max(0.0, deadline - time.monotonic())) for child in children]
+        except subprocess.TimeoutExpired as error:
+            raise CompileError(f"compiling has not ended within {DEADLINE_S:g} s") from error
+        if all(statuses):
+            errors.seek(0)
+            last_words = errors.read().decode(errors="replace").splitlines()[-1:]
+            raise CompileError(f"compiling ended with status {statuses[0]} {last_words}")
+
+
+@contextmanager
+def _child(
+    home: Path, lock: Path, dtype: torch.dtype, errors: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    name = str(dtype).removeprefix("torch.")
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; from engine.compile_child import main;"
+        f" main({name!r}, {str(lock)!r})"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(home)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        process_group=0,
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def _cpu() -> str:
+    """What Numba's own key tells CPUs apart by: a home may be shared by unlike machines."""
+    words = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()

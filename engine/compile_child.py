@@ -1,0 +1,68 @@
+"""A process that compiles kernels for others to load, see compile_ahead.py.
+
+Every kernel has a lock, a byte of a file: whoever comes first compiles it, be it another child
+of the same engine or one of an engine that starts beside it. The locks of a process that is
+killed are free again.
+"""
+
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import IO
+
+Compilation = Callable[[], object]
+
+
+def main(dtype_name: str, lock: str) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with open(lock, "ab") as file:
+        compile_shared(_compilations(dtype_name), file)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def compile_shared(compilations: Sequence[Compilation], locks: IO[bytes]) -> None:
+    """What others have at the moment comes last: done by then, or left undone by their end."""
+    taken = []
+    for number, compile_one in enumerate(compilations):
+        try:
+            fcntl.lockf(locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except (BlockingIOError, PermissionError):  # systems differ
+            taken.append(number)
+            continue
+        compile_one()
+        fcntl.lockf(locks, fcntl.LOCK_UN, 1, number)
+    for number in taken:
+        fcntl.lockf(locks, fcntl.LOCK_EX, 1, number)
+        compilations[number]()
+        fcntl.lockf(locks, fcntl.LOCK_UN, 1, number)
+
+
+def _compilations(dtype_name: str) -> list[Compilation]:
+    """A short one first, which shows whether the disk takes it; of the rest the longest."""
+    import torch
+
+    from engine.kernels.cpu.kernels import CpuKernels
+    from engine.kernels.cpu.team import lead_function, serve_function
+    from engine.sampler.cpu.sampler import EntryPoints
+
+    dtype = getattr(torch, dtype_name)
+    kernels = [*EntryPoints.of(dtype), *CpuKernels().used_for(dtype)]
+    codes: list[Compilation] = [lead_function, serve_function, *(kernel.code for kernel in kernels)]
+    return [partial(_keep, code) for code in codes]
+
+
+def _keep(compile_one: Compilation) -> None:
+    """Loads what is on the disk already."""
+    from engine.kernels.cpu.compiled import not_kept
+
+    compile_one()
+    if not_kept:
+        sys.exit(f"{not_kept[0]} cannot be kept on the disk")
