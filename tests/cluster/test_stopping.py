@@ -22,7 +22,7 @@ async def running(script: Script) -> AsyncIterator[tuple[str, asyncio.Task[None]
     app, front = build_app(backend, small_model())
     listener = local.listen("127.0.0.1", 0)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
-    server = local.Server(config, front, local.announcement("small", "127.0.0.1", 0))
+    server = local.Server(config, front, local.announcement("small", *listener.getsockname()[:2]))
     task = asyncio.create_task(server.serve([listener]))
     while not server.started:
         await asyncio.sleep(0.005)
