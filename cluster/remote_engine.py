@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from cluster.served_model import ServedModel
 from cluster.session import SessionBackend
 from cluster.text_side import TextSide
-from engine.errors import ConfigError
+from engine.errors import ConfigError, EngineError
+from engine.fingerprint import differs
 from engine.generation_defaults import read_generation_defaults
-from protos.worker_pb2 import Limits
+from protos.worker_pb2 import WorkerDescription
 
 
 @dataclass(frozen=True)
@@ -19,19 +20,31 @@ class RemoteEngine:
         """UnavailableError if the worker cannot be reached; ConfigError if its model cannot be
         the one whose tokenizer we have."""
         description = await self.backend.start()
-        limits = description.limits
-        if limits.vocab_size < self.text.tokenizer.vocab_size:
+        try:
+            check_same_model(self.text, description)
+            defaults = read_generation_defaults(self.text.source.folder)
+        except EngineError:
             await self.backend.stop()
-            raise ConfigError("model", _does_not_fit(self.text, description.model, limits))
-        defaults = read_generation_defaults(self.text.source.folder)
+            raise
+        limits = description.limits
         return self.text.model(limits.max_model_len, limits.vocab_size, defaults)
 
     async def stop(self) -> None:
         await self.backend.stop()
 
 
-def _does_not_fit(text: TextSide, model: str, limits: Limits) -> str:
-    return (
-        f"the worker's {model!r} knows {limits.vocab_size} tokens and the tokenizer of"
-        f" {text.source.name!r} {text.tokenizer.vocab_size}"
-    )
+def check_same_model(text: TextSide, description: WorkerDescription) -> None:
+    """ConfigError where the worker's model cannot be the one that the text is for."""
+    ours, theirs = text.source.name, description.model
+    fingerprint = description.format.fingerprint
+    other = differs(fingerprint, text.source)
+    if other is not None:
+        raise ConfigError(
+            "model", f"{ours!r} here is {other}, the worker's {theirs!r} is {fingerprint}"
+        )
+    here, there = text.tokenizer.vocab_size, description.limits.vocab_size
+    if there < here:
+        raise ConfigError(
+            "model",
+            f"the tokenizer of {ours!r} knows {here} tokens, the worker's {theirs!r} {there}",
+        )

@@ -187,6 +187,8 @@ class SessionBackend:
         if message.WhichOneof("kind") != "welcome" or message.welcome.protocol != PROTOCOL:
             raise UnavailableError("what answered is no decode worker of this version")
         self.description = message.welcome
+        # whoever answers at this address later answers for the same model
+        self._fingerprint = message.welcome.format.fingerprint
         self._problem = None
         self.leaving = self.wants_move = False
         self._tried.set()

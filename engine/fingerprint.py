@@ -29,6 +29,20 @@ def fingerprint(source: ModelSource, load_format: LoadFormat, seed: int, variant
     return f"{weights}+{variant}" if variant else weights
 
 
+def differs(fingerprint: str, source: ModelSource) -> str | None:
+    """What the fingerprint would begin with if it were of these weights, where it is known not
+    to be. A folder's and the hub's, of which one may be a copy of the other, tell nothing of
+    each other, nor does a folder without weights.
+    """
+    try:
+        ours = _weights(source, "auto", 0)
+    except ModelError:
+        return None
+    theirs = fingerprint.partition("+")[0]
+    same_kind = ours.partition(":")[0] == theirs.partition(":")[0]
+    return ours if same_kind and ours != theirs else None
+
+
 def _weights(source: ModelSource, load_format: LoadFormat, seed: int) -> str:
     if load_format == "dummy":
         return f"dummy:{_hash_config(source.config_values, seed).hexdigest()}"
