@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,19 +64,23 @@ class Pools:
                 members[replica] = self._join(leg, published.worker)
         self._notice()
 
-    def best_decode(self, without: set[SessionBackend]) -> Member | None:
-        """A worker with an open session, and nothing against it; or one with an open session."""
-        usable = {
-            id(member.standing): member
-            for member in self._members[Leg.DECODE].values()
-            if member.session is not None
-            and member.session.is_open
-            and not member.session.leaving
-            and member.session not in without
-            and member.standing.worker.fingerprint == self._fingerprint
-        }
-        ranked = for_decode((m.standing for m in usable.values()), time.monotonic())
+    def best_decode(self, without: Collection[SessionBackend] = ()) -> Member | None:
+        """Whose session is open, who reports, and who has the least to do."""
+        usable = {id(one.standing): one for one in self._decode() if one.session not in without}
+        ranked = for_decode((one.standing for one in usable.values()), time.monotonic())
         return usable[id(ranked[0])] if ranked else None
+
+    def usable_decode_addresses(self) -> list[str]:
+        standings = (one.standing for one in self._decode())
+        return [one.worker.address for one in for_decode(standings, time.monotonic())]
+
+    def _decode(self) -> Iterator[Member]:
+        for member in self._members[Leg.DECODE].values():
+            session, worker = member.session, member.standing.worker
+            if session is None or worker.fingerprint != self._fingerprint:
+                continue
+            if session.is_open and not session.leaving:
+                yield member
 
     def prefill_candidates(self) -> list[Standing]:
         standings = (member.standing for member in self._members[Leg.PREFILL].values())

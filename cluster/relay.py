@@ -48,7 +48,7 @@ class Relay:
         return stream
 
     def check_health(self) -> None:
-        if self.pools.best_decode(set()) is None:
+        if self.pools.best_decode() is None:
             raise UnavailableError("no decode worker answers")
 
     def forget(self, stream: RelayStream) -> None:
