@@ -110,6 +110,8 @@ class AsyncEngine:
             return stream
         self._streams[request.request_id] = stream
         self.call(lambda engine: self._add(engine, request))
+        if request.timeout_s is not None:
+            stream.end_after(request.timeout_s)
         return stream
 
     async def end_fetch(

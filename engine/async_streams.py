@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from engine.engine import Engine
-from engine.errors import EngineError
+from engine.errors import DeadlineError, EngineError
 from engine.handoff import PromptChunk
 from engine.request import ChoiceDelta, GenerationUpdate, PromptReport, RequestId
 from engine.scheduler.outbox import HandOverNews
@@ -38,6 +38,7 @@ class RequestStream(ABC, Generic[News]):
         self._error: EngineError | None = None
         self._news = asyncio.Event()
         self._closed = False
+        self._expiry: asyncio.TimerHandle | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -85,11 +86,23 @@ class RequestStream(ABC, Generic[News]):
         self._end()
         self._news.set()
 
+    def end_after(self, seconds: float) -> None:
+        """The request gets no more time than that, wherever it is, read or not."""
+        loop = asyncio.get_running_loop()
+        self._expiry = loop.call_later(seconds, self._expire, seconds)
+
+    def _expire(self, seconds: float) -> None:
+        if not (self._closed or self._has_ended()):
+            self._engine.forget(self)
+            self.fail(DeadlineError(f"not finished after {seconds:g} s"))
+
     def close(self) -> None:
         """Ends the request, if it has not ended."""
         if self._closed:
             return
         self._closed = True
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._news.set()
         self._engine.forget(self)
 

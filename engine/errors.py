@@ -21,6 +21,10 @@ class UnavailableError(EngineError):
     """Nothing can be generated at the moment: the engine is loading, stopping or dead."""
 
 
+class DeadlineError(EngineError):
+    """The time that the request gave itself was over before its answer was complete."""
+
+
 class StepError(EngineError):
     """A step of the engine failed, and the request with it."""
 

@@ -56,8 +56,8 @@ class GenerationRequest:
     """One prompt and what is asked of it, in token ids alone.
 
     `priority` orders waiting requests where the policy is `priority`: lower is sooner.
-    `cache_salt` separates tenants in the prefix cache. `timeout_s` counts from submission; the
-    serving side ends the request then, a queue may drop it sooner.
+    `cache_salt` separates tenants in the prefix cache. `timeout_s` counts from submission; then
+    the request ends with a DeadlineError, wherever it is.
 
     `hand_over`: another engine answers the prompt; `fetch_above` and `sent` do not go with it.
     `fetch_above`: another engine may compute the prompt if more tokens than so many are cached

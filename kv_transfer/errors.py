@@ -37,11 +37,14 @@ class IncompatiblePeer(TransferError):
         self.field = field
 
 
+FINAL = (Failure.KIND_INVALID, Failure.KIND_INCOMPATIBLE, Failure.KIND_TIMED_OUT)
+
+
 class Refused(TransferError):
     """The peer, or we, said no in so many words."""
 
     def __init__(self, failure: Failure) -> None:
         where = f"{failure.field}: " if failure.field else ""
-        retryable = failure.kind not in (Failure.KIND_INVALID, Failure.KIND_INCOMPATIBLE)
+        retryable = failure.kind not in FINAL
         super().__init__(f"{where}{failure.message}", retryable=retryable)
         self.failure = failure

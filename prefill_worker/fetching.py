@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.async_engine import AsyncEngine
-from engine.errors import EngineError, StepError, UnavailableError
+from engine.errors import DeadlineError, EngineError, StepError, UnavailableError
 from engine.handoff import (
     ComputeHere,
     Delivered,
@@ -173,7 +173,7 @@ class Fetcher:
         self, reservation: Reservation, wanted: _Wanted, attempt: "_Attempt"
     ) -> FetchOutcome:
         candidates = wanted.candidates
-        while True:
+        while wanted.left_s() != 0.0:
             number = candidates.next()
             if number is not None:
                 delivered = await self._ask_one(number, reservation, wanted, attempt)
@@ -188,6 +188,7 @@ class Fetcher:
             else:
                 reason = f"no prefill worker could serve: {candidates.problems}"
                 return FetchFailed(UnavailableError(reason))
+        return FetchFailed(DeadlineError("the prompt was not fetched in time"))
 
     async def _ask_one(
         self, number: int, reservation: Reservation, wanted: _Wanted, attempt: "_Attempt"

@@ -15,6 +15,7 @@ _CODES = {
     Failure.KIND_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Failure.KIND_INCOMPATIBLE: grpc.StatusCode.FAILED_PRECONDITION,
     Failure.KIND_STALE: grpc.StatusCode.ABORTED,
+    Failure.KIND_TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 

@@ -269,6 +269,8 @@ class Failure(_message.Message):
         """meant for an incarnation or a hand-off that is gone"""
         KIND_INTERNAL: Failure._Kind.ValueType  # 6
         """a step failed; what it was may succeed elsewhere"""
+        KIND_TIMED_OUT: Failure._Kind.ValueType  # 7
+        """the request's own time was over"""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: Failure.Kind.ValueType  # 0
@@ -284,6 +286,8 @@ class Failure(_message.Message):
     """meant for an incarnation or a hand-off that is gone"""
     KIND_INTERNAL: Failure.Kind.ValueType  # 6
     """a step failed; what it was may succeed elsewhere"""
+    KIND_TIMED_OUT: Failure.Kind.ValueType  # 7
+    """the request's own time was over"""
 
     KIND_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int

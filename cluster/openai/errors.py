@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.errors import EngineError, QueueFullError, RequestError, UnavailableError
+from engine.errors import DeadlineError, EngineError, QueueFullError, RequestError, UnavailableError
 
 _RETRY_QUEUE_S = 1
 _RETRY_UNAVAILABLE_S = 5
@@ -57,6 +57,8 @@ def api_error(error: EngineError) -> ApiError:
             message = str(error) or "nothing can be generated at the moment"
             headers = {"Retry-After": str(_RETRY_UNAVAILABLE_S)}
             return ApiError(503, message, "server_error", None, "unavailable", headers)
+        case DeadlineError():
+            return ApiError(408, str(error), "timeout_error")
         case _:
             return ApiError(500, str(error) or "generation failed", "server_error")
 

@@ -1,6 +1,7 @@
 """The engine's errors as Failures, and what a peer's Failure means to whoever waits for it."""
 
 from engine.errors import (
+    DeadlineError,
     EngineError,
     QueueFullError,
     RequestError,
@@ -22,6 +23,8 @@ def encode_failure(error: EngineError) -> Failure:
             return _failure(Failure.KIND_BUSY, str(error))
         case UnavailableError():
             return _failure(Failure.KIND_UNAVAILABLE, str(error))
+        case DeadlineError():
+            return _failure(Failure.KIND_TIMED_OUT, str(error))
         case _:
             return _failure(Failure.KIND_INTERNAL, str(error))
 
@@ -37,6 +40,8 @@ def decode_failure(failure: Failure) -> EngineError:
             return QueueFullError(named)
         case Failure.KIND_UNAVAILABLE | Failure.KIND_INCOMPATIBLE | Failure.KIND_STALE:
             return UnavailableError(named)
+        case Failure.KIND_TIMED_OUT:
+            return DeadlineError(named)
         case _:
             return StepError(named)
 

@@ -73,9 +73,10 @@ def _token_ids(field: str, token_ids: Sequence[int]) -> list[int]:
 
 
 def _milliseconds(timeout_s: float | None) -> int:
-    """0 says that there is none, so the shortest is a millisecond."""
+    """0 says that there is none, so the shortest is a millisecond. Never less than asked for,
+    the error of binary fractions apart."""
     if timeout_s is None or timeout_s == math.inf:
         return 0
     if not timeout_s > 0:
         raise RequestError("timeout_s", f"{timeout_s}, must be above 0")
-    return min(_MAX_UINT32, max(1, math.ceil(timeout_s * 1000)))
+    return min(_MAX_UINT32, max(1, math.ceil(round(timeout_s * 1000, 6))))

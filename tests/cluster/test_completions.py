@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.errors import QueueFullError
+from engine.errors import DeadlineError, QueueFullError
 from engine.request import (
     ChoiceDelta,
     FinishReason,
@@ -123,6 +123,13 @@ async def test_one_refused_prompt_refuses_all_and_frees_the_others(server: Serve
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_a_deadline_that_the_engine_keeps_is_a_timeout(server: Server) -> None:
+    server.backend.script = lambda request: iter([DeadlineError("not finished after 2 s")])
+    response = await server.post(PATH, prompt=[[1]])
+    assert response.status_code == 408
+    assert response.json()["error"]["type"] == "timeout_error"
 
 
 async def test_token_ids_go_to_the_engine_as_they_are(server: Server) -> None:

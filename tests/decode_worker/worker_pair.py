@@ -24,6 +24,7 @@ class WorkerPair:
     prefill: Node
     decode: DecodeWorker
     addresses: list[str] = field(default_factory=list)  # of prefill workers
+    decode_address: str = ""
 
     @classmethod
     async def start(
@@ -37,7 +38,7 @@ class WorkerPair:
         for worker in (pair.prefill, pair.decode):
             await worker.start()
         pair.addresses = [await pair.prefill.serve()]
-        await pair.decode.serve()
+        pair.decode_address = await pair.decode.serve()
         return pair
 
     async def stop(self) -> None:

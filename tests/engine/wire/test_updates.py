@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import (
+    DeadlineError,
     EngineError,
     QueueFullError,
     RequestError,
@@ -204,6 +205,7 @@ def test_alternatives_without_values_are_refused() -> None:
         QueueFullError("4096 wait"),
         UnavailableError("loading"),
         StepError("no more memory"),
+        DeadlineError("not finished after 2 s"),
     ],
 )
 def test_errors_come_back_as_they_were(error: EngineError) -> None:

@@ -1,0 +1,62 @@
+"""A decode worker keeps its requests' deadlines, whether or not their ingress does."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cluster.session import SessionBackend
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
+from engine.engine import Engine
+from engine.errors import DeadlineError
+from engine.request import GenerationRequest, RequestId
+from engine.sampling import SamplingParams
+from protos.rpc import Plane
+from tests.decode_worker.worker_pair import WorkerPair
+from tests.engine.models_on_disk import make_tiny
+from tests.engine.pair import make_engine
+
+PROMPT = list(range(100))
+PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+SHORT_S = 0.3
+
+
+@pytest_asyncio.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[WorkerPair]:
+    folder = str(make_tiny("llama", tmp_path).folder)
+    pair = await WorkerPair.start(make_engine(folder), make_engine(folder), ("inprocess",))
+    yield pair
+    await pair.check_idle()
+    await pair.stop()
+
+
+@pytest.mark.parametrize("hung", ["prefill", "decode"])
+@pytest.mark.parametrize("local", [LocalPrefill.NEVER, LocalPrefill.AUTO])
+async def test_whichever_engine_hangs(pair: WorkerPair, hung: str, local: LocalPrefill) -> None:
+    """Told over the session, and nothing is left on either side."""
+    let_go = threading.Event()
+
+    def hang(_: Engine) -> None:
+        let_go.wait(10)
+
+    session = SessionBackend(pair.decode_address, Plane())
+    await session.start()
+    worker = pair.prefill if hung == "prefill" else pair.decode
+    worker.engine.call(hang)
+    try:
+        request = GenerationRequest(RequestId("late"), PROMPT, PARAMS, timeout_s=SHORT_S)
+        route = Route(tuple(PrefillCandidate(a) for a in pair.addresses), (), local)
+        started = time.monotonic()
+        stream = session.submit(request, route)
+        async with asyncio.timeout(10):
+            with pytest.raises(DeadlineError, match="in time|after 0.3 s"):
+                await anext(stream)
+        assert SHORT_S <= time.monotonic() - started < SHORT_S + 2
+        assert pair.decode.engine.num_open == 0
+    finally:
+        let_go.set()
+        await session.stop()

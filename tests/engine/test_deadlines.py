@@ -1,0 +1,111 @@
+"""A request has no more time than it gave itself, wherever it is then."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from engine.async_engine import AsyncEngine
+from engine.async_streams import EngineStream
+from engine.engine import Engine
+from engine.errors import DeadlineError
+from engine.handoff import ComputeHere, Reservation
+from engine.request import GenerationRequest, HandOver, RequestId
+from engine.sampling import SamplingParams
+from engine.scheduler.outbox import StepOutput
+from tests.engine.models_on_disk import make_tiny
+from tests.engine.pair import make_engine
+from tests.engine.test_async_engine import idle, read
+
+SHORT_S = 0.05
+LONG = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=150)
+STEP_S = 0.005  # at least, so that nobody has all of it in time
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny("llama", tmp_path_factory.mktemp("llama")).folder)
+
+
+@pytest.fixture
+async def serving(folder: str) -> AsyncIterator[AsyncEngine]:
+    """One sequence at a time, slowly; nobody fills what is reserved."""
+    engine = make_engine(folder, max_num_seqs=1)
+    step = engine.step
+
+    def slow_step() -> StepOutput:
+        time.sleep(STEP_S)
+        return step()
+
+    engine.step = slow_step  # type: ignore[method-assign]
+    reserved: list[Reservation] = []
+    serving = AsyncEngine(engine, on_reserved=reserved.append)
+    serving.start()
+    yield serving
+    for reservation in reserved:
+        await serving.end_fetch(reservation, ComputeHere())
+    await idle(serving)
+    await serving.ask(Engine.check_integrity)
+    await serving.end()
+
+
+def request(name: str, timeout_s: float | None = SHORT_S) -> GenerationRequest:
+    return GenerationRequest(RequestId(name), [1, 2, 3], LONG, timeout_s=timeout_s)
+
+
+async def check_ends_in_time(stream: EngineStream) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(DeadlineError, match=f"after {SHORT_S:g} s"):
+            await read(stream)
+    stream.close()
+
+
+async def test_running_and_queued(serving: AsyncEngine) -> None:
+    running = serving.submit(request("running"))
+    queued = serving.submit(request("queued"))
+    for stream in (running, queued):
+        await check_ends_in_time(stream)
+
+
+async def test_while_its_prompt_is_fetched(serving: AsyncEngine) -> None:
+    await check_ends_in_time(serving.submit(replace(request("fetched"), fetch_above=0)))
+
+
+async def test_while_it_is_computed_for_others_who_do_not_read(serving: AsyncEngine) -> None:
+    before = serving.submit(request("before", timeout_s=None))
+    handed = serving.hand_over(replace(request("handed"), hand_over=HandOver()))
+    async with asyncio.timeout(10):
+        await handed.wait()
+        with pytest.raises(DeadlineError):
+            handed.take()
+    handed.close()
+    before.close()
+
+
+async def test_behind_an_engine_that_is_stuck(serving: AsyncEngine) -> None:
+    let_go = threading.Event()
+
+    def hang(_: Engine) -> None:
+        let_go.wait(10)
+
+    serving.call(hang)
+    try:
+        await check_ends_in_time(serving.submit(request("stuck")))
+    finally:
+        let_go.set()
+
+
+async def test_what_is_there_in_time_is_told_later(serving: AsyncEngine) -> None:
+    params = replace(LONG, max_tokens=3)
+    stream = serving.submit(replace(request("in time", timeout_s=5.0), params=params))
+    tokens, _ = await read(stream)
+    assert len(tokens) == 3
+    late = serving.submit(replace(request("read late", timeout_s=1.0), params=params))
+    async with asyncio.timeout(10):
+        while not late._has_ended():
+            await asyncio.sleep(0.01)
+    late._expire(1.0)
+    assert (await read(late))[0] == tokens
