@@ -9,6 +9,9 @@ from google.protobuf.message import DecodeError
 from protos.generation_pb2 import Failure
 
 _KEY = "kvrelay-failure-bin"
+# Whoever checks a certificate knows why it is wrong; the other end sees a closed connection.
+_HUNG_UP = ("failed to connect", "Socket closed")
+_HINT = "; the peer may want TLS, or not take our certificate"
 _CODES = {
     Failure.KIND_INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     Failure.KIND_BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -39,5 +42,8 @@ def failure_of(error: grpc.aio.AioRpcError) -> Failure:
     if code is grpc.StatusCode.UNAUTHENTICATED:
         kind = Failure.KIND_INCOMPATIBLE
         return Failure(kind=kind, field="secret", message=error.details() or code.name)
-    message = f"{code.name}: {error.details()}" if error.details() else code.name
+    details = error.details() or ""
+    message = f"{code.name}: {details}" if details else code.name
+    if all(words in details for words in _HUNG_UP):
+        message += _HINT
     return Failure(kind=Failure.KIND_UNAVAILABLE, message=message)
