@@ -1,0 +1,101 @@
+"""`kvrelay serve` in a process of its own, and the processes that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import httpx
+
+START_S = 120.0
+_MARK = "KVRELAY_TEST_CLUSTER"
+
+
+class Cluster:
+    """Started when made. Its processes are known by a variable that they all inherit."""
+
+    def __init__(self, log: Path, *words: str) -> None:
+        self._mark = uuid.uuid4().hex
+        self._log = log
+        command = [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", *words]
+        environment = {**os.environ, _MARK: self._mark}
+        environment.pop("RAY_ADDRESS", None)
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(command, env=environment, stderr=file, stdout=file)
+        try:
+            self.url = self._wait_for_address()
+        except BaseException:
+            self.kill()
+            raise
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def _wait_for_address(self) -> str:
+        words = "is served at "
+
+        def is_served() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(self.said())
+            return words in self.said()
+
+        wait_until(is_served, START_S, self.said)
+        return self.said().split(words)[1].split("/v1")[0]
+
+    def pids(self, title: str = "") -> list[int]:
+        """Of processes of the cluster whose command line begins so."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if not entry.name.isdigit() or int(entry.name) == self.process.pid:
+                    continue
+                if f"{_MARK}={self._mark}".encode() not in (entry / "environ").read_bytes():
+                    continue
+                if (entry / "cmdline").read_bytes().decode().startswith(title):
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it has ended meanwhile
+        return found
+
+    def replicas(self, pool: str) -> list[int]:
+        return self.pids(f"ray::ServeReplica:kvrelay:{pool}")
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=30).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Whatever is left of it."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = lambda: ""
+) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s:g} s\n{why()}"
+        time.sleep(0.05)
+
+
+def kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
