@@ -117,9 +117,12 @@ class Answer:
     def _generation_of(self, choice: int) -> Generation:
         return self._generations[choice // self._plan.params.n]
 
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(generation.num_output_tokens for generation in self._generations)
+
     def _usage(self) -> Json:
-        num_prompt = sum(len(prompt.token_ids) for prompt in self._plan.prompts)
-        num_output = sum(generation.num_output_tokens for generation in self._generations)
+        num_prompt, num_output = self._plan.num_prompt_tokens, self.num_output_tokens
         reports = [generation.report for generation in self._generations]
         num_cached = sum(report.num_cached_tokens for report in reports if report is not None)
         return {

@@ -11,17 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cluster.exchange import HttpLimits
+from cluster.front_args import FrontArgs
+from cluster.validation import checked
 from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
 from decode_worker.answerer import LocalPrefill
 from engine.config import EngineConfig
@@ -100,6 +94,7 @@ class ClusterArgs(_Args):
     drain_s: float = Field(default=30.0, ge=0, le=86400)
     request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
     max_body_bytes: int = Field(default=HttpLimits.max_body_bytes, ge=1024)
+    front: FrontArgs = FrontArgs()
 
     @field_validator("served_model_name")
     @classmethod
@@ -144,11 +139,7 @@ class ClusterArgs(_Args):
     @classmethod
     def checked(cls, options: Mapping[str, Any]) -> Self:
         """ConfigError names the key, in its place."""
-        try:
-            return cls.model_validate(options)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise _config_error(".".join(map(str, first["loc"])), first) from error
+        return checked(cls, options)
 
     @property
     def is_colocated(self) -> bool:
@@ -183,19 +174,6 @@ class ClusterArgs(_Args):
             "engine": {**merged(self.engine, pool.engine), "model": self.model},
         }
         return WorkerConfig.from_mapping(options)
-
-
-def _config_error(path: str, error: ErrorDetails) -> ConfigError:
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
-    if not path:  # said by a check of the whole, which names the key itself
-        path, _, message = message.partition(": ")
-    match error["type"]:
-        case "extra_forbidden":
-            return ConfigError(path, "unknown option")
-        case "value_error":
-            return ConfigError(path, message)
-        case _:
-            return ConfigError(path, f"must {message}")
 
 
 def _identity(config: EngineConfig) -> list[object]:

@@ -46,6 +46,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
+        self.caller = ""  # the name of the key that it came with
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send

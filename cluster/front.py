@@ -10,19 +10,21 @@ from typing import TypeVar
 from cluster.answering import Answer
 from cluster.backend import Backend
 from cluster.exchange import Exchange, HttpLimits
+from cluster.gate import Gate
 from cluster.openai.body import parse
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.chat_wording import ChatWording
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.completion_wording import CompletionWording
-from cluster.openai.errors import ApiError, api_error, bad_request
+from cluster.openai.errors import api_error, bad_request
 from cluster.openai.events import dump
 from cluster.openai.plan import Plan, plan_chat, plan_completion
+from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from cluster.openai.wording import Json
 from cluster.served_model import ServedModel
 from cluster.version import version
-from engine.errors import EngineError
+from engine.errors import EngineError, UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 
@@ -37,10 +39,19 @@ T = TypeVar("T")
 class Front:
     """The handlers of one server; all of them run on its event loop."""
 
-    def __init__(self, backend: Backend, model: ServedModel, limits: HttpLimits) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        model: ServedModel,
+        limits: HttpLimits,
+        gate: Gate,
+        request_limits: RequestLimits | None = None,
+    ) -> None:
         self._backend = backend
         self._model = model
         self._limits = limits
+        self._gate = gate
+        self._request_limits = request_limits or RequestLimits()
         self._answering: set[Exchange] = set()
         self._was_ready = False
         self._refusal: EngineError | None = None
@@ -49,7 +60,7 @@ class Front:
         def prepare(body: bytes) -> tuple[Plan, CompletionWording]:
             request = parse(CompletionRequest, body)
             self._model.check_name(request.model)
-            plan = plan_completion(request, self._model)
+            plan = plan_completion(request, self._model, self._request_limits)
             return plan, CompletionWording(self._model.tokenizer, plan.options)
 
         await self._generate(exchange, prepare)
@@ -58,7 +69,7 @@ class Front:
         def prepare(body: bytes) -> tuple[Plan, ChatWording]:
             request = parse(ChatRequest, body)
             self._model.check_name(request.model)
-            plan = plan_chat(request, self._model)
+            plan = plan_chat(request, self._model, self._request_limits)
             return plan, ChatWording(self._model.tokenizer, plan.options)
 
         await self._generate(exchange, prepare)
@@ -136,8 +147,12 @@ class Front:
 
         async def work() -> None:
             plan, wording = await _off_loop(prepare, body)
+            self._gate.spend(exchange, plan.num_prompt_tokens)
             answer = Answer(plan, wording, self._model, exchange)
-            await answer.write(self._backend, timeout_s)
+            try:
+                await answer.write(self._backend, timeout_s)
+            finally:
+                self._gate.spend(exchange, answer.num_output_tokens)
 
         self._answering.add(exchange)
         try:
@@ -183,7 +198,7 @@ class Front:
                 async for _ in stream:
                     pass
         except TimeoutError as error:
-            raise ApiError(503, "no token was generated in time", "server_error") from error
+            raise UnavailableError("no token was generated in time") from error
         finally:
             stream.close()
 

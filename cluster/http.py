@@ -9,23 +9,33 @@ from starlette.routing import Route
 from cluster.backend import Backend
 from cluster.exchange import Endpoint, Handler, HttpLimits
 from cluster.front import Front
+from cluster.gate import Gate
 from cluster.openai.errors import ApiError
+from cluster.openai.request_limits import RequestLimits
 from cluster.served_model import ServedModel
 
 
 def build_app(
-    backend: Backend, model: ServedModel, limits: HttpLimits | None = None
+    backend: Backend,
+    model: ServedModel,
+    limits: HttpLimits | None = None,
+    gate: Gate | None = None,
+    request_limits: RequestLimits | None = None,
 ) -> tuple[Starlette, Front]:
-    """An ASGI application for any server, and the handlers behind it."""
-    front = Front(backend, model, limits or HttpLimits())
+    """An ASGI application for any server, and the handlers behind it.
+
+    Routes are for those with a key, but for what load balancers and monitors ask.
+    """
+    gate = gate or Gate()
+    front = Front(backend, model, limits or HttpLimits(), gate, request_limits)
     routes = [
-        _route("POST", "/v1/completions", front.completions),
-        _route("POST", "/v1/chat/completions", front.chat_completions),
-        _route("POST", "/v1/embeddings", front.no_embeddings),
-        _route("GET", "/v1/models", front.models),
-        _route("GET", "/v1/models/{name:path}", front.model),
-        _route("POST", "/tokenize", front.tokenize),
-        _route("POST", "/detokenize", front.detokenize),
+        _route("POST", "/v1/completions", gate.limited(front.completions)),
+        _route("POST", "/v1/chat/completions", gate.limited(front.chat_completions)),
+        _route("POST", "/v1/embeddings", gate.guarded(front.no_embeddings)),
+        _route("GET", "/v1/models", gate.guarded(front.models)),
+        _route("GET", "/v1/models/{name:path}", gate.guarded(front.model)),
+        _route("POST", "/tokenize", gate.limited(front.tokenize)),
+        _route("POST", "/detokenize", gate.limited(front.detokenize)),
         _route("GET", "/health", front.health),
         _route("GET", "/ready", front.ready),
         _route("GET", "/version", front.version),

@@ -23,6 +23,8 @@ logger = logging.getLogger("kvrelay.ray")
 _HAPROXY_SETTINGS = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+    # A front that was killed is missed at the third check.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
 _OWN_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
@@ -49,6 +51,21 @@ def ray_cluster(own: bool, num_cpus: int) -> Iterator[None]:
 
 def start_front(host: str, port: int) -> None:
     serve.start(http_options={"host": host, "port": port})
+
+
+def num_nodes() -> int:
+    """That are alive."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return sum(bool(node["Alive"]) for node in nodes)
+
+
+def front_host() -> str:
+    """Where Serve's front listens, for a replica of Serve's."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    assert client is not None, "a replica has a controller"
+    return str(client.http_config.host)
 
 
 def _start(num_cpus: int) -> None:

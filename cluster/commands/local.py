@@ -4,22 +4,29 @@ import argparse
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import json
+import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import uvicorn
 
+from cluster.access import check_access
 from cluster.commands.console import say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
+from cluster.commands.front_flags import add_front_flags, given_front_flags
 from cluster.commands.session_flags import add_session_flags, open_engine
 from cluster.exchange import HttpLimits
 from cluster.front import Front
+from cluster.front_args import FrontArgs
+from cluster.gate import Gate
 from cluster.http import build_app
 from cluster.local_engine import LocalEngine
+from cluster.openai.request_limits import RequestLimits
 from cluster.remote_engine import RemoteEngine
+from cluster.validation import checked
 from engine.errors import ConfigError, UnavailableError
 
 # After the first Ctrl-C: nothing new, and this long for answers under way.
@@ -32,49 +39,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", default="bundled", help="folder, Hugging Face id (default: bundled)"
     )
-    http = parser.add_argument_group("HTTP")
-    http.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    http.add_argument("--port", type=int, default=8000, help="0: any that is free")
-    http.add_argument(
-        "--served-model-name", nargs="+", default=[], metavar="NAME", help="names in requests"
-    )
-    http.add_argument(
-        "--allow-unauthenticated",
-        action="store_true",
-        help="listen beyond this machine, to whoever asks",
-    )
-    http.add_argument("--max-body-bytes", type=int, default=HttpLimits.max_body_bytes)
-    http.add_argument(
-        "--request-timeout", type=float, default=HttpLimits.request_timeout_s, metavar="SECONDS"
-    )
+    add_front_flags(parser)
     add_session_flags(parser)
     add_engine_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
-    limits = HttpLimits(
-        max_body_bytes=int(_positive("max_body_bytes", arguments.max_body_bytes)),
-        request_timeout_s=_positive("request_timeout", arguments.request_timeout),
-    )
-    if not all(arguments.served_model_name):
+    limits = _http_limits(arguments)
+    names = arguments.served_model_name or []
+    if not all(names):
         raise ConfigError("served_model_name", "must not be empty")
-    check_host(arguments.host, arguments.allow_unauthenticated)
+    front = checked(FrontArgs, given_front_flags(arguments))
+    keys = front.keys(os.environ)
+    check_access(keys, front.allow_unauthenticated, host=arguments.host)
     # Before the model, so that an address in use is told at once.
     with listen(arguments.host, arguments.port) as listener:
         show_progress()
-        engine = open_engine(arguments, config, arguments.served_model_name)
-        asyncio.run(_serve(engine, limits, listener))
+        engine = open_engine(arguments, config, names)
+        asyncio.run(_serve(engine, limits, front.gate(keys), front.limits, listener))
     say("stopped")
     return 0
 
 
 async def _serve(
-    engine: LocalEngine | RemoteEngine, limits: HttpLimits, listener: socket.socket
+    engine: LocalEngine | RemoteEngine,
+    limits: HttpLimits,
+    gate: Gate,
+    request_limits: RequestLimits,
+    listener: socket.socket,
 ) -> None:
     model = await engine.start()
     try:
-        app, front = build_app(engine.backend, model, limits)
+        app, front = build_app(engine.backend, model, limits, gate, request_limits)
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -155,17 +152,15 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def check_host(host: str, allow_unauthenticated: bool) -> None:
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not allow_unauthenticated:
-        raise ConfigError(
-            "host",
-            f"{host} is beyond this machine and anyone there could use the server; "
-            "--allow-unauthenticated allows that",
-        )
+def _http_limits(arguments: argparse.Namespace) -> HttpLimits:
+    limits = HttpLimits()
+    if arguments.max_body_bytes is not None:
+        num_bytes = int(_positive("max_body_bytes", arguments.max_body_bytes))
+        limits = replace(limits, max_body_bytes=num_bytes)
+    if arguments.request_timeout is not None:
+        timeout_s = _positive("request_timeout", arguments.request_timeout)
+        limits = replace(limits, request_timeout_s=timeout_s)
+    return limits
 
 
 def _positive(name: str, value: float) -> float:

@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster.access import check_access
+from cluster.api_keys import VARIABLE
 from cluster.cluster_args import ClusterArgs, Placement
 from cluster.commands.console import say
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
-from cluster.commands.local import announcement, check_host, listen
+from cluster.commands.front_flags import add_front_flags, given_front_flags
+from cluster.commands.local import announcement, listen
 from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
 from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
@@ -31,17 +34,7 @@ _POLL_S = 0.25
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="folder, Hugging Face id (default: bundled)")
     parser.add_argument("--config", metavar="FILE", help="YAML; flags win over what it says")
-    http = parser.add_argument_group("HTTP")
-    http.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    http.add_argument("--port", type=int, default=8000, help="0: any that is free")
-    http.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names in requests")
-    http.add_argument(
-        "--allow-unauthenticated",
-        action="store_true",
-        help="listen beyond this machine, to whoever asks",
-    )
-    http.add_argument("--max-body-bytes", type=int)
-    http.add_argument("--request-timeout", type=float, metavar="SECONDS")
+    add_front_flags(parser)
     pools = parser.add_argument_group("pools")
     for pool in (*Leg, "ingress"):
         pools.add_argument(f"--{pool}-replicas", metavar="N|MIN-MAX", help="default: 1")
@@ -66,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     args = cluster_args(arguments)
-    check_host(arguments.host, arguments.allow_unauthenticated)
+    front = args.front
+    check_access(front.keys(os.environ), front.allow_unauthenticated, host=arguments.host)
     with listen(arguments.host, arguments.port) as listener:
         port = listener.getsockname()[1]
     weights = args.engine_config.load_format != "dummy"
@@ -100,9 +94,12 @@ def cluster_args(arguments: argparse.Namespace) -> ClusterArgs:
         "drain_s": arguments.drain,
         "engine": given_knobs(arguments),
         "rpc": given_plane_flags(arguments),
+        "front": given_front_flags(arguments),
         "worker_host": "127.0.0.1" if _starts_ray() else None,
         **{pool: said for pool, said in pools.items() if said["replicas"] is not None},
     }
+    if VARIABLE in os.environ:  # a cluster that we join has an environment of its own
+        given["front"] = {**given["front"], "require_api_key": True}
     said = {name: value for name, value in given.items() if value is not None}
     return ClusterArgs.checked(merged(options, said))
 
@@ -127,10 +124,16 @@ def _serve(args: ClusterArgs, host: str, port: int, name: str, stop: _Stop) -> N
     from ray import serve
 
     from cluster.app import APP_NAME, build
-    from cluster.ray_cluster import ray_cluster, start_front
+    from cluster.ray_cluster import num_nodes, ray_cluster, start_front
 
     own = _starts_ray()
     with ray_cluster(own, _num_cpus(args)):
+        check_access(
+            args.front.keys(os.environ),
+            args.front.allow_unauthenticated,
+            host=host,
+            num_nodes=num_nodes(),
+        )
         start_front(host, port)
         application = serve.RunTarget(target=build(args), name=APP_NAME, route_prefix="/")
         serve.run_many([application], wait_for_applications_running=False)

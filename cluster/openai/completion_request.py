@@ -8,8 +8,6 @@ from pydantic_core import PydanticCustomError
 
 from cluster.openai.sampling_fields import SamplingFields
 
-MAX_PROMPTS = 1024
-MAX_CHOICES = 4096  # of all prompts together
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cluster.openai.chat_request import ChatRequest
-from cluster.openai.completion_request import (
-    DEFAULT_MAX_TOKENS,
-    MAX_CHOICES,
-    MAX_PROMPTS,
-    CompletionRequest,
-)
+from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
+from cluster.openai.request_limits import RequestLimits
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.served_model import ServedModel, too_long
 from engine.errors import RequestError
@@ -50,12 +46,20 @@ class Plan:
     priority: int = 0
     cache_salt: str = ""
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
 
-def plan_completion(request: CompletionRequest, model: ServedModel) -> Plan:
+
+_NO_LIMITS = RequestLimits()
+
+
+def plan_completion(
+    request: CompletionRequest, model: ServedModel, limits: RequestLimits = _NO_LIMITS
+) -> Plan:
     request.check_stream_options()
-    prompts = tuple(_read_prompts(request, model))
-    if len(prompts) * (request.n or 1) > MAX_CHOICES:
-        raise RequestError("n", f"more than {MAX_CHOICES} choices in one request")
+    prompts = tuple(_read_prompts(request, model, limits))
+    limits.check_n(request.n or 1, len(prompts))
     wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     echo_only = request.echo and wanted == 0
     most = min(_room(prompt, model, "prompt") for prompt in prompts)
@@ -72,11 +76,13 @@ def plan_completion(request: CompletionRequest, model: ServedModel) -> Plan:
     return _checked(Plan(prompts, params, options, *_scheduling(request)), model, most)
 
 
-def plan_chat(request: ChatRequest, model: ServedModel) -> Plan:
+def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = _NO_LIMITS) -> Plan:
     request.check_stream_options()
+    limits.check_n(request.n or 1, 1)
     logprobs = request.num_logprobs()
     text = model.render(request.chat_messages(), request.chat_options())
     token_ids = model.encode(text, add_special_tokens=request.add_special_tokens, param="messages")
+    limits.check_prompt(len(token_ids), "messages")
     prompt = Prompt(token_ids)
     most = _room(prompt, model, "messages")
     wanted = request.wanted_max_tokens()
@@ -87,18 +93,21 @@ def plan_chat(request: ChatRequest, model: ServedModel) -> Plan:
     return _checked(Plan((prompt,), params, options, *_scheduling(request)), model, most)
 
 
-def _read_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:
+def _read_prompts(
+    request: CompletionRequest, model: ServedModel, limits: RequestLimits
+) -> list[Prompt]:
     prompts: list[Prompt] = []
     for prompt in request.prompts():
-        if len(prompts) == MAX_PROMPTS:
-            raise RequestError("prompt", f"more than {MAX_PROMPTS} prompts in one request")
+        limits.check_num_prompts(len(prompts) + 1)
         if isinstance(prompt, str):
             add = request.add_special_tokens
             token_ids = model.encode(prompt, add_special_tokens=add, param="prompt")
             if not token_ids:
                 raise RequestError("prompt", "must hold at least one token")
+            limits.check_prompt(len(token_ids), "prompt")
             prompts.append(Prompt(token_ids, prompt))
         else:
+            limits.check_prompt(len(prompt), "prompt")
             model.check_token_ids(prompt, "prompt")
             prompts.append(Prompt(prompt))
     return prompts

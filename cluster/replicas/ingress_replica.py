@@ -4,18 +4,22 @@ engine."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
+from cluster.access import check_access
+from cluster.api_keys import ApiKeys
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
 from cluster.exchange import HttpLimits
 from cluster.http import build_app
 from cluster.membership import MEMBERSHIP, Replicas
 from cluster.pools import Pools
+from cluster.ray_cluster import front_host, num_nodes
 from cluster.relay import Relay, RelayConfig
 from cluster.text_side import load_text_side
 from engine.errors import UnavailableError
@@ -35,6 +39,8 @@ class IngressReplica:
     ) -> None:
         show_progress(sys.__stderr__)  # Serve keeps sys.stderr for its files
         args = ClusterArgs.model_validate(options)
+        keys = args.front.keys(os.environ)
+        await asyncio.to_thread(_check_access, keys, args)
         weights = args.engine_config.load_format != "dummy"
         text = await asyncio.to_thread(
             load_text_side, args.engine_config, args.served_model_name, weights=weights
@@ -54,7 +60,9 @@ class IngressReplica:
         )
         self._relay = Relay(self._pools, RelayConfig(args.local_prefill_mode))
         http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
-        self._http, self._front = build_app(self._relay, model, http)
+        self._http, self._front = build_app(
+            self._relay, model, http, args.front.gate(keys), args.front.limits
+        )
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return self._http
@@ -74,3 +82,9 @@ class IngressReplica:
             loop.call_soon_threadsafe(self._pools.update, Leg(pool), replicas)
 
         return listen
+
+
+def _check_access(keys: ApiKeys | None, args: ClusterArgs) -> None:
+    """Also of who deploys a file, and of a cluster that has grown since."""
+    allowed = args.front.allow_unauthenticated
+    check_access(keys, allowed, host=front_host(), num_nodes=num_nodes())

@@ -6,9 +6,13 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.api_keys import ApiKeys
 from cluster.exchange import HttpLimits
 from cluster.front import Front
+from cluster.gate import Gate
 from cluster.http import build_app
+from cluster.openai.request_limits import RequestLimits
+from cluster.rate_limit import Rates
 from cluster.served_model import ServedModel
 from tests.cluster.fakes import FakeBackend, Script, small_model
 
@@ -50,9 +54,13 @@ def make_server(
     script: Script | None = None,
     model: ServedModel | None = None,
     limits: HttpLimits | None = None,
+    *,
+    keys: ApiKeys | None = None,
+    rates: Rates | None = None,
+    request_limits: RequestLimits | None = None,
 ) -> Server:
     backend, model = FakeBackend(script), model or small_model()
-    app, front = build_app(backend, model, limits)
+    app, front = build_app(backend, model, limits, Gate(keys, rates), request_limits)
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     client = httpx.AsyncClient(transport=transport, base_url="http://test")
     return Server(client, backend, front, model)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cluster.exchange import HttpLimits
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from engine.errors import EngineError, RequestError, UnavailableError
 from tests.cluster.conftest import Server, make_server
@@ -241,6 +242,24 @@ async def test_choices_of_all_prompts_together_are_bounded(server: Server) -> No
     error = await refused(server, COMPLETIONS, {"prompt": ["x"] * 33, "n": 128})
     assert error["param"] == "n"
     assert server.backend.streams == []
+
+
+async def test_operators_may_ask_for_tighter_bounds() -> None:
+    server = make_server(request_limits=RequestLimits(max_prompt_tokens=20, max_n=2, max_prompts=3))
+    body: dict[str, Any] = {"prompt": [[1] * 20] * 3, "n": 2}
+    await server.ok(COMPLETIONS, **body)
+    for path, field, value, said in (
+        (COMPLETIONS, "prompt", [1] * 21, "prompt: 21 tokens, and this server takes 20"),
+        (COMPLETIONS, "prompt", "word " * 21, "and this server takes 20"),
+        (COMPLETIONS, "prompt", ["x"] * 4, "prompt: more than 3 prompts"),
+        (COMPLETIONS, "n", 3, "n: 3, must be at most 2"),
+        (CHAT, "n", 3, "n: 3, must be at most 2"),
+        (CHAT, "messages", [{"role": "user", "content": "word " * 21}], "this server takes 20"),
+    ):
+        good = {"prompt": "x"} if path == COMPLETIONS else {"messages": HELLO}
+        error = await refused(server, path, {**good, field: value})
+        assert error["param"] == field
+        assert said in error["message"]
 
 
 async def test_context_that_does_not_fit_has_openais_code(server: Server) -> None:

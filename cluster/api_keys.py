@@ -1,0 +1,107 @@
+"""API keys: who may use the HTTP front. Read once, at start; never logged, never an argument."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from engine.errors import ConfigError
+
+VARIABLE = "KVRELAY_API_KEYS"
+FILE_FIELD = "api_key_file"
+_MAX_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_KEY = re.compile(r"[\x21-\x7e]{8,512}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """`name` stands for the key wherever one is counted or written of."""
+
+    name: str
+    digest: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeys:
+    """At least one. Digests are compared, each of them each time: how long that takes tells
+    neither how much of a key was right nor which of them it was."""
+
+    keys: tuple[ApiKey, ...]
+
+    @classmethod
+    def load(cls, path: str | None, environ: Mapping[str, str]) -> Self | None:
+        """From the file, or else from the environment; None where neither is set."""
+        if path is not None:
+            return cls.from_file(Path(path))
+        if VARIABLE in environ:
+            return cls._parse(VARIABLE, environ[VARIABLE].replace(",", "\n").splitlines())
+        return None
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Refuses a file that anyone but its owner may touch."""
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise ConfigError(FILE_FIELD, f"{path} is no regular file")
+                if status.st_mode & 0o077:
+                    mode = stat.S_IMODE(status.st_mode)
+                    raise ConfigError(
+                        FILE_FIELD,
+                        f"{path} is open to others (mode {mode:04o}); chmod 600 closes it",
+                    )
+                text = file.read(_MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
+        except OSError as error:
+            raise ConfigError(FILE_FIELD, f"{path} cannot be read: {error.strerror}") from error
+        return cls._parse(FILE_FIELD, text.splitlines())
+
+    @classmethod
+    def _parse(cls, source: str, lines: Iterable[str]) -> Self:
+        """Errors tell the line's number, never what is in it."""
+        keys: list[ApiKey] = []
+        for number, line in enumerate(lines, 1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            name, colon, key = line.partition(":")
+            if not colon:
+                name, key = f"key-{number}", line
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    source, f"line {number}: a name has 1 to 64 letters, digits, '_', '.' and '-'"
+                )
+            if not _KEY.fullmatch(key):
+                raise ConfigError(
+                    source, f"line {number}: a key has 8 to 512 visible ASCII characters"
+                )
+            keys.append(ApiKey(name, _digest(key)))
+        if not keys:
+            raise ConfigError(source, "holds no key; one a line, as NAME:KEY or KEY")
+        for what in ("name", "digest"):
+            if len({getattr(key, what) for key in keys}) < len(keys):
+                word = "names" if what == "name" else "keys"
+                raise ConfigError(source, f"the {word} must differ")
+        return cls(tuple(keys))
+
+    def find(self, authorization: str | None) -> ApiKey | None:
+        """Whose key the header `Authorization: Bearer KEY` brings."""
+        scheme, _, brought = (authorization or "").partition(" ")
+        digest = _digest(brought.strip())
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found if scheme.lower() == "bearer" else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

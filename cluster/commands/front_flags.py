@@ -1,0 +1,58 @@
+"""Flags of the HTTP front: where it listens, who is let in, how much one request may ask."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from cluster.api_keys import VARIABLE
+from cluster.front_args import FrontArgs
+
+_PREFIX = "front_"
+_HELP = {
+    "api_key_file": f"keys of those who are let in, one a line, for its owner's eyes only; or the "
+    f"variable {VARIABLE}",
+    "requests_per_minute": "of each key",
+    "tokens_per_minute": "of each key, read and written",
+    "max_prompt_tokens": "of each prompt (default: what the model takes)",
+    "max_n": "choices of one prompt",
+    "max_prompts": "prompts of one request",
+}
+
+
+def add_front_flags(parser: argparse.ArgumentParser) -> None:
+    http = parser.add_argument_group("HTTP")
+    http.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    http.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    http.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names in requests")
+    http.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        default=None,
+        dest=_PREFIX + "allow_unauthenticated",
+        help="listen beyond this machine, to whoever asks",
+    )
+    http.add_argument("--max-body-bytes", type=int, metavar="N")
+    http.add_argument("--request-timeout", type=float, metavar="SECONDS")
+    for name, text in _HELP.items():
+        default = FrontArgs.model_fields[name].default
+        http.add_argument(
+            "--" + name.replace("_", "-"),
+            dest=_PREFIX + name,
+            type=str if name == "api_key_file" else int,
+            metavar="FILE" if name == "api_key_file" else "N",
+            help=text if default is None else f"{text} (default: {default})",
+        )
+
+
+def given_front_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Those that were said; a path is the same wherever it is read."""
+    given = {
+        name.removeprefix(_PREFIX): value
+        for name, value in vars(arguments).items()
+        if name.startswith(_PREFIX) and value is not None
+    }
+    if "api_key_file" in given:
+        given["api_key_file"] = str(Path(given["api_key_file"]).absolute())
+    return given

@@ -1,0 +1,54 @@
+"""What a user may say about the HTTP front: who is let in, and how much one request may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from cluster.api_keys import VARIABLE, ApiKeys
+from cluster.gate import Gate
+from cluster.openai.request_limits import MAX_N, MAX_PROMPTS, RequestLimits
+from cluster.rate_limit import Rates
+from engine.errors import ConfigError
+
+
+class FrontArgs(BaseModel):
+    """Holds no key: these arguments are shown to whoever asks Ray for them. With
+    `require_api_key`, an ingress that finds no key where it runs does not start."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    api_key_file: str | None = None
+    require_api_key: bool = False
+    allow_unauthenticated: bool = False
+    requests_per_minute: int | None = Field(default=None, ge=1, le=10**9)
+    tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_n: int = Field(default=MAX_N, ge=1, le=MAX_N)
+    max_prompts: int = Field(default=MAX_PROMPTS, ge=1, le=MAX_PROMPTS)
+
+    @field_validator("api_key_file")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        if path is not None and not Path(path).is_absolute():
+            raise ValueError(f"{path!r}, must be an absolute path")
+        return path
+
+    def keys(self, environ: Mapping[str, str]) -> ApiKeys | None:
+        keys = ApiKeys.load(self.api_key_file, environ)
+        if keys is None and self.require_api_key:
+            raise ConfigError(
+                "require_api_key",
+                f"there is no API key here; api_key_file or {VARIABLE} has them, wherever an "
+                "ingress runs",
+            )
+        return keys
+
+    def gate(self, keys: ApiKeys | None) -> Gate:
+        return Gate(keys, Rates(self.requests_per_minute, self.tokens_per_minute))
+
+    @property
+    def limits(self) -> RequestLimits:
+        return RequestLimits(self.max_prompt_tokens, self.max_n, self.max_prompts)

@@ -1,0 +1,31 @@
+"""Bounds on what one request may ask for, tighter than the model's own if its operator wants."""
+
+from dataclasses import dataclass
+
+from engine.errors import RequestError
+
+MAX_N = 128
+MAX_PROMPTS = 1024
+MAX_CHOICES = 4096  # of all prompts together
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    max_prompt_tokens: int | None = None  # of each prompt; None: what the model takes
+    max_n: int = MAX_N
+    max_prompts: int = MAX_PROMPTS
+
+    def check_num_prompts(self, num_prompts: int) -> None:
+        if num_prompts > self.max_prompts:
+            raise RequestError("prompt", f"more than {self.max_prompts} prompts in one request")
+
+    def check_n(self, n: int, num_prompts: int) -> None:
+        if n > self.max_n:
+            raise RequestError("n", f"{n}, must be at most {self.max_n}")
+        if n * num_prompts > MAX_CHOICES:
+            raise RequestError("n", f"more than {MAX_CHOICES} choices in one request")
+
+    def check_prompt(self, num_tokens: int, param: str) -> None:
+        most = self.max_prompt_tokens
+        if most is not None and num_tokens > most:
+            raise RequestError(param, f"{num_tokens} tokens, and this server takes {most}")

@@ -1,0 +1,35 @@
+"""What is wrong with options, in our words: the key, in its place, and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from engine.errors import ConfigError
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+def checked(kind: type[Options], options: Mapping[str, Any]) -> Options:
+    """ConfigError names the key."""
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise _config_error(".".join(map(str, first["loc"])), first) from error
+
+
+def _config_error(path: str, error: ErrorDetails) -> ConfigError:
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
+    if not path:  # said by a check of the whole, which names the key itself
+        path, _, message = message.partition(": ")
+    match error["type"]:
+        case "extra_forbidden":
+            return ConfigError(path, "unknown option")
+        case "value_error":
+            return ConfigError(path, message)
+        case _:
+            return ConfigError(path, f"must {message}")
