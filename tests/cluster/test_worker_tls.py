@@ -74,7 +74,8 @@ async def workers(folder: Path) -> AsyncIterator[Workers]:
             _, line = await stack.enter_async_context(child)
             assert line, log.read_text()
             addresses.append(line.split()[-1])
-        yield Workers(*addresses, folder / "0.log")
+        decode, prefill, stranger = addresses
+        yield Workers(decode, prefill, stranger, folder / "0.log")
 
 
 async def generate(workers: Workers, prefill: str, *flags: str) -> tuple[str, str]:

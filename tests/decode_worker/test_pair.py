@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from decode_worker.answerer import LocalPrefill
 from engine.async_engine import AsyncEngine
+from engine.async_streams import HandOverStream
 from engine.engine import Engine
 from engine.handoff import Reservation
 from engine.request import ChoiceSoFar, GenerationRequest, RequestId
@@ -121,6 +122,34 @@ async def test_going_on_from_what_was_sent(pair: WorkerPair, alone: Engine) -> N
     whole = answer(alone, PROMPTS[64], HOT).tokens[0]
     told = await pair.ask(PROMPTS[64], HOT, sent=(ChoiceSoFar(whole[:3]),))
     assert told.tokens[0] == whole[3:]
+
+
+@pytest.mark.parametrize("params", [HOT, *ASKED[1:5]])
+async def test_a_prompt_that_comes_without_a_token(
+    pair: WorkerPair, alone: Engine, monkeypatch: pytest.MonkeyPatch, params: SamplingParams
+) -> None:
+    """As from a prefill worker that cannot draw by a grammar: where the prompt is answered, its
+    last token is computed again."""
+    hand_over = pair.prefill.engine.hand_over
+
+    def without_drawing(request: GenerationRequest) -> HandOverStream:
+        assert request.hand_over is not None
+        return hand_over(replace(request, hand_over=replace(request.hand_over, draw=False)))
+
+    monkeypatch.setattr(pair.prefill.engine, "hand_over", without_drawing)
+    for length in (1, 16, 17, 100):
+        prompt = PROMPTS[length]
+        expected = answer(alone, prompt, params)
+        steps = pair.decode.engine.engine.num_steps
+        told = await pair.ask(prompt, params)  # cold
+        told.check_equal(expected)
+        num_tokens = max(map(len, told.tokens.values()))
+        assert pair.decode.engine.engine.num_steps - steps == num_tokens, "one for the first token"
+        await pair.forget(pair.prefill)
+        (await pair.ask(prompt, params)).check_equal(expected)  # warm here
+        await pair.forget(pair.decode)
+        (await pair.ask(prompt, params)).check_equal(expected)  # warm there
+        await pair.forget(pair.prefill, pair.decode)
 
 
 async def test_a_request_that_is_gone_in_the_same_turn_leaves_nothing(pair: WorkerPair) -> None:

@@ -1,0 +1,101 @@
+"""A decode worker that is too small for what it answers preempts while prompts go on arriving:
+token for token as one engine with room for all (fp32)."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from decode_worker.answerer import LocalPrefill
+from engine.engine import Engine
+from engine.handoff import Reservation
+from engine.memory import bytes_needed
+from engine.sampling import SamplingParams
+from tests.decode_worker.worker_pair import WorkerPair
+from tests.engine.models_on_disk import CONFIGS, make_tiny
+from tests.engine.pair import make_engine
+from tests.engine.test_exact import random_prompts
+from tests.engine.test_hand_over import answer
+
+HOT = SamplingParams(temperature=1.0, seed=5, max_tokens=50, ignore_eos=True)
+PROMPTS = random_prompts(12, 18, 40, seed=4)
+SMALL = {"max_model_len": 96, "max_num_batched_tokens": 32}
+
+
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(request.param, tmp_path_factory.mktemp(request.param)).folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Engine:
+    return make_engine(str(folder))
+
+
+def small_engine(folder: Path, alone: Engine, mode: str) -> Engine:
+    """Its cache has room for one sequence of the greatest length and a little."""
+    num_bytes = bytes_needed(alone.info.cache.layouts, 96, 32)
+    return make_engine(str(folder), preemption_mode=mode, kv_cache_memory_bytes=num_bytes, **SMALL)
+
+
+class Preemptions:
+    """How many there had been whenever blocks for a prompt were reserved."""
+
+    def __init__(self, pair: WorkerPair) -> None:
+        self.seen: list[int] = []
+        self._engine = pair.decode.engine
+        self._reserved = pair.decode.fetcher.on_reserved
+        self._asked: list[asyncio.Task[None]] = []
+        pair.decode.fetcher.on_reserved = self._on_reserved  # type: ignore[method-assign]
+
+    def _on_reserved(self, reservation: Reservation) -> None:
+        self._asked.append(asyncio.ensure_future(self._note()))
+        self._reserved(reservation)
+
+    async def _note(self) -> None:
+        stats = await self._engine.ask(lambda engine: engine.scheduler_stats())
+        self.seen.append(stats.num_preemptions)
+
+    async def wait(self) -> None:
+        await asyncio.gather(*self._asked)
+
+
+@pytest.mark.parametrize("connector", ["inprocess", "socket"])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+async def test_preempted_while_others_arrive(
+    folder: Path, alone: Engine, mode: str, connector: str
+) -> None:
+    decode = small_engine(folder, alone, mode)
+    pair = await WorkerPair.start(make_engine(str(folder)), decode, (connector,))
+    preemptions = Preemptions(pair)
+    asked = [(prompt, replace(HOT, n=1 + (i % 4 == 0))) for i, prompt in enumerate(PROMPTS)]
+    expected = [answer(alone, prompt, params) for prompt, params in asked]
+    told = await asyncio.gather(*(pair.ask(*each) for each in asked))
+    for mine, theirs in zip(told, expected, strict=True):
+        mine.check_equal(theirs)
+    await pair.check_idle()
+    await preemptions.wait()
+    assert len(preemptions.seen) == len(PROMPTS), "nobody fetches again"
+    assert preemptions.seen[-1] > 0, "some were preempted before the last one came"
+    await pair.stop()
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+async def test_preempted_while_prompts_of_both_kinds_arrive(
+    folder: Path, alone: Engine, mode: str
+) -> None:
+    """Every other prompt is computed here, in chunks, between those that come."""
+    pair = await WorkerPair.start(
+        make_engine(str(folder)), small_engine(folder, alone, mode), ("inprocess",)
+    )
+    expected = [answer(alone, prompt, HOT) for prompt in PROMPTS]
+    modes = (LocalPrefill.NEVER, LocalPrefill.ALWAYS)
+    asks = [pair.ask(prompt, HOT, modes[i % 2]) for i, prompt in enumerate(PROMPTS)]
+    for mine, theirs in zip(await asyncio.gather(*asks), expected, strict=True):
+        mine.check_equal(theirs)
+    await pair.check_idle()
+    stats = await pair.decode.engine.ask(lambda engine: engine.scheduler_stats())
+    assert stats.num_preemptions > 0
+    assert pair.decode.fetcher.outcomes["Delivered"] == len(PROMPTS) // 2
+    await pair.stop()
