@@ -49,7 +49,7 @@ class DecodeWorker(Node):
             yield self._progress()
             await asyncio.sleep(DRAIN_PERIOD_S)
         self.sessions.fail_requests(UnavailableError("the worker is draining"))
-        self.exchange.holder.end_leases()
+        await self._end_leases()
         yield self._progress(done=True)
 
     def _is_busy(self) -> bool:

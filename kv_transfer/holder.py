@@ -44,6 +44,9 @@ class HolderConfig:
     max_leases: int = 1024
 
 
+_ENDED = Failure(kind=Failure.KIND_UNAVAILABLE, message="this worker has drained long enough")
+
+
 class Holder(HandOffServicer):
     """Serves one hand-off a stream; every block that it names is held until the stream ends."""
 
@@ -61,7 +64,7 @@ class Holder(HandOffServicer):
         self._leases_out = leases_out
         self._faults = faults
         self._num_leases = 0
-        self._draining = False
+        self._draining = self._ended = False
         self._serving: set[asyncio.Task[object]] = set()
 
     @property
@@ -73,7 +76,8 @@ class Holder(HandOffServicer):
         self._draining = True
 
     def end_leases(self) -> None:
-        """Those that are left; their pullers see the stream break."""
+        """Those that are left; their pullers are told."""
+        self._ended = True
         for task in self._serving:
             task.cancel()
 
@@ -98,6 +102,11 @@ class Holder(HandOffServicer):
             await _tell(context, refused.failure)
         except TransferError as error:
             await _tell(context, Failure(kind=Failure.KIND_INTERNAL, message=str(error)))
+        except asyncio.CancelledError:
+            if not self._ended:  # the stream is gone
+                raise
+            # A handler that is cancelled by anyone else leaves its stream open.
+            await _tell(context, _ENDED)
         finally:
             stream.close()
             self._source.drop(lease.end())
@@ -275,7 +284,7 @@ class _HandOff:
 
 
 async def _tell(context: Context, failure: Failure) -> None:
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, grpc.aio.UsageError, grpc.aio.InternalError):
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await context.write(HolderMessage(failure=failure))
 

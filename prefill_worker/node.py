@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_PERIOD_S = 0.1
 STOP_GRACE_S = 0.5  # for last words that are on their way
+LEASE_POLL_S = 0.005
 INTEGRITY_TIMEOUT_S = 5.0
 
 
@@ -174,8 +175,15 @@ class Node:
         while self.num_leases and (end is None or time.monotonic() < end):
             yield DrainProgress(num_leases=self.num_leases)
             await asyncio.sleep(DRAIN_PERIOD_S)
-        self.exchange.holder.end_leases()
+        await self._end_leases()
         yield DrainProgress(num_leases=self.num_leases, done=True)
+
+    async def _end_leases(self) -> None:
+        """Their streams end, and what they held is let go of."""
+        self.exchange.holder.end_leases()
+        end = time.monotonic() + STOP_GRACE_S
+        while self.num_leases and time.monotonic() < end:
+            await asyncio.sleep(LEASE_POLL_S)
 
     async def _open_connectors(self, regions: Sequence[PoolRegion]) -> list[Connector]:
         opened, problems = [], []

@@ -10,6 +10,7 @@ import pytest
 from engine.errors import UnavailableError
 from engine.request import GenerationRequest, RequestId
 from protos.events_pb2 import LoadReport
+from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
 from tests.faults.conftest import PARAMS, PROMPTS
 from tests.faults.workers import NOTICED_S, Relay
@@ -60,6 +61,22 @@ async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
         one.check_equal(expected["300"])
     assert await relay.decode.died() == 0
     await relay.first.check_settled()
+    await relay.decode.restart()
+    await relay.reconnect()
+
+
+async def test_what_is_left_when_it_has_drained_long_enough_fails(relay: Relay) -> None:
+    """A prompt that never comes, as its holder is stopped and its link not given up yet."""
+    relay.first.set_faults("holder.chunk:2=stop")
+    begun = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="left"))
+    await relay.first.stopped()
+    progress = await relay.decode.drain(deadline_s=0.3)
+    assert progress[0].num_sequences == 1
+    assert progress[-1] == DrainProgress(done=True)
+    with pytest.raises(UnavailableError, match="draining"):
+        await begun
+    relay.first.go_on()
+    await relay.decode.check_settled()
     await relay.decode.restart()
     await relay.reconnect()
 

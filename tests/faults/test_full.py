@@ -3,20 +3,16 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from decode_worker.answerer import LocalPrefill
-from engine.wire.params import encode_params
-from protos.handoff_pb2 import Ask, Compute, HolderMessage, PullerMessage
-from protos.handoff_pb2_grpc import HandOffStub
-from protos.rpc import PROTOCOL
 from tests.engine.pair import Answer
 from tests.faults.conftest import PARAMS, PROMPTS
-from tests.faults.workers import Relay, Worker
+from tests.faults.workers import Relay, Worker, leased
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -90,7 +86,9 @@ async def test_a_prefill_worker_whose_blocks_are_all_leased_waits_too(
     names = ["300", "250"] * 4
     async with AsyncExitStack() as leases:
         for number in range(2):
-            await leases.enter_async_context(leased(worker, f"lease {number}"))
+            await leases.enter_async_context(
+                leased(worker, PROMPTS["300"], PARAMS, f"lease {number}")
+            )
         asked = [
             asyncio.ensure_future(relay.ask(PROMPTS[n], PARAMS, worker, salt=f"behind {i}"))
             for i, n in enumerate(names)
@@ -138,26 +136,3 @@ async def answer_without_end(relay: Relay, expected: dict[str, Answer], over: as
         told.check_equal(expected["33"])
         num_answered += 1
     return num_answered
-
-
-@asynccontextmanager
-async def leased(worker: Worker, salt: str) -> AsyncIterator[None]:
-    """All of a prompt's blocks, offered to a puller that does not say whether it took them."""
-    ask = Ask(
-        protocol=PROTOCOL,
-        handoff_id=salt,
-        holder_incarnation=(await worker.load()).incarnation,
-        token_ids=PROMPTS["300"],
-        cache_salt=salt,
-        compute=Compute(params=encode_params(PARAMS), draw=True),
-    )
-    stream = HandOffStub(worker.channel).Open()
-    await stream.write(PullerMessage(ask=ask))
-    kind = ""
-    while kind != "finished":
-        message = await stream.read()
-        assert isinstance(message, HolderMessage)
-        kind = message.WhichOneof("kind") or ""
-        assert kind in ("waiting", "chunk", "finished"), message
-    yield
-    stream.cancel()

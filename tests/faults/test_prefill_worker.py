@@ -4,13 +4,17 @@ import asyncio
 import signal
 import time
 
+import grpc.aio
 import pytest
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate
 from engine.errors import UnavailableError
+from protos.generation_pb2 import Failure
+from protos.handoff_pb2 import HolderMessage
+from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
 from tests.faults.conftest import PARAMS, PROMPTS
-from tests.faults.workers import FOUND_S, NOTICED_S, RESTARTED_S, SLACK_S, Relay
+from tests.faults.workers import FOUND_S, NOTICED_S, RESTARTED_S, SLACK_S, Relay, leased
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -81,6 +85,28 @@ async def test_told_to_end_it_hands_over_what_it_has_begun(
     for told in await later:
         told.check_equal(expected["250"])
     assert await relay.first.died() == 0
+    await relay.first.restart()
+
+
+async def test_what_is_left_when_it_has_drained_long_enough_ends(
+    relay: Relay, expected: Expected
+) -> None:
+    """One puller says nothing more, another one is stopped in the middle."""
+    async with leased(relay.first, PROMPTS["300"], PARAMS, "silent") as silent:
+        relay.decode.set_faults("puller.chunk:2=block")
+        begun = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="drained"))
+        await relay.first.until(lambda load: load.num_leases == 2)
+        started = time.monotonic()
+        progress = await relay.first.drain(deadline_s=0.5)
+        assert 0.5 <= time.monotonic() - started < 0.5 + SLACK_S
+        assert progress[0].num_leases == 2
+        assert progress[-1] == DrainProgress(done=True)
+        last = await silent.read()
+        assert isinstance(last, HolderMessage)
+        assert last.failure.kind == Failure.KIND_UNAVAILABLE
+        assert await silent.read() is grpc.aio.EOF
+    (await begun).check_equal(expected["300"])  # by the other one
+    await relay.first.check_settled()
     await relay.first.restart()
 
 

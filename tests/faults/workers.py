@@ -6,12 +6,13 @@ import os
 import signal
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+import grpc.aio
 import yaml
 
 from cluster.session import SessionBackend
@@ -19,10 +20,13 @@ from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
+from engine.wire.params import encode_params
 from protos.events_pb2 import LoadReport, SubscribeRequest
 from protos.events_pb2_grpc import WorkerEventsStub
+from protos.handoff_pb2 import Ask, Compute, HolderMessage, PullerMessage
+from protos.handoff_pb2_grpc import HandOffStub
 from protos.rpc import PROTOCOL, Plane
-from protos.worker_pb2 import HealthReport, HealthRequest
+from protos.worker_pb2 import DrainProgress, DrainRequest, HealthReport, HealthRequest
 from protos.worker_pb2_grpc import WorkerStub
 from tests.engine.pair import Answer
 from tests.processes import python
@@ -44,6 +48,7 @@ ENGINE = {
     "num_threads": 1,
     "stall_timeout_s": 1.0,
 }
+Hold = grpc.aio.StreamStreamCall[PullerMessage, HolderMessage]
 _serial = count()
 
 
@@ -133,6 +138,11 @@ class Worker:
         return await WorkerStub(self.channel).CheckHealth(
             HealthRequest(check_integrity=True), timeout=10
         )
+
+    async def drain(self, deadline_s: float) -> list[DrainProgress]:
+        """All that it says until it is done."""
+        request = DrainRequest(deadline_ms=int(1000 * deadline_s))
+        return [one async for one in WorkerStub(self.channel).Drain(request, timeout=30)]
 
     async def load(self) -> LoadReport:
         async with aclosing(self.loads()) as reports:
@@ -264,3 +274,28 @@ class Relay:
             answer.check_equal(expected[name])
         for worker in self.workers:
             await worker.check_settled()
+
+
+@asynccontextmanager
+async def leased(
+    worker: Worker, prompt: Sequence[int], params: SamplingParams, salt: str
+) -> AsyncIterator[Hold]:
+    """All of a prompt's blocks, offered to a puller that does not say whether it took them."""
+    ask = Ask(
+        protocol=PROTOCOL,
+        handoff_id=salt,
+        holder_incarnation=(await worker.load()).incarnation,
+        token_ids=prompt,
+        cache_salt=salt,
+        compute=Compute(params=encode_params(params), draw=True),
+    )
+    stream = HandOffStub(worker.channel).Open()
+    await stream.write(PullerMessage(ask=ask))
+    kind = ""
+    while kind != "finished":
+        message = await stream.read()
+        assert isinstance(message, HolderMessage)
+        kind = message.WhichOneof("kind") or ""
+        assert kind in ("waiting", "chunk", "finished"), message
+    yield stream
+    stream.cancel()
