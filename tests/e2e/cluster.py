@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
+import ray
 
 START_S = 120.0
 _MARK = "KVRELAY_TEST_CLUSTER"
@@ -65,6 +68,20 @@ class Cluster:
 
     def replicas(self, pool: str) -> list[int]:
         return self.pids(f"ray::ServeReplica:kvrelay:{pool}")
+
+    @property
+    def ray_address(self) -> str:
+        (raylet,) = self.pids(f"{Path(ray.__file__).parent}/core/src/ray/raylet/raylet")
+        words = Path(f"/proc/{raylet}/cmdline").read_bytes().decode().split("\0")
+        (address,) = [word.split("=")[1] for word in words if word.startswith("--gcs-address=")]
+        return address
+
+    def redeploy(self, **args: Any) -> None:
+        """Returns when the last of the old replicas is being stopped."""
+        command = [sys.executable, "-m", "tests.e2e.redeploy", json.dumps(args)]
+        environment = {**os.environ, "RAY_ADDRESS": self.ray_address, "RAY_AUTH_MODE": "token"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
     def is_ready(self) -> bool:
         try:

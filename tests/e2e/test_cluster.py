@@ -14,6 +14,13 @@ import pytest
 
 from tests.e2e.cluster import Cluster, kill, wait_until
 
+ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 48 << 20, "max_num_seqs": 16}
+ARGS = {
+    "model": "bundled",
+    "served_model_name": ["mine"],
+    "decode": {"replicas": 2},
+    "worker_host": "127.0.0.1",
+}
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
 NUM_TOKENS = 400
@@ -129,6 +136,39 @@ def test_an_ingress_that_is_killed_comes_back(
     kill(before)
     wait_until(cluster.is_ready, BACK_S, cluster.said)
     assert streamed(cluster.url, PROMPTS[0]) == expected[0]
+
+
+def test_a_front_that_is_killed_comes_back(
+    cluster: Cluster, expected: list[tuple[str, int]]
+) -> None:
+    kill(cluster.pids("ray::HAProxyManager"))
+    wait_until(lambda: not cluster.is_ready(), BACK_S)
+    wait_until(cluster.is_ready, BACK_S, cluster.said)
+    assert streamed(cluster.url, PROMPTS[0]) == expected[0]
+
+
+def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[str, int]]) -> None:
+    """Every replica is replaced, the new ones first; answers that outlast `drain_s` move."""
+    before = {pid for pool in ("prefill", "decode", "ingress") for pid in cluster.replicas(pool)}
+    answers: list[tuple[str, int]] = []
+    stop = threading.Event()
+
+    def keep_asking(number: int) -> None:
+        while not stop.is_set():
+            answer = streamed(cluster.url, PROMPTS[number])
+            assert answer == expected[number]
+            answers.append(answer)
+
+    with ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(keep_asking, number) for number in range(4)]
+        try:
+            cluster.redeploy(**ARGS, engine={**ENGINE, "max_num_seqs": 12}, drain_s=0.2)
+        finally:
+            stop.set()
+        for one in asking:
+            one.result(120)
+    assert answers
+    assert not before & {pid for pool in ("prefill", "decode") for pid in cluster.replicas(pool)}
 
 
 def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
