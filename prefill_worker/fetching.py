@@ -229,6 +229,8 @@ class Fetcher:
                 return delivered
             except TransferError as error:
                 logger.info("no prefix from %s: %s", address, error)
+                if isinstance(error, Unreachable) and wanted.left_s() != 0.0:
+                    self.prefixes.note_unreached(incarnation)
             if attempt.hand_off is not None and await attempt.hand_off.unfinished():
                 return ComputeHere()
         return Delivered(end=reservation.held.start)
@@ -238,7 +240,7 @@ class Fetcher:
             async with asyncio.timeout(left_s):
                 return await self._exchange.links.get(address, incarnation)
         except TimeoutError:
-            raise TransferError(f"{address} was not reached in time") from None
+            raise Unreachable(f"{address} was not reached in time") from None
 
     async def _pull(
         self,

@@ -1,5 +1,6 @@
 """Which of the workers that hold a prompt's beginning is asked for it, if any."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from prefill_worker.prefix_cost import (
 )
 
 GRACE_S = 1.0
+UNREACHED_PAUSE_S = 10.0  # so that who cannot be reached holds up few prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,12 @@ class PrefixPlanner:
         self._links = links
         self._incarnation = incarnation
         self._block_size = engine.engine.info.shape.block_size
+        self._unreached: dict[int, float] = {}  # incarnations, and when to try again
+
+    def note_unreached(self, incarnation: int) -> None:
+        now = time.monotonic()
+        self._unreached = {one: end for one, end in self._unreached.items() if end > now}
+        self._unreached[incarnation] = now + UNREACHED_PAUSE_S
 
     def plan(
         self, sources: Sequence[PrefixSource], num_prompt_tokens: int, num_held_up: int = 0
@@ -57,8 +65,14 @@ class PrefixPlanner:
         )
 
     def _others(self, sources: Sequence[PrefixSource]) -> list[PrefixSource]:
-        size = self._block_size
-        return [s for s in sources if s.incarnation != self._incarnation and s.num_tokens >= size]
+        size, now = self._block_size, time.monotonic()
+        return [
+            source
+            for source in sources
+            if source.incarnation != self._incarnation
+            and source.num_tokens >= size
+            and self._unreached.get(source.incarnation, now) <= now
+        ]
 
     def _offer(self, source: PrefixSource, num_prompt_tokens: int) -> Offer:
         num_tokens = min(source.num_tokens, num_prompt_tokens)

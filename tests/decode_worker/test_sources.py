@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -179,6 +180,20 @@ async def test_sources_that_fail_cost_nothing_but_time(group: WorkerGroup, alone
     told.check_equal(expected)
     assert told.prompt is not None
     assert told.prompt.num_cached_tokens == 96, "the next in line has it"
+
+
+async def test_a_source_that_cannot_be_reached_holds_up_one_prompt(
+    group: WorkerGroup, alone: Engine
+) -> None:
+    expected = answer(alone, PROMPT, HOT)
+    planner = group.decode[0].fetcher.prefixes
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = PrefixSource(f"127.0.0.1:{silent.getsockname()[1]}", 7, 32)
+        (await group.ask(PROMPT, HOT, [source])).check_equal(expected)
+        assert planner.plan([source], 150) is None
+        await group.forget()
+        again = source._replace(incarnation=8)  # may be another process, at any address
+        assert planner.plan([source, again], 150) is not None
 
 
 async def test_what_is_computed_sooner_is_not_pulled(group: WorkerGroup, alone: Engine) -> None:
