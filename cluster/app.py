@@ -1,7 +1,5 @@
 """The Ray Serve application: `import_path: cluster.app:build` of a Serve config file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ray import serve
@@ -34,6 +32,11 @@ def build(args: ClusterArgs) -> serve.Application:
     return deployed(serve.ingress()(IngressReplica)).bind(options, *pools)
 
 
+def shutdown_limit_s(args: ClusterArgs) -> float:
+    """How long a replica that is stopped may take: whatever it answers ends sooner."""
+    return args.request_timeout_s + args.drain_s + _SHUTDOWN_MARGIN_S
+
+
 def _worker_pool(args: ClusterArgs, leg: Leg, placement: Placement) -> serve.Deployment:
     watch = RequestRouterConfig(request_router_class=ReplicaWatch)  # type: ignore[arg-type]
     deployed = serve.deployment(
@@ -51,7 +54,7 @@ def _options(args: ClusterArgs, placement: Placement) -> dict[str, Any]:
     options: dict[str, Any] = {
         "ray_actor_options": actor,
         "num_replicas": placement.range.least,
-        "graceful_shutdown_timeout_s": args.request_timeout_s + args.drain_s + _SHUTDOWN_MARGIN_S,
+        "graceful_shutdown_timeout_s": shutdown_limit_s(args),
         "graceful_shutdown_wait_loop_s": _DRAIN_LOOP_S,
         "health_check_period_s": _HEALTH_PERIOD_S,
         "health_check_timeout_s": _HEALTH_TIMEOUT_S,

@@ -1,0 +1,120 @@
+"""What is in deploy/ is what Ray, Serve, Kubernetes and the application take."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.app import shutdown_limit_s
+from cluster.cluster_args import ClusterArgs
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def load(name: str) -> dict[str, Any]:
+    loaded = yaml.safe_load((DEPLOY / name).read_text())
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def args_of(config: dict[str, Any]) -> ClusterArgs:
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    assert application.import_path == "cluster.app:build"
+    return ClusterArgs.checked(application.args)
+
+
+def test_the_serve_config_is_the_default_cluster() -> None:
+    config = load("serve.yaml")
+    assert args_of(config) == ClusterArgs()
+    assert config["http_options"]["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", ["ray-cluster.yaml", "ray-local.yaml"])
+def test_ray_takes_its_cluster_files(name: str) -> None:
+    validate_config(prepare_config(load(name)))
+
+
+def test_each_pool_has_a_node_type_of_its_own() -> None:
+    types = load("ray-cluster.yaml")["available_node_types"]
+    roles = {name: one.get("labels", {}).get("kvrelay-role") for name, one in types.items()}
+    assert roles == {"head": None, "prefill": "prefill", "decode": "decode"}
+
+
+# The fields of KubeRay's CRD (ray.io/v1 RayService) that the file uses, as it types them; the
+# file itself passes the whole CRD with unknown fields forbidden.
+STRING = {"type": "string"}
+INTEGER = {"type": "integer"}
+STRINGS = {"type": "object", "additionalProperties": STRING}
+
+
+def only(required: list[str] | None = None, /, **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required or [],
+        "additionalProperties": False,
+    }
+
+
+POD = only(["spec"], spec={"type": "object", "required": ["containers"]})
+GROUP = only(
+    ["groupName", "maxReplicas", "minReplicas", "template"],
+    groupName=STRING,
+    replicas=INTEGER,
+    minReplicas=INTEGER,
+    maxReplicas=INTEGER,
+    labels=STRINGS,
+    template=POD,
+)
+CLUSTER = only(
+    ["headGroupSpec"],
+    rayVersion=STRING,
+    enableInTreeAutoscaling={"type": "boolean"},
+    autoscalerOptions=only(version={"enum": ["v1", "v2"]}, idleTimeoutSeconds=INTEGER),
+    authOptions=only(mode={"enum": ["disabled", "token"]}),
+    headGroupSpec=only(["template"], resources=STRINGS, template=POD),
+    workerGroupSpecs={"type": "array", "items": GROUP},
+)
+RAY_SERVICE = only(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "ray.io/v1"},
+    kind={"const": "RayService"},
+    metadata=only(["name"], name=STRING),
+    spec=only(serveConfigV2=STRING, rayClusterConfig=CLUSTER),
+)
+
+
+def test_the_ray_service_fits_kuberay_s_definition() -> None:
+    jsonschema.Draft7Validator(RAY_SERVICE).validate(load("rayservice.yaml"))
+
+
+def test_the_ray_service_s_groups_are_those_that_its_pools_ask_for() -> None:
+    spec = load("rayservice.yaml")["spec"]
+    args = args_of(yaml.safe_load(spec["serveConfigV2"]))
+    groups = {
+        one["groupName"]: one["labels"] for one in spec["rayClusterConfig"]["workerGroupSpecs"]
+    }
+    assert groups == {
+        "prefill": args.prefill.label_selector,
+        "decode": args.decode.label_selector,
+        "ingress": args.ingress.label_selector,
+    }
+    pods = [spec["rayClusterConfig"]["headGroupSpec"]["template"]]
+    pods += [one["template"] for one in spec["rayClusterConfig"]["workerGroupSpecs"]]
+    for pod in pods:
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= shutdown_limit_s(args)
+
+
+def test_the_image_has_every_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    for pattern in packages:
+        package = pattern.removesuffix("*")
+        assert f"COPY {package} {package}\n" in dockerfile
