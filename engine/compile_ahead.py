@@ -30,7 +30,7 @@ from engine.sampler.cpu.launch import cache_part
 
 logger = logging.getLogger(__name__)
 
-MOST_CHILDREN = 2  # one kernel takes a third of the CPU time, so more would hardly be faster
+MOST_CHILDREN = 2  # the sampler alone takes half of the CPU time, so more would not be faster
 DEADLINE_S = 300.0  # for some 15 s of CPU time; where it takes longer, something is stuck
 
 

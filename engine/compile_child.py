@@ -46,7 +46,7 @@ def compile_shared(compilations: Sequence[Compilation], locks: IO[bytes]) -> Non
 
 
 def _compilations(dtype_name: str) -> list[Compilation]:
-    """A short one first, which shows whether the disk takes it; of the rest the longest."""
+    """Short ones first, which show whether the disk takes them, then the longest."""
     import torch
 
     from engine.kernels.cpu.kernels import CpuKernels
@@ -54,9 +54,14 @@ def _compilations(dtype_name: str) -> list[Compilation]:
     from engine.sampler.cpu.sampler import EntryPoints
 
     dtype = getattr(torch, dtype_name)
-    kernels = [*EntryPoints.of(dtype), *CpuKernels().used_for(dtype)]
-    codes: list[Compilation] = [lead_function, serve_function, *(kernel.code for kernel in kernels)]
-    return [partial(_keep, code) for code in codes]
+
+    def sampler() -> None:  # much is common to its two kernels, and compiled once by one process
+        for entry_point in EntryPoints.of(dtype):
+            entry_point.code()
+
+    compilations: list[Compilation] = [lead_function, serve_function, sampler]
+    compilations += [kernel.code for kernel in CpuKernels().used_for(dtype)]
+    return [partial(_keep, compile_one) for compile_one in compilations]
 
 
 def _keep(compile_one: Compilation) -> None:
