@@ -23,6 +23,8 @@ logger = logging.getLogger("kvrelay.ray")
 _HAPROXY_SETTINGS = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+    # A change of the ingress replicas starts HAProxy anew; the old one may end its answers.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     # A front that was killed is missed at the third check.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
