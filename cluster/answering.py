@@ -23,7 +23,6 @@ class Answer:
     ) -> None:
         self._plan = plan
         self._wording = wording
-        self._tokenizer = model.tokenizer
         self._exchange = exchange
         self._id = f"{wording.id_prefix}-{uuid.uuid4().hex}"
         self._envelope: Json = {
@@ -36,7 +35,7 @@ class Answer:
             self._envelope, wording, usage_in_events=plan.options.include_usage
         )
         options = plan.options
-        self._text_only = not (
+        self._text_only = wording.is_plain and not (
             options.return_token_ids or options.continuous_usage or options.logprobs is not None
         )
         self._opened: set[int] = set()
@@ -51,7 +50,7 @@ class Answer:
 
     @contextmanager
     def _submitted(self, backend: Backend, timeout_s: float) -> Iterator[None]:
-        plan = self._plan
+        plan, wording = self._plan, self._wording
         try:
             for number, prompt in enumerate(plan.prompts):
                 request = GenerationRequest(
@@ -65,7 +64,7 @@ class Answer:
                 stream = backend.submit(request)
                 first = number * plan.params.n
                 self._generations.append(
-                    Generation(stream, self._tokenizer, prompt, plan.params, plan.options, first)
+                    Generation(stream, wording.pieces, prompt, plan.params, plan.options, first)
                 )
             yield
         finally:
@@ -92,8 +91,11 @@ class Answer:
         opening = b"" if part.choice in self._opened else self._open(part.choice)
         if self._text_only and part.finish_reason is None:
             return opening + self._writer.text(part.choice, part.text) if part.text else opening
+        choice = self._wording.delta(part)
+        if _says_nothing(choice):
+            return opening
         usage = self._usage() if self._plan.options.continuous_usage else None
-        return opening + self._writer.event([self._wording.delta(part)], usage)
+        return opening + self._writer.event([choice], usage)
 
     def _open(self, choice: int) -> bytes:
         self._opened.add(choice)
@@ -131,3 +133,13 @@ class Answer:
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+
+
+def _says_nothing(choice: Json) -> bool:
+    """A chat's text may wait for what follows it."""
+    return (
+        choice.get("delta") == {}
+        and choice["finish_reason"] is None
+        and choice["logprobs"] is None
+        and not choice.get("token_ids")
+    )

@@ -70,7 +70,7 @@ class Front:
             request = parse(ChatRequest, body)
             self._model.check_name(request.model)
             plan = plan_chat(request, self._model, self._request_limits)
-            return plan, ChatWording(self._model.tokenizer, plan.options)
+            return plan, ChatWording(self._model.chat_format, plan.options)
 
         await self._generate(exchange, prepare)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from cluster.api_keys import VARIABLE, ApiKeys
 from cluster.gate import Gate
+from cluster.openai.reading.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from cluster.openai.request_limits import MAX_N, MAX_PROMPTS, RequestLimits
 from cluster.rate_limit import Rates
+from cluster.served_model import ServedModel
 from engine.errors import ConfigError
 
 
@@ -27,7 +30,18 @@ class FrontArgs(BaseModel):
     tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12)
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     max_n: int = Field(default=MAX_N, ge=1, le=MAX_N)
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
     max_prompts: int = Field(default=MAX_PROMPTS, ge=1, le=MAX_PROMPTS)
+
+    @field_validator("tool_call_parser", "reasoning_parser")
+    @classmethod
+    def _check_parser(cls, value: str, info: ValidationInfo) -> str:
+        known = TOOL_FORMATS if info.field_name == "tool_call_parser" else REASONING_FORMATS
+        names = (AUTO, NONE, *known)
+        if value not in names:
+            raise ValueError(f"{value!r}, must be one of {', '.join(names)}")
+        return value
 
     @field_validator("api_key_file")
     @classmethod
@@ -48,6 +62,12 @@ class FrontArgs(BaseModel):
 
     def gate(self, keys: ApiKeys | None) -> Gate:
         return Gate(keys, Rates(self.requests_per_minute, self.tokens_per_minute))
+
+    def model(self, model: ServedModel) -> ServedModel:
+        """As these arguments want its answers read."""
+        return replace(
+            model, tool_parser=self.tool_call_parser, reasoning_parser=self.reasoning_parser
+        )
 
     @property
     def limits(self) -> RequestLimits:

@@ -3,9 +3,12 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from cluster.openai.chat_format import ChatFormat
 from cluster.openai.errors import ApiError, bad_request
+from cluster.openai.reading.formats import AUTO
 from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.text.chat_template import ChatOptions, ChatTemplate, Message
@@ -25,6 +28,14 @@ class ServedModel:
     vocab_size: int
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        return ChatFormat.choose(
+            self.tokenizer, self.chat_template, self.tool_parser, self.reasoning_parser
+        )
 
     def check_name(self, name: str | None) -> None:
         if name is not None and name not in self.names:

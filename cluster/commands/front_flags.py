@@ -8,6 +8,7 @@ from typing import Any
 
 from cluster.api_keys import VARIABLE
 from cluster.front_args import FrontArgs
+from cluster.openai.reading.formats import REASONING_FORMATS, TOOL_FORMATS
 
 _PREFIX = "front_"
 _HELP = {
@@ -16,9 +17,12 @@ _HELP = {
     "requests_per_minute": "of each key",
     "tokens_per_minute": "of each key, read and written",
     "max_prompt_tokens": "of each prompt (default: what the model takes)",
+    "tool_call_parser": f"how tool calls are written: {', '.join(TOOL_FORMATS)}, none, or auto",
+    "reasoning_parser": f"how reasoning is written: {', '.join(REASONING_FORMATS)}, none, or auto",
     "max_n": "choices of one prompt",
     "max_prompts": "prompts of one request",
 }
+_METAVARS = {"api_key_file": "FILE", "tool_call_parser": "NAME", "reasoning_parser": "NAME"}
 
 
 def add_front_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +44,8 @@ def add_front_flags(parser: argparse.ArgumentParser) -> None:
         http.add_argument(
             "--" + name.replace("_", "-"),
             dest=_PREFIX + name,
-            type=str if name == "api_key_file" else int,
-            metavar="FILE" if name == "api_key_file" else "N",
+            type=str if name in _METAVARS else int,
+            metavar=_METAVARS.get(name, "N"),
             help=text if default is None else f"{text} (default: {default})",
         )
 

@@ -99,7 +99,8 @@ async def _answer(
     request = GenerationRequest(RequestId(uuid.uuid4().hex), prompt.token_ids, plan.params)
     started = first = time.monotonic()
     updates = engine.backend.submit(request)
-    generation = Generation(updates, model.tokenizer, prompt, plan.params, plan.options)
+    pieces = model.tokenizer.visible_pieces
+    generation = Generation(updates, pieces, prompt, plan.params, plan.options)
     texts: list[str] = []
     try:
         async for parts in generation.parts():

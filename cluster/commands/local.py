@@ -14,6 +14,7 @@ from dataclasses import replace
 import uvicorn
 
 from cluster.access import check_access
+from cluster.api_keys import ApiKeys
 from cluster.commands.console import say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
 from cluster.commands.front_flags import add_front_flags, given_front_flags
@@ -21,10 +22,8 @@ from cluster.commands.session_flags import add_session_flags, open_engine
 from cluster.exchange import HttpLimits
 from cluster.front import Front
 from cluster.front_args import FrontArgs
-from cluster.gate import Gate
 from cluster.http import build_app
 from cluster.local_engine import LocalEngine
-from cluster.openai.request_limits import RequestLimits
 from cluster.remote_engine import RemoteEngine
 from cluster.validation import checked
 from engine.errors import ConfigError, UnavailableError
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     with listen(arguments.host, arguments.port) as listener:
         show_progress()
         engine = open_engine(arguments, config, names)
-        asyncio.run(_serve(engine, limits, front.gate(keys), front.limits, listener))
+        asyncio.run(_serve(engine, limits, front, keys, listener))
     say("stopped")
     return 0
 
@@ -65,13 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(
     engine: LocalEngine | RemoteEngine,
     limits: HttpLimits,
-    gate: Gate,
-    request_limits: RequestLimits,
+    front_args: FrontArgs,
+    keys: ApiKeys | None,
     listener: socket.socket,
 ) -> None:
-    model = await engine.start()
+    model = front_args.model(await engine.start())
     try:
-        app, front = build_app(engine.backend, model, limits, gate, request_limits)
+        app, front = build_app(
+            engine.backend, model, limits, front_args.gate(keys), front_args.limits
+        )
         config = uvicorn.Config(
             app,
             lifespan="off",

@@ -91,10 +91,8 @@ class ChatRequest(SamplingFields):
         "echo": (False,),
         "function_call": ("none",),
         "functions": (),
-        "include_reasoning": (True,),
         "modalities": (["text"],),
         "mm_processor_kwargs": ({},),
-        "parallel_tool_calls": (True,),
         "prediction": (),
         "reasoning_effort": (),
         "verbosity": (),
@@ -107,6 +105,8 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = None
     tools: Annotated[Any, BeforeValidator(_check_tools)] = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     documents: list[dict[str, str]] | None = None
@@ -136,6 +136,10 @@ class ChatRequest(SamplingFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs", "needs logprobs=true")
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def tool_names(self) -> list[str] | None:
+        tools = self._tools_in_use()
+        return None if tools is None else [tool["function"]["name"] for tool in tools]
 
     def _tools_in_use(self) -> Any:
         if self.tool_choice in (None, "auto"):

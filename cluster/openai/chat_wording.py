@@ -1,12 +1,21 @@
 """Answers of /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from cluster.openai.chat_format import ChatFormat
 from cluster.openai.generation import ChoicePart, Generation
 from cluster.openai.logprobs import TokenSpeller, chat_logprobs
 from cluster.openai.plan import AnswerOptions
+from cluster.openai.reading.parts import (
+    CallArguments,
+    CallStart,
+    Content,
+    Part,
+    Reader,
+    Reasoning,
+)
 from cluster.openai.wording import Json, choice_of, prompt_logprobs_of
-from engine.text.tokenizer import Tokenizer
+from engine.request import FinishReason
 
 
 class ChatWording:
@@ -16,18 +25,30 @@ class ChatWording:
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, options: AnswerOptions) -> None:
+    def __init__(self, chat_format: ChatFormat, options: AnswerOptions) -> None:
+        self._format = chat_format
         self._options = options
+        self._reading = options.reading
+        self._readers: dict[int, Reader] = {}  # by choice
+        self._num_calls: dict[int, int] = {}
+        tokenizer = chat_format.tokenizer
         self._speller = TokenSpeller(tokenizer.pieces, as_ids=options.tokens_as_ids)
+        skips = options.skip_special_tokens
+        self.pieces = chat_format.pieces(self._reading) if skips else tokenizer.pieces
+        self.is_plain = self._reading is None
 
     def opening(self, generation: Generation, choice: int) -> Json | None:
         return choice_of(choice, delta={"role": "assistant", "content": ""})
 
     def delta(self, part: ChoicePart) -> Json:
-        return self._filled("delta", {"content": part.text} if part.text else {}, part)
+        if self._reading is None:
+            return self._filled("delta", {"content": part.text} if part.text else {}, part)
+        return self._filled("delta", self._delta_of(self._read(part)), part)
 
     def whole(self, generation: Generation, part: ChoicePart) -> Json:
-        message = {"role": "assistant", "content": part.text, "refusal": None}
+        message: Json = {"role": "assistant", "content": part.text, "refusal": None}
+        if self._reading is not None:
+            message |= self._message_of(self._read(part))
         return self._filled("message", message, part)
 
     def beside_choices(self, generations: Sequence[Generation]) -> Json:
@@ -39,9 +60,60 @@ class ChatWording:
             beside["prompt_logprobs"] = prompt_logprobs_of(generations[0], self._speller, num_top)
         return beside
 
+    def _read(self, part: ChoicePart) -> list[Part]:
+        """What is new, of what the client wants to see."""
+        reading = self._reading
+        assert reading is not None
+        reader = self._readers.get(part.choice)
+        if reader is None:
+            reader = self._readers[part.choice] = self._format.reader(reading)
+        parts = reader.push(part.text)
+        if part.finish_reason is not None:
+            parts += reader.finish()
+        if not reading.shows_reasoning:
+            parts = [one for one in parts if not isinstance(one, Reasoning)]
+        if reading.one_call:
+            parts = [one for one in parts if getattr(one, "call", 0) == 0]
+        num_calls = sum(isinstance(one, CallStart) for one in parts)
+        self._num_calls[part.choice] = self._num_calls.get(part.choice, 0) + num_calls
+        return parts
+
+    def _delta_of(self, parts: Iterable[Part]) -> Json:
+        delta: Json = {}
+        calls: list[Json] = []
+        for part in parts:
+            match part:
+                case Content(text):
+                    delta["content"] = delta.get("content", "") + text
+                case Reasoning(text):
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+                case CallStart():
+                    calls.append({"index": part.call, **self._call_of(part)})
+                case CallArguments(index, text):
+                    if not calls or calls[-1]["index"] != index:
+                        calls.append({"index": index, "function": {"arguments": ""}})
+                    calls[-1]["function"]["arguments"] += text
+        if calls:
+            delta["tool_calls"] = calls
+        return delta
+
+    def _message_of(self, parts: Iterable[Part]) -> Json:
+        """`content` is null where there is something else in its place."""
+        message = self._delta_of(parts)
+        for call in message.get("tool_calls", ()):
+            del call["index"]
+        return {"content": None if message else "", **message}
+
+    def _call_of(self, start: CallStart) -> Json:
+        new_id = self._format.tools.new_id() if self._format.tools else ""
+        function = {"name": start.name, "arguments": ""}
+        return {"id": start.id or new_id, "type": "function", "function": function}
+
     def _filled(self, key: str, message: Json, part: ChoicePart) -> Json:
         choice = choice_of(part.choice, **{key: message})
         choice["finish_reason"], choice["stop_reason"] = part.finish_reason, part.stop_reason
+        if part.finish_reason is FinishReason.STOP and self._num_calls.get(part.choice):
+            choice["finish_reason"] = "tool_calls"
         if part.logprobs is not None and self._options.logprobs is not None:
             choice["logprobs"] = chat_logprobs(self._speller, part.logprobs, self._options.logprobs)
         if self._options.return_token_ids:

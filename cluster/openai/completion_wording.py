@@ -17,8 +17,9 @@ class CompletionWording:
     object_name = chunk_name = "text_completion"
 
     def __init__(self, tokenizer: Tokenizer, options: AnswerOptions) -> None:
-        self._tokenizer = tokenizer
         self._options = options
+        self.pieces = tokenizer.visible_pieces if options.skip_special_tokens else tokenizer.pieces
+        self.is_plain = True
         self._speller = TokenSpeller(tokenizer.pieces, as_ids=options.tokens_as_ids)
         self._echo_chars: dict[int, int] = {}  # by choice: the length of the prompt's text
 
@@ -65,9 +66,7 @@ class CompletionWording:
     def _echo(self, generation: Generation, choice: int) -> Json:
         """The prompt as the client wrote it; token by token where logprobs are asked for."""
         prompt, options = generation.prompt, self._options
-        visible = options.skip_special_tokens
-        pieces = self._tokenizer.visible_pieces if visible else self._tokenizer.pieces
-        detokenizer = Detokenizer(pieces, options=TextOptions(track_offsets=True))
+        detokenizer = Detokenizer(self.pieces, options=TextOptions(track_offsets=True))
         # Bytes that the prompt leaves unfinished belong to the answer's first character.
         decoded = detokenizer.push(prompt.token_ids).text
         text = decoded if prompt.text is None else prompt.text

@@ -11,7 +11,7 @@ from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptRe
 from engine.sampling import SamplingParams
 from engine.step import TokenLogprobs
 from engine.text.detokenizer import Detokenizer, TextOptions
-from engine.text.tokenizer import Tokenizer
+from engine.text.pieces import Pieces
 
 
 class ChoicePart(NamedTuple):
@@ -27,12 +27,13 @@ class ChoicePart(NamedTuple):
 
 
 class Generation:
-    """One prompt's choices as they grow. Ends a choice at its stop strings."""
+    """One prompt's choices as they grow, `pieces` saying what tokens show. Ends a choice at its
+    stop strings."""
 
     def __init__(
         self,
         stream: GenerationStream,
-        tokenizer: Tokenizer,
+        pieces: Pieces,
         prompt: Prompt,
         params: SamplingParams,
         options: AnswerOptions,
@@ -46,7 +47,6 @@ class Generation:
         self._hides_stop_token = not params.include_stop_str_in_output
         self._shows_nothing = options.echo_only
         self._track_offsets = options.logprobs is not None
-        pieces = tokenizer.visible_pieces if options.skip_special_tokens else tokenizer.pieces
         text_options = TextOptions(
             params.stop, params.include_stop_str_in_output, params.min_tokens, self._track_offsets
         )

@@ -7,6 +7,7 @@ long one is made on another thread.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cluster.openai.chat_format import Reading
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from cluster.openai.request_limits import RequestLimits
@@ -36,6 +37,7 @@ class AnswerOptions:
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     tokens_as_ids: bool = False
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,13 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
     if wanted is None:
         wanted = min(model.defaults.max_new_tokens or most, most)
     params = request.sampling_params(model.defaults, max_tokens=wanted, logprobs=logprobs)
-    options = _options(request, logprobs)
+    reading = model.chat_format.reading(
+        text,
+        request.tool_names(),
+        one_call=request.parallel_tool_calls is False,
+        shows_reasoning=request.include_reasoning is not False,
+    )
+    options = replace(_options(request, logprobs), reading=reading)
     return _checked(Plan((prompt,), params, options, *_scheduling(request)), model, most)
 
 

@@ -8,6 +8,7 @@ from cluster.openai.generation import ChoicePart, Generation
 from cluster.openai.logprobs import TokenSpeller, prompt_logprobs
 from engine.request import FinishReason
 from engine.step import TokenLogprobs
+from engine.text.pieces import Pieces
 
 Json = dict[str, Any]
 
@@ -44,6 +45,8 @@ class Wording(Protocol):
     id_prefix: str
     object_name: str
     chunk_name: str
+    pieces: Pieces  # what tokens show
+    is_plain: bool  # a part's text is its delta's, and nothing else is
 
     def opening(self, generation: Generation, choice: int) -> Json | None:
         """What a stream's choice begins with, before its first part."""

@@ -61,7 +61,7 @@ class IngressReplica:
         self._relay = Relay(self._pools, RelayConfig(args.local_prefill_mode))
         http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
         self._http, self._front = build_app(
-            self._relay, model, http, args.front.gate(keys), args.front.limits
+            self._relay, args.front.model(model), http, args.front.gate(keys), args.front.limits
         )
 
     def __serve_build_asgi_app__(self) -> Starlette:

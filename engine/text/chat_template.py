@@ -47,6 +47,7 @@ class ChatTemplate:
     ) -> None:
         """`path` is where the sources came from, for errors."""
         environment = _environment()
+        self.sources = dict(sources)
         self._special_tokens = dict(special_tokens.named)
         self._templates: dict[str, _Template] = {}
         for name, source in sources.items():

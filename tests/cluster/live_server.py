@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from cluster.http import build_app
+from cluster.served_model import ServedModel
 from tests.cluster.fakes import FakeBackend, small_model
 
 
@@ -26,9 +27,9 @@ class LiveServer:
 
 
 @contextmanager
-def live_server() -> Iterator[LiveServer]:
+def live_server(model: ServedModel | None = None) -> Iterator[LiveServer]:
     backend = FakeBackend()
-    app, _ = build_app(backend, small_model())
+    app, _ = build_app(backend, model or small_model())
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0))
     loop = asyncio.new_event_loop()

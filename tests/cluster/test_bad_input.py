@@ -191,7 +191,7 @@ async def test_rules_are_told_in_words(
         (COMPLETIONS, ["best_of", "suffix", "use_beam_search", "bad_words", "response_format"]),
         (COMPLETIONS, ["guided_json", "structured_outputs", "truncate_prompt_tokens"]),
         (CHAT, ["response_format", "functions", "reasoning_effort", "modalities", "echo"]),
-        (CHAT, ["chat_template", "parallel_tool_calls", "audio", "prediction", "service_tier"]),
+        (CHAT, ["chat_template", "web_search_options", "audio", "prediction", "service_tier"]),
     ],
 )
 async def test_parameters_that_we_lack_are_refused_by_name(

@@ -31,7 +31,12 @@ async def test_a_choice_that_both_sides_ended_is_ended_once() -> None:
     stream = EngineStream(commands, RequestId("r"), range(2))
     params = SamplingParams(n=2, stop=("fox",))
     generation = Generation(
-        stream, small_tokenizer(), Prompt([1]), params, AnswerOptions(), first_choice=0
+        stream,
+        small_tokenizer().visible_pieces,
+        Prompt([1]),
+        params,
+        AnswerOptions(),
+        first_choice=0,
     )
     encode = small_tokenizer().encode
     stream.push(GenerationUpdate([ChoiceDelta(0, encode("a fox"))], PromptReport(0)))

@@ -1,0 +1,88 @@
+"""How a model's answers in a chat are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from cluster.openai.reading.formats import AUTO, ToolFormat, reasoning_format, tool_format
+from cluster.openai.reading.parts import PlainReader, Reader
+from cluster.openai.reading.reasoning import Marks, ReasoningReader
+from engine.text.chat_template import ChatTemplate
+from engine.text.pieces import Pieces, pieces_of
+from engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one request's answers are read for."""
+
+    tools: frozenset[str] | None = None  # names; None: no calls are looked for
+    one_call: bool = False  # further ones are not shown
+    reasoning_is_open: bool = False  # the prompt began it
+    shows_reasoning: bool = True
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    tokenizer: Tokenizer
+    tools: ToolFormat | None = None
+    reasoning: Marks | None = None
+
+    @classmethod
+    def choose(
+        cls,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> ChatFormat:
+        """ "auto": what the template's text tells."""
+        sources = () if template is None else tuple(template.sources.values())
+        tools = tool_format(tool_parser, sources)
+        return cls(tokenizer, tools, reasoning_format(reasoning_parser, sources))
+
+    def reading(
+        self,
+        prompt: str,
+        tools: Collection[str] | None,
+        *,
+        one_call: bool,
+        shows_reasoning: bool,
+    ) -> Reading | None:
+        """None: answers are content and nothing else."""
+        names = None if tools is None or self.tools is None else frozenset(tools)
+        if names is None and self.reasoning is None:
+            return None
+        is_open = self.reasoning is not None and self.reasoning.is_open_in(prompt)
+        return Reading(names, one_call, is_open, shows_reasoning)
+
+    def reader(self, reading: Reading) -> Reader:
+        reader: Reader = PlainReader()
+        if self.tools is not None and reading.tools is not None:
+            reader = self.tools.make(reading.tools)
+        if self.reasoning is None:
+            return reader
+        return ReasoningReader(self.reasoning, reader, is_open=reading.reasoning_is_open)
+
+    def pieces(self, reading: Reading | None) -> Pieces:
+        """Special tokens show nothing, but for the marks that the reader goes by."""
+        if reading is None:
+            return self.tokenizer.visible_pieces
+        return self._pieces_with_tools if reading.tools is not None else self._pieces
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return self._showing(self.reasoning or ())
+
+    @cached_property
+    def _pieces_with_tools(self) -> Pieces:
+        return self._showing((*(self.reasoning or ()), *(self.tools.marks if self.tools else ())))
+
+    def _showing(self, marks: Collection[str]) -> Pieces:
+        shown = {self.tokenizer.token_id(mark) for mark in marks} & self.tokenizer.special_ids
+        if not shown:
+            return self.tokenizer.visible_pieces
+        backend = self.tokenizer.pieces.tokenizer
+        return pieces_of(backend, hidden=self.tokenizer.special_ids - shown)

@@ -1,0 +1,70 @@
+"""Tool calls as Llama 3 writes them: an answer that is a JSON object with the name of a tool, or
+several with semicolons between them; after <|python_tag|> also `tool.call(query="...")`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection
+
+from cluster.openai.reading.marked import MarkedReader, State
+from cluster.openai.reading.parts import CallArguments, CallStart, Part
+
+PYTHON_TAG = "<|python_tag|>"
+_BUILT_IN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\.call(\(.*\))\s*", re.DOTALL)
+
+
+class Llama3Reader(MarkedReader):
+    """Without a mark, only an object that names a tool of the request is a call: answers may be
+    JSON for other reasons."""
+
+    marker = PYTHON_TAG
+
+    def __init__(self, tools: Collection[str]) -> None:
+        super().__init__(State.AFTER)
+        self._tools = frozenset(tools)
+
+    def finish(self) -> list[Part]:
+        if self._state is State.MARKED:
+            call = _built_in_call(self._text)
+            if call is not None:
+                name, arguments = call
+                index = self._num_calls
+                return [CallStart(index, name), CallArguments(index, arguments)]
+        if self._state is State.AFTER and not self._num_calls:
+            self._state = State.CONTENT  # nothing but white space
+        return super().finish()
+
+    def _read_marked(self, parts: list[Part]) -> bool:
+        if self._text.lstrip()[:1] != "{":
+            return False  # code goes on to the answer's end
+        self._begin_call()
+        return True
+
+    def _read_after(self, parts: list[Part]) -> bool:
+        """Also where an answer begins."""
+        text = self._text.lstrip(" \t\r\n;" if self._num_calls else None)
+        if not text:
+            return False
+        if text.startswith("{"):
+            if self._num_calls:
+                self._text = text
+            self._begin_call(self._tools.__contains__)
+        else:
+            self._state = State.CONTENT
+        return True
+
+
+def _built_in_call(code: str) -> tuple[str, str] | None:
+    match = _BUILT_IN.fullmatch(code)
+    if match is None:
+        return None
+    try:
+        call = ast.parse(f"f{match[2]}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        values = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        return match[1], json.dumps(values, ensure_ascii=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None

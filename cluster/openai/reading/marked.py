@@ -1,0 +1,118 @@
+"""What the formats of tool calls have in common: content, a mark, calls, content again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum, auto
+
+from cluster.openai.reading.call_object import CallObject, NamedCall
+from cluster.openai.reading.parts import Content, Part, partial_at_end, split_space
+
+
+class State(Enum):
+    CONTENT = auto()
+    MARKED = auto()  # behind a mark, before it is known what follows
+    CALL = auto()
+    AFTER = auto()  # behind a call
+
+
+class MarkedReader(ABC):
+    """White space around calls is nobody's. A mark that no call follows is content.
+
+    Every step decides by what nothing that comes later could change, or waits: that is why it
+    does not matter how the text is cut.
+    """
+
+    marker: str
+
+    def __init__(self, state: State = State.CONTENT) -> None:
+        self._state = state
+        self._text = ""  # not read yet
+        self._held = ""  # read, and content unless a call follows
+        self._num_calls = 0
+        self._call: CallObject | NamedCall | None = None
+
+    def push(self, text: str) -> list[Part]:
+        self._text += text
+        parts: list[Part] = []
+        while self._step(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        match self._state:
+            case State.CONTENT:
+                text = self._text.rstrip() if self._num_calls else self._text
+            case State.MARKED:
+                text = self._held + self._text
+            case State.CALL:
+                call = self._call
+                text = "" if call is None or call.is_call else self._held + call.text
+            case State.AFTER:
+                text = ""
+        return [Content(text)] if text else []
+
+    @abstractmethod
+    def _read_marked(self, parts: list[Part]) -> bool:
+        """As `_step`, behind a mark."""
+
+    @abstractmethod
+    def _read_after(self, parts: list[Part]) -> bool:
+        """As `_step`, behind a call."""
+
+    def _step(self, parts: list[Part]) -> bool:
+        """Whether there may be more to do with the text that is here."""
+        match self._state:
+            case State.CONTENT:
+                return self._read_content(parts)
+            case State.MARKED:
+                return self._read_marked(parts)
+            case State.CALL:
+                return self._read_call(parts)
+            case State.AFTER:
+                return self._read_after(parts)
+
+    def _read_content(self, parts: list[Part]) -> bool:
+        at = self._text.find(self.marker)
+        keep = at if at >= 0 else len(self._text) - partial_at_end(self._text, self.marker)
+        text, space = split_space(self._text[:keep])
+        if text:
+            parts.append(Content(text))
+        self._text = space + self._text[keep:]
+        if at < 0:
+            return False
+        self._take(len(space) + len(self.marker))
+        self._state = State.MARKED
+        return True
+
+    def _read_call(self, parts: list[Part]) -> bool:
+        assert self._call is not None
+        text, self._text = self._text, ""
+        parts += self._call.push(text)
+        if self._call.rest is None:
+            return False
+        self._text = self._call.rest
+        if self._call.is_call:
+            self._held, self._state = "", State.AFTER
+            self._num_calls += 1
+        else:
+            self._held += self._call.text
+            self._refuse(parts)
+        return True
+
+    def _take(self, num_chars: int) -> None:
+        self._held += self._text[:num_chars]
+        self._text = self._text[num_chars:]
+
+    def _begin_call(self, is_tool: Callable[[str], bool] | None = None) -> None:
+        """With the text's next brace; white space before it is held."""
+        self._take(len(self._text) - len(self._text.lstrip()))
+        self._call = CallObject(self._num_calls, is_tool)
+        self._state = State.CALL
+
+    def _refuse(self, parts: list[Part]) -> None:
+        """What was held is content after all."""
+        if self._held:
+            parts.append(Content(self._held))
+        self._held, self._state = "", State.CONTENT

@@ -1,0 +1,93 @@
+"""Reasoning that a model writes before its answer, between two marks."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+from cluster.openai.reading.parts import Part, Reader, Reasoning, partial_at_end, split_space
+
+
+class Marks(NamedTuple):
+    start: str
+    end: str
+
+    def is_open_in(self, prompt: str) -> bool:
+        """Whether the prompt's last words are the mark, so that the answer begins within."""
+        return prompt.rstrip().endswith(self.start)
+
+
+class _State(Enum):
+    OPENING = auto()
+    INSIDE = auto()
+    AFTER = auto()
+    CONTENT = auto()
+
+
+class ReasoningReader:
+    """Reasoning comes first or not at all; marks within the content are content. White space
+    around reasoning is nobody's."""
+
+    def __init__(self, marks: Marks, content: Reader, *, is_open: bool) -> None:
+        """`is_open`: the prompt ended with the first mark (the model may repeat it)."""
+        self._marks = marks
+        self._content = content
+        self._is_open = is_open
+        self._state = _State.OPENING
+        self._text = ""
+        self._said_any = False
+
+    def push(self, text: str) -> list[Part]:
+        if self._state is _State.CONTENT:
+            return self._content.push(text)
+        self._text += text
+        parts: list[Part] = []
+        if self._state is _State.OPENING:
+            self._open()
+        if self._state is _State.INSIDE:
+            parts += self._read_inside()
+        if self._state is _State.AFTER:
+            self._text = self._text.lstrip()
+            if self._text:
+                self._state = _State.CONTENT
+        if self._state is _State.CONTENT:
+            text, self._text = self._text, ""
+            parts += self._content.push(text)
+        return parts
+
+    def finish(self) -> list[Part]:
+        parts: list[Part] = []
+        match self._state:
+            case _State.INSIDE:
+                parts += self._say(self._text.rstrip())
+            case _State.OPENING if self._is_open:
+                parts += self._say(self._text.strip())
+            case _State.OPENING:
+                parts += self._content.push(self._text)
+        return parts + self._content.finish()
+
+    def _open(self) -> None:
+        start, said = self._marks.start, self._text.lstrip()
+        if said.startswith(start):
+            self._state, self._text = _State.INSIDE, said[len(start) :]
+        elif not start.startswith(said):
+            self._state = _State.INSIDE if self._is_open else _State.CONTENT
+
+    def _read_inside(self) -> list[Part]:
+        end = self._text.find(self._marks.end)
+        if end >= 0:
+            text, self._text = self._text[:end], self._text[end + len(self._marks.end) :]
+            self._state = _State.AFTER
+            return self._say(text.rstrip())
+        keep = len(self._text) - partial_at_end(self._text, self._marks.end)
+        text, space = split_space(self._text[:keep])
+        self._text = space + self._text[keep:]
+        return self._say(text)
+
+    def _say(self, text: str) -> list[Part]:
+        if not self._said_any:
+            text = text.lstrip()
+        if not text:
+            return []
+        self._said_any = True
+        return [Reasoning(text)]

@@ -1,0 +1,261 @@
+"""Tool calls and reasoning of a chat, streamed and not."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+
+from cluster.front_args import FrontArgs
+from cluster.openai.reading.formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    reasoning_format,
+    tool_format,
+)
+from cluster.served_model import ServedModel
+from cluster.validation import checked
+from engine.errors import ConfigError
+from engine.request import FinishReason, GenerationUpdate
+from engine.text.chat_template import ChatTemplate
+from engine.text.special_tokens import SpecialTokens
+from engine.text.tokenizer import Tokenizer
+from tests.cluster.conftest import Server, make_server
+from tests.cluster.fakes import TEMPLATE, Script, delta, prompt_report, say, small_model
+from tests.cluster.live_server import LiveServer, live_server
+from tests.engine.text.small_tokenizers import byte_level, wrapped
+
+PATH = "/v1/chat/completions"
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("look", "buy")
+]
+LOOK, BUY = '{"name": "look", "arguments": {"at": "🦊"}}', '{"name": "buy", "arguments": {}}'
+ANSWER = (
+    f"<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{LOOK}\n</tool_call>\n"
+    f"<tool_call>{BUY}</tool_call>"
+)
+TEMPLATES = TEMPLATE + "{% if tools %}<tool_call>{{ tools[0].function.name }}{% endif %}</think>"
+
+
+def model_that_thinks(tokenizer: Tokenizer | None = None, **parsers: Any) -> ServedModel:
+    model = small_model()
+    special = SpecialTokens({"bos_token": "<s>"}, (), ())
+    template = ChatTemplate({"default": TEMPLATES}, special, "tests")
+    tokenizer = tokenizer or model.tokenizer
+    return replace(model, tokenizer=tokenizer, chat_template=template, **parsers)
+
+
+def server_that_says(text: str, per_step: int = 1, **parsers: Any) -> Server:
+    return make_server(say(text, per_step), model_that_thinks(**parsers))
+
+
+def message_of_events(events: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """What a client puts together, and the reason of the end."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    finish = ""
+    for event in events:
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            for key in ("content", "reasoning_content"):
+                message[key] += delta.get(key, "")
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(message["tool_calls"])
+                    message["tool_calls"].append({**call, "function": {**call["function"]}})
+                else:
+                    function = message["tool_calls"][call["index"]]["function"]
+                    function["arguments"] += call["function"]["arguments"]
+            assert delta or choice["finish_reason"] or choice["logprobs"], "an event of nothing"
+            finish = choice["finish_reason"] or finish
+    return message, finish
+
+
+@pytest.mark.parametrize("per_step", [1, 3, 1000])
+async def test_streamed_and_not_the_message_is_the_same(per_step: int) -> None:
+    server = server_that_says(ANSWER, per_step)
+    (choice,) = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "I look.")
+    calls = message["tool_calls"]
+    assert [call["type"] for call in calls] == ["function"] * 2
+    assert [call["function"] for call in calls] == [
+        {"name": "look", "arguments": '{"at": "🦊"}'},
+        {"name": "buy", "arguments": "{}"},
+    ]
+    assert len({call["id"] for call in calls}) == 2
+    streamed, finish = message_of_events(await server.events(PATH, messages=HELLO, tools=TOOLS))
+    assert finish == "tool_calls"
+    assert streamed["content"] == "I look."
+    assert streamed["reasoning_content"] == "Hm."
+    assert [call["function"] for call in streamed["tool_calls"]] == [c["function"] for c in calls]
+
+
+async def test_every_choice_has_its_own() -> None:
+    server = server_that_says(ANSWER, 2)
+    events = await server.events(PATH, messages=HELLO, tools=TOOLS, n=3)
+    for index in range(3):
+        own = [{"choices": [c for c in e["choices"] if c["index"] == index]} for e in events]
+        message, finish = message_of_events(own)
+        assert (message["content"], finish) == ("I look.", "tool_calls")
+        assert len(message["tool_calls"]) == 2
+
+
+async def test_without_tools_calls_are_text() -> None:
+    server = server_that_says(f"<tool_call>{LOOK}</tool_call>")
+    for body in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        (choice,) = (await server.ok(PATH, messages=HELLO, **body))["choices"]
+        assert choice["message"]["content"] == f"<tool_call>{LOOK}</tool_call>"
+        assert choice["finish_reason"] == "stop"
+        assert "tool_calls" not in choice["message"]
+
+
+async def test_an_answer_that_was_cut_off_ends_for_its_length() -> None:
+    server = server_that_says(ANSWER)
+    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 75}
+    (choice,) = (await server.ok(PATH, **body))["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "look"
+
+
+async def test_one_call_and_no_reasoning_where_clients_want_that() -> None:
+    server = server_that_says(ANSWER)
+    body = {"messages": HELLO, "tools": TOOLS}
+    body |= {"parallel_tool_calls": False, "include_reasoning": False}
+    message = (await server.ok(PATH, **body))["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
+    assert "reasoning_content" not in message
+    streamed, _ = message_of_events(await server.events(PATH, **body))
+    assert len(streamed["tool_calls"]) == 1
+    assert streamed["reasoning_content"] == ""
+
+
+async def test_logprobs_of_text_that_waits_are_not_lost() -> None:
+    server = server_that_says(ANSWER)
+    body = {"messages": HELLO, "tools": TOOLS, "logprobs": True, "return_token_ids": True}
+    whole = (await server.ok(PATH, **body))["choices"][0]
+    choices = [c for event in await server.events(PATH, **body) for c in event["choices"]]
+    entries = [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]]
+    assert entries == whole["logprobs"]["content"]
+    assert [i for c in choices for i in c.get("token_ids", ())] == whole["token_ids"]
+
+
+async def test_a_prompt_that_opens_the_reasoning() -> None:
+    model = model_that_thinks()
+    special = SpecialTokens({"bos_token": "<s>"}, (), ())
+    source = TEMPLATE.replace("assistant\n{%", "assistant\n<think>\n{%") + "{# </think> #}"
+    model = replace(model, chat_template=ChatTemplate({"default": source}, special, "tests"))
+    server = make_server(say("Hm.\n</think>\nYes."), model)
+    message = (await server.ok(PATH, messages=HELLO))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+    # A prompt without it, by the same template.
+    server.backend.script = say("Yes.</think>")
+    body = {"messages": HELLO, "add_generation_prompt": False}
+    message = (await server.ok(PATH, **body))["choices"][0]["message"]
+    assert message["content"] == "Yes.</think>"
+
+
+async def test_marks_that_are_special_tokens_are_seen_and_no_others_shown() -> None:
+    backend = byte_level()
+    backend.add_special_tokens(["[TOOL_CALLS]", "[THINK]"])
+    tokenizer = wrapped(backend)
+    text = f"Well<|im_start|>.[TOOL_CALLS][{LOOK}]"
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id or 0]
+
+    def script(request: Any) -> Iterator[Any]:
+        deltas = [delta(request, 0, ids, FinishReason.STOP)]
+        yield GenerationUpdate(deltas, prompt_report(request))
+
+    server = make_server(script, model_that_thinks(tokenizer, tool_parser="mistral"))
+    message = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"][0]["message"]
+    assert message["content"] == "Well."
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert len(call["id"]) == 9
+    assert call["id"].isalnum()
+    # Where nobody looks for calls, a mark shows as little as any special token.
+    message = (await server.ok(PATH, messages=HELLO))["choices"][0]["message"]
+    assert message["content"] == f"Well.[{LOOK}]"
+
+
+async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
+    server = server_that_says(ANSWER)
+    message = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"][0]["message"]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "done"}
+        for call in message["tool_calls"]
+    ]
+    await server.ok(PATH, messages=[*HELLO, message, *results], tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("{{ messages }}", None, None),
+        ("<tool_call>\n{{ x }}</tool_call> <think></think>", "hermes", "think"),
+        ("<tool_call>\n<function=example>", None, None),
+        ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
+        ("<|python_tag|> {'name': 'x', 'parameters': {}}", "llama3_json", None),
+    ],
+)
+def test_the_template_tells_the_formats(
+    template: str, tools: str | None, reasoning: str | None
+) -> None:
+    assert tool_format("auto", [template]) is (tools and TOOL_FORMATS[tools])
+    assert reasoning_format("auto", [template]) is (reasoning and REASONING_FORMATS[reasoning])
+    assert tool_format("none", [template]) is None
+    assert reasoning_format("none", [template]) is None
+    assert tool_format("mistral", [template]) is TOOL_FORMATS["mistral"]
+
+
+async def test_the_operator_decides() -> None:
+    server = server_that_says(ANSWER, tool_parser="none", reasoning_parser="none")
+    message = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"][0]["message"]
+    assert message["content"] == ANSWER
+    with pytest.raises(ConfigError, match="tool_call_parser: 'x', must be one of auto, none, her"):
+        checked(FrontArgs, {"tool_call_parser": "x"})
+
+
+@pytest.fixture
+def live() -> Iterator[LiveServer]:
+    with live_server(model_that_thinks()) as server:
+        yield server
+
+
+def test_official_client_calls_tools(live: LiveServer) -> None:
+    live.backend.script = answers = Answers()
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        messages = list(HELLO)
+        first = client.chat.completions.create(model="small", messages=messages, tools=TOOLS)
+        message = first.choices[0].message
+        assert message.tool_calls
+        assert json.loads(message.tool_calls[0].function.arguments) == {"at": "🦊"}  # type: ignore[union-attr]
+        messages.append(message)
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "red"}
+        messages.append(result)
+        answers.text = "It is red."
+        second = client.chat.completions.create(model="small", messages=messages, tools=TOOLS)
+        assert second.choices[0].message.content == "It is red."
+        answers.text = ANSWER
+        with client.chat.completions.stream(model="small", messages=HELLO, tools=TOOLS) as stream:
+            names = [
+                event.name for event in stream if event.type == "tool_calls.function.arguments.done"
+            ]
+            final = stream.get_final_completion().choices[0]
+        assert names == ["look", "buy"]
+        assert final.finish_reason == "tool_calls"
+        assert final.message.tool_calls
+        assert final.message.tool_calls[0].function.arguments == '{"at": "🦊"}'
+
+
+class Answers:
+    def __init__(self) -> None:
+        self.text = ANSWER
+
+    def __call__(self, request: Any) -> Iterator[Any]:
+        script: Script = say(self.text, 2)
+        return script(request)
