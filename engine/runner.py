@@ -1,18 +1,19 @@
 """Carries out a step's plan on one device: blocks moved, model run, tokens drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.grammar.table import GrammarTable
 from engine.kernels.interface import StepBatch
 from engine.models.interface import CausalModel
 from engine.sampler.interface import Draws, History, Sampler
 from engine.sampler.report import logprob_entries, make_samples
 from engine.sampler.table import SamplingTable
 from engine.slots import SlotTable
-from engine.step import Slice, StepPlan, StepResult, TokenLogprobs
+from engine.step import EnteringSequence, Slice, StepPlan, StepResult, TokenLogprobs
 from kv_cache.slab import KvSlab
 
 # rows of logits at a time where every token of a prompt needs them: 128 rows of a vocabulary
@@ -35,6 +36,7 @@ class ModelRunner:
         sampler: Sampler,
         parameters: SamplingTable,
         slots: SlotTable,
+        grammars: GrammarTable,
         slabs: Sequence[KvSlab],
         host_slabs: Sequence[KvSlab],
         eos_token_ids: tuple[int, ...],
@@ -43,44 +45,59 @@ class ModelRunner:
         self._sampler = sampler
         self._parameters = parameters
         self._slots = slots
+        self._grammars = grammars
         self._slabs = slabs
         self._host_slabs = host_slabs
         self._eos_token_ids = eos_token_ids
         self._device = slabs[0].data.device
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, on_written: Callable[[], None]) -> StepResult:
+        """`on_written`: all that the step writes to the cache is there, and nothing is drawn yet.
+        Called only where that is known without waiting for a device."""
         self._move_blocks(plan)
         for sequence in plan.entering:
-            self._slots.enter(sequence)
-            self._parameters.enter(
-                sequence.slot,
-                sequence.params,
-                sequence.seed,
-                sequence.choice,
-                sequence.num_prompt_tokens,
-                self._eos_token_ids,
-            )
+            self._enter(sequence)
         self._slots.update_tables(plan.updates)
         if not plan.slices:
             return StepResult(plan.step, (), {})
         batch = self._slots.batch(plan.slices, plan.num_decode, self._device)
         ends = np.cumsum([s.num_tokens for s in plan.slices])
         if any(s.prompt_logprobs is not None for s in plan.slices):
-            return self._read_prompts(plan, batch, ends)
+            return self._read_prompts(plan, batch, ends, on_written)
         drawing = [bool(s.samples) for s in plan.slices]
         wanted = None if all(drawing) and batch.num_decode == batch.num_seqs else ends[drawing] - 1
-        return self._draw(plan, self._forward(batch, wanted), {})
+        return self._draw(plan, self._forward(batch, wanted, on_written), {})
 
-    def _forward(self, batch: StepBatch, wanted: Rows | None) -> torch.Tensor:
-        if wanted is None:
-            return self._model.forward(batch, self._slabs)
-        rows = torch.from_numpy(wanted).to(self._device, non_blocking=True)
-        return self._model.forward(batch, self._slabs, rows)
+    def _enter(self, sequence: EnteringSequence) -> None:
+        self._slots.enter(sequence)
+        self._parameters.enter(
+            sequence.slot,
+            sequence.params,
+            sequence.seed,
+            sequence.choice,
+            sequence.num_prompt_tokens,
+            self._eos_token_ids,
+        )
+        output = sequence.token_ids[sequence.num_prompt_tokens :]
+        self._grammars.enter(sequence.slot, sequence.grammar, output)
 
-    def _read_prompts(self, plan: StepPlan, batch: StepBatch, ends: Rows) -> StepResult:
+    def _forward(
+        self, batch: StepBatch, wanted: Rows | None, on_written: Callable[[], None]
+    ) -> torch.Tensor:
+        rows = None
+        if wanted is not None:
+            rows = torch.from_numpy(wanted).to(self._device, non_blocking=True)
+        hidden = self._model.forward(batch, self._slabs, rows)
+        if self._device.type == "cpu":
+            on_written()
+        return hidden
+
+    def _read_prompts(
+        self, plan: StepPlan, batch: StepBatch, ends: Rows, on_written: Callable[[], None]
+    ) -> StepResult:
         """A step in which some prompt's every token is asked for."""
-        hidden = self._forward(batch, None)
+        hidden = self._forward(batch, None, on_written)
         prompt_logprobs = {
             s.slot: self._prompt_logprobs(s, hidden[end - s.num_tokens : end])
             for s, end in zip(plan.slices, ends, strict=True)
@@ -104,18 +121,29 @@ class ModelRunner:
         hidden: torch.Tensor,  # one row for each slice that draws
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
     ) -> StepResult:
-        draws = [s.samples for s in plan.slices if s.samples]
-        if not draws:
+        drawing = [s.samples for s in plan.slices if s.samples]
+        if not drawing:
             self._wait_for_device()
             return StepResult(plan.step, (), prompt_logprobs)
-        slots = np.array([slot for samples in draws for slot in samples], np.int32)
-        rows = np.repeat(np.arange(len(draws), dtype=np.int32), [len(s) for s in draws])
-        sampled = self._sampler.sample(
-            self._model.logits(hidden), Draws(slots, rows), self._history()
-        )
+        slots = np.array([slot for samples in drawing for slot in samples], np.int32)
+        rows = np.repeat(np.arange(len(drawing), dtype=np.int32), [len(s) for s in drawing])
+        logits, draws = self._model.logits(hidden), Draws(slots, rows)
+        masks = self._masks(draws)  # while a GPU computes the logits
+        sampled = self._sampler.sample(logits, draws, self._history(), masks)
         drawn = make_samples(sampled, slots, self._parameters)
+        failed = drawn.failed_slots
+        if masks is not None:
+            failed |= self._grammars.accept(s for s in drawn.samples if s.slot not in failed)
         self._slots.append(slots, np.array([s.token_id for s in drawn.samples], np.int32))
-        return StepResult(plan.step, drawn.samples, prompt_logprobs, drawn.failed_slots)
+        return StepResult(plan.step, drawn.samples, prompt_logprobs, failed)
+
+    def _masks(self, draws: Draws) -> torch.Tensor | None:
+        masks = self._grammars.masks(draws)
+        if masks is None:
+            return None
+        if complete := self._grammars.complete(draws.slots.tolist()):
+            self._parameters.allow_stops(complete)
+        return torch.from_numpy(masks).to(self._device, non_blocking=True)
 
     def _wait_for_device(self) -> None:
         """Peers read what a step wrote, past our stream, as soon as it is said to be done. A

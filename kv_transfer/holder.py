@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[PullerMessage, HolderMessage]
 
 ASK_TIMEOUT_S = 5.0
+FIRST_WORD_S = 0.05  # a prompt that is ready sooner needs no prediction
 WAITING_PERIOD_S = 0.5
 WRITE_TIMEOUT_S = 10.0  # a puller that answers pings and reads nothing is stuck
 COMMIT_TIMEOUT_S = 600.0  # all bytes must have arrived by then
@@ -94,7 +95,7 @@ class Holder(HandOffServicer):
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
-        lease = Lease(ask.first_token)
+        lease = Lease(ask.first_token, len(ask.token_ids))
         stream = self._source.open(ask)
         try:
             await _HandOff(self, lease, stream, requests, context).run()
@@ -186,28 +187,30 @@ class _HandOff:
         self._lease = lease
         self._stream = stream
         self._context = context
+        self._requests = requests
         self._next_message = asyncio.ensure_future(anext(requests, None))
+        self._committed = False  # says the puller: it has read all
+        self._silence_s = FIRST_WORD_S
 
     async def run(self) -> None:
         try:
-            if await self._announce() and (message := await self._message(COMMIT_TIMEOUT_S)):
-                await self._commit(message)
+            if await self._announce() and not self._committed and await self._wait_for_commit():
+                await self._write(HolderMessage(verdict=self._judge()))
         finally:
             self._next_message.cancel()
 
     async def _announce(self) -> bool:
         """All chunks and the end; False if the puller left."""
         queued = True
-        await self._say_waiting(queued)
         while True:
             ready = self._stream.take()
             if ready is None:
                 if not await self._wait(queued):
                     return False
             elif isinstance(ready, ReadyEnd):
-                self._lease.offer()
-                self._holder.reach("holder.finished", self._lease)
-                await self._write(_finished(ready))
+                if self._next_message.done() and not self._hear():
+                    return False
+                await self._finish(ready)
                 return True
             else:
                 queued = False
@@ -216,24 +219,46 @@ class _HandOff:
                 for message in self._chunk(ready):
                     await self._write(message)
 
+    async def _finish(self, ready: ReadyEnd) -> None:
+        """A puller that has read all by now need not ask again."""
+        self._lease.offer()
+        self._holder.reach("holder.finished", self._lease)
+        verdict = self._judge() if self._committed else None
+        finished = Finished(
+            tokens=ready.tokens, num_cached_tokens=ready.num_cached_tokens, verdict=verdict
+        )
+        await self._write(HolderMessage(finished=finished))
+
     async def _wait(self, queued: bool) -> bool:
         """Keeps the puller patient until there is news; False if it left."""
         news = asyncio.ensure_future(self._stream.wait())
         try:
             while not news.done():
-                await asyncio.wait(
+                done, _ = await asyncio.wait(
                     {news, self._next_message},
-                    timeout=WAITING_PERIOD_S,
+                    timeout=self._silence_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                if self._next_message.done():
-                    if self._next_message.result() is None:
-                        return False
-                    raise _refused(Failure.KIND_INVALID, "commit", "came before the end")
-                if not news.done():
+                if self._next_message.done() and not self._hear():
+                    return False
+                if not done:
                     await self._say_waiting(queued)
+                    self._silence_s = WAITING_PERIOD_S
         finally:
             news.cancel()
+        return True
+
+    def _hear(self) -> bool:
+        """The puller has said that it has read all, or left: then False."""
+        message = self._next_message.result()
+        if message is None:
+            return False
+        if message.WhichOneof("kind") != "commit" or self._committed:
+            raise _refused(Failure.KIND_INVALID, "commit", "must follow the ask, once")
+        if not self._lease.complete:
+            raise _refused(Failure.KIND_INVALID, "commit", "came before the end")
+        self._committed = True
+        self._next_message = asyncio.ensure_future(anext(self._requests, None))
         return True
 
     async def _say_waiting(self, queued: bool) -> None:
@@ -267,31 +292,25 @@ class _HandOff:
             )
         )
 
-    async def _message(self, timeout_s: float) -> PullerMessage | None:
-        done, _ = await asyncio.wait({self._next_message}, timeout=timeout_s)
+    async def _wait_for_commit(self) -> bool:
+        """False if the puller left without one."""
+        done, _ = await asyncio.wait({self._next_message}, timeout=COMMIT_TIMEOUT_S)
         if not done:
             raise _refused(
-                Failure.KIND_UNAVAILABLE, "commit", f"did not come within {timeout_s:.0f} s"
+                Failure.KIND_UNAVAILABLE, "commit", f"did not come within {COMMIT_TIMEOUT_S:.0f} s"
             )
-        return self._next_message.result()
+        return self._hear()
 
-    async def _commit(self, message: PullerMessage) -> None:
-        if message.WhichOneof("kind") != "commit":
-            raise _refused(Failure.KIND_INVALID, "commit", "must follow the end")
+    def _judge(self) -> Verdict:
         self._holder.reach("holder.commit", self._lease)
         held, reason = self._lease.commit()
-        await self._write(HolderMessage(verdict=Verdict(held=held, reason=reason)))
+        return Verdict(held=held, reason=reason)
 
 
 async def _tell(context: Context, failure: Failure) -> None:
     with contextlib.suppress(TimeoutError, grpc.aio.UsageError, grpc.aio.InternalError):
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await context.write(HolderMessage(failure=failure))
-
-
-def _finished(end: ReadyEnd) -> HolderMessage:
-    finished = Finished(tokens=end.tokens, num_cached_tokens=end.num_cached_tokens)
-    return HolderMessage(finished=finished)
 
 
 def _refused(kind: Failure.Kind.ValueType, field: str, message: str) -> Refused:

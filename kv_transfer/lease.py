@@ -15,8 +15,9 @@ class LeaseState(Enum):
               |                                                        COMMITTED
               +---------- the stream ends, for whatever reason ----------> | ---> ENDED
 
-    Until ENDED the holds of every range that went out belong to the lease; nobody else lets
-    go of them. ENDED holds nothing.
+    A puller that has read the last range may say so before the first tokens are out; its commit
+    counts once they are. Until ENDED the holds of every range that went out belong to the lease;
+    nobody else lets go of them. ENDED holds nothing.
     """
 
     OPEN = auto()
@@ -39,9 +40,11 @@ class Lease:
     for the puller too: no commit succeeds any more.
     """
 
-    def __init__(self, first_token: int) -> None:
+    def __init__(self, first_token: int, end: int) -> None:
+        """`end` of the prompt."""
         self.state = LeaseState.OPEN
         self.announced_to = first_token
+        self._end = end
         self._holds: list[TransferHold] = []
         self._broken = ""
 
@@ -54,6 +57,11 @@ class Lease:
         assert held.start == self.announced_to, "ranges follow each other"
         self.announced_to = held.end
         self._holds += held.holds
+
+    @property
+    def complete(self) -> bool:
+        """All blocks are out, so a puller may have read them all."""
+        return self.state is LeaseState.OFFERED or self.announced_to == self._end
 
     def offer(self) -> None:
         """Everything is out; the puller may commit."""

@@ -17,13 +17,17 @@ PROMISED_S = 0.5  # at least so often a holder says something
 class PullState(Enum):
     """
     ask ---> WAITING ---- the first range is announced ----> READING
-                |                                               | everything is announced
+                |                                               | the first tokens are there
                 |                                               v
-                |                                            ARRIVING ---- all reads ended: commit
+                |                                            ARRIVING ---- all reads ended
                 |                                               |             |
                 |     a deadline, a failure, a broken stream    v             v
                 +--------------------------------------------> FAILED <--- COMMITTING ---> DONE
                                                                      not held       held
+
+    The commit goes out when all reads have ended, on the way into COMMITTING; of a prompt that
+    the holder computes already in READING, once it is announced to its end: while the first
+    tokens are still drawn.
 
     The target blocks belong to the reservation all along. Before DONE nothing that was read
     may be used; after FAILED the blocks of reads that have not ended are quarantined.
@@ -69,12 +73,16 @@ class Pull:
         now: float,
         stuck_after_s: float,
         deadline: float | None,
+        whole: bool = False,
     ) -> None:
+        """`whole`: nothing less than the target comes, of a holder that computes."""
         self.state = PullState.WAITING
         self.target = target
         self.arrived_to = target.start  # announced, and being read or read
         self._block_size = block_size
         self._local = {(r.group, r.first_entry + i): b for r in target.runs for i, b in _entries(r)}
+        self._whole = whole
+        self._committed = False
         self._unread = 0
         self._least_stuck_after_s = self._stuck_after_s = stuck_after_s
         self._request_deadline = deadline
@@ -114,10 +122,14 @@ class Pull:
     def _expect(self, now: float, within_s: float) -> None:
         self._next_message = now + PATIENCE_S + PATIENCE * max(PROMISED_S, within_s)
 
-    def note_finished(self) -> None:
+    def note_finished(self, now: float) -> None:
         if self.state not in (PullState.WAITING, PullState.READING):
             raise TransferError(f"'finished' while {self.state.name}")
+        if self._whole and not self.complete:
+            raise TransferError("the holder computed only a part of the prompt")
         self.state = PullState.ARRIVING
+        if self._committed:
+            self._await_verdict(now)
 
     def note_read(self) -> None:
         """One of the copies has ended well."""
@@ -125,10 +137,18 @@ class Pull:
 
     @property
     def may_commit(self) -> bool:
-        return self.state is PullState.ARRIVING and self._unread == 0
+        if self._unread or self._committed:
+            return False
+        to_its_end = self.state is PullState.READING and self._whole and self.complete
+        return to_its_end or self.state is PullState.ARRIVING
 
     def note_commit(self, now: float) -> None:
         assert self.may_commit
+        self._committed = True
+        if self.state is PullState.ARRIVING:
+            self._await_verdict(now)
+
+    def _await_verdict(self, now: float) -> None:
         self.state = PullState.COMMITTING
         self._next_message = now + PATIENCE_S + PATIENCE
 

@@ -16,7 +16,15 @@ from kv_transfer.link import Link
 from kv_transfer.pull import Copy, Pull, PullState, RemoteRun
 from kv_transfer.quarantine import Unfinished
 from protos.generation_pb2 import TokenLogprobs
-from protos.handoff_pb2 import Ask, Chunk, Commit, FirstToken, HolderMessage, PullerMessage
+from protos.handoff_pb2 import (
+    Ask,
+    Chunk,
+    Commit,
+    FirstToken,
+    HolderMessage,
+    PullerMessage,
+    Verdict,
+)
 
 GIVE_UP_GRACE_S = 0.05  # in which most reads end that are not wanted any more
 
@@ -67,7 +75,12 @@ class HandOff:
         self._checksum = checksum
         self._faults = faults
         self._pull = Pull(
-            target, config.block_size, time.monotonic(), config.stuck_after_s, deadline
+            target,
+            config.block_size,
+            time.monotonic(),
+            config.stuck_after_s,
+            deadline,
+            whole=ask.HasField("compute"),
         )
         self._reads: dict[asyncio.Future[None], _Reading] = {}
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -149,19 +162,22 @@ class HandOff:
                 self._start(now, message.chunk)
             case "finished":
                 self._faults.reach("puller.finished")
-                self._pull.note_finished()
+                self._pull.note_finished(now)
                 self._tokens = list(message.finished.tokens)
                 self._num_cached = message.finished.num_cached_tokens
-                if self._ask.HasField("compute") and not self._pull.complete:
-                    raise TransferError("the holder computed only a part of the prompt")
+                if message.finished.HasField("verdict"):
+                    self._note_verdict(message.finished.verdict)
             case "verdict":
-                self._pull.note_verdict(message.verdict.held, message.verdict.reason)
+                self._note_verdict(message.verdict)
             case "failure":
                 if message.failure.field == "holder_incarnation":
                     self._link.lose(message.failure.message)
                 raise Refused(message.failure)
             case _:
                 raise TransferError("the holder speaks of what this version does not know")
+
+    def _note_verdict(self, verdict: Verdict) -> None:
+        self._pull.note_verdict(verdict.held, verdict.reason)
 
     def _start(self, now: float, chunk: Chunk) -> None:
         runs = [RemoteRun(r.group, r.first_entry, r.blocks, r.checksums) for r in chunk.blocks]

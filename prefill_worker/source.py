@@ -122,8 +122,10 @@ class ComputedPrompt:
         self._stream = stream
         self._fetcher = fetcher
         self._ahead = ahead
-        self._num_left = len(request.prompt_token_ids)
-        ahead.num_tokens += self._num_left
+        self._num_tokens = len(request.prompt_token_ids)
+        self._num_done = 0
+        self._num_logprobs = 0
+        ahead.num_tokens += self._num_tokens
 
     async def wait(self) -> None:
         await self._stream.wait()
@@ -135,22 +137,24 @@ class ComputedPrompt:
             raise Refused(encode_failure(error)) from None
         match news:
             case PromptChunk():
-                self._count_down(len(news.prompt_logprobs) or news.held.end - news.held.start)
+                self._num_logprobs += len(news.prompt_logprobs)
+                self._count_down(max(news.held.end, self._num_logprobs))
                 return ReadyChunk(news.held, encode_logprobs(news.prompt_logprobs))
             case PromptEnd():
-                self._count_down(self._num_left)
+                self._count_down(self._num_tokens)
                 return ReadyEnd(_first_tokens(news), news.num_cached_tokens)
         return None
 
     def close(self) -> None:
-        self._count_down(self._num_left)
+        self._count_down(self._num_tokens)
         self._stream.close()
         self._fetcher.forget(self._stream.request_id)
 
-    def _count_down(self, num_tokens: int) -> None:
-        num_tokens = min(num_tokens, self._num_left)
-        self._num_left -= num_tokens
-        self._ahead.num_tokens -= num_tokens
+    def _count_down(self, num_done: int) -> None:
+        """Blocks may come before their tokens' logprobs, or logprobs without blocks."""
+        if num_done > self._num_done:
+            self._ahead.num_tokens -= num_done - self._num_done
+            self._num_done = num_done
 
 
 class CachedPrompt:

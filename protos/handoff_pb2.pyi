@@ -226,7 +226,7 @@ Global___HolderMessage: _TypeAlias = HolderMessage  # noqa: Y015
 
 @_typing.final
 class Waiting(_message.Message):
-    """Nothing new is ready; sent at once, and again and again while it stays so."""
+    """Nothing new is ready; sent soon, and again and again while it stays so."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -340,21 +340,27 @@ class Finished(_message.Message):
 
     TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
     """Of the prompt: cached on the holder, or pulled by it from a source. The rest was computed."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
         """one a choice, or none at all"""
 
+    @_builtins.property
+    def verdict(self) -> Global___Verdict:
+        """where the commit came before the end; else in a message of its own"""
+
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[Global___FirstToken] | None = ...,
         num_cached_tokens: _builtins.int = ...,
+        verdict: Global___Verdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "tokens", b"tokens", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

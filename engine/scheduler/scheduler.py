@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from engine.errors import EngineError, StepError
+from engine.grammar.interface import CompiledGrammar
 from engine.handoff import (
     ComputeHere,
     Delivered,
@@ -83,7 +84,13 @@ class Scheduler:
     def num_fetching(self) -> int:
         return len(self._roster.fetching)
 
-    def add(self, request: GenerationRequest, seed: int, arrived_s: float = 0.0) -> None:
+    def add(
+        self,
+        request: GenerationRequest,
+        seed: int,
+        arrived_s: float = 0.0,
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
         """`seed` counts where the request brings none; times are of any one clock."""
         check_request(request, self._limits, self._cache)
         names, num_uncached = self._new_names(request.cache_salt), 0
@@ -91,7 +98,7 @@ class Scheduler:
             num_uncached = self._count_uncached(request, names)
         due = due_s(arrived_s, num_uncached, self._limits)
         own = request.params.seed
-        self._roster.add(request, seed if own is None else own, due, names)
+        self._roster.add(request, seed if own is None else own, due, names, grammar)
 
     def _new_names(self, cache_salt: str) -> SequenceNames:
         root = root_name(self._limits.fingerprint, cache_salt)
@@ -170,8 +177,14 @@ class Scheduler:
             self._break_deadlock()
         return step
 
+    def announce(self, step: ScheduledStep) -> None:
+        """What the step writes of prompts that are handed over is there, before its end: that
+        is in `take_news`, and not in what `complete` says."""
+        for part in step.parts:
+            self._progress.announce(part, self._news)
+
     def take_news(self) -> StepOutput:
-        """What need not wait for the step's end: reservations, chunks that were cached."""
+        """What need not wait for the step's end: reservations, chunks that are in the cache."""
         if self._news.is_empty:
             return NOTHING
         news, self._news = self._news, Outbox()

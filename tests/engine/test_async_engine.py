@@ -179,7 +179,7 @@ async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
     runner = serving.engine._runner
     whole = runner.execute
 
-    def fail(plan: StepPlan) -> StepResult:
+    def fail(plan: StepPlan, on_written: Callable[[], None]) -> StepResult:
         monkeypatch.setattr(runner, "execute", whole)
         raise RuntimeError("no more memory")
 

@@ -12,7 +12,7 @@ def held(start: int, end: int, block: int) -> HeldRange:
 
 
 def test_what_was_announced_is_let_go_of_once_and_at_the_end() -> None:
-    lease = Lease(8)
+    lease = Lease(8, 20)
     ranges = [held(8, 16, 1), held(16, 20, 2)]
     for one in ranges:
         lease.announce(one)
@@ -24,7 +24,7 @@ def test_what_was_announced_is_let_go_of_once_and_at_the_end() -> None:
 
 
 def test_a_commit_before_the_end_is_refused() -> None:
-    lease = Lease(0)
+    lease = Lease(0, 8)
     lease.announce(held(0, 8, 1))
     verdict = lease.commit()
     assert not verdict.held
@@ -32,7 +32,7 @@ def test_a_commit_before_the_end_is_refused() -> None:
 
 
 def test_a_commit_after_the_stream_is_refused() -> None:
-    lease = Lease(0)
+    lease = Lease(0, 8)
     lease.announce(held(0, 8, 1))
     lease.offer()
     lease.end()
@@ -40,14 +40,27 @@ def test_a_commit_after_the_stream_is_refused() -> None:
 
 
 def test_a_second_commit_is_refused() -> None:
-    lease = Lease(0)
+    lease = Lease(0, 8)
     lease.offer()
     assert lease.commit().held
     assert not lease.commit().held
 
 
+def test_all_is_out_with_the_last_block_or_with_the_end() -> None:
+    """Of a prompt that is computed, and of one that is only cached in part."""
+    for computed in (True, False):
+        lease = Lease(0, 16)
+        lease.announce(held(0, 8, 1))
+        assert not lease.complete
+        if computed:
+            lease.announce(held(8, 16, 2))
+        else:
+            lease.offer()
+        assert lease.complete
+
+
 def test_what_was_released_early_is_never_confirmed() -> None:
-    lease = Lease(0)
+    lease = Lease(0, 8)
     lease.announce(held(0, 8, 1))
     assert [h.blocks for h in lease.release_early("a bug")] == [(1,)]
     lease.offer()
@@ -56,7 +69,7 @@ def test_what_was_released_early_is_never_confirmed() -> None:
 
 
 def test_ranges_follow_each_other() -> None:
-    lease = Lease(0)
+    lease = Lease(0, 8)
     lease.announce(held(0, 8, 1))
     with pytest.raises(AssertionError, match="follow"):
         lease.announce(held(16, 24, 2))

@@ -92,7 +92,7 @@ def test_every_wanted_block_is_read_once_from_its_own_twin(case: Case) -> None:
     ]
     assert sorted(done) == sorted(wanted)
     assert pull.complete
-    pull.note_finished()
+    pull.note_finished(0.0)
     assert pull.may_commit
 
 
@@ -151,11 +151,11 @@ def test_messages_out_of_order_are_refused() -> None:
     pull.note_chunk(0.0, 0, 5, runs, 0.1)
     with pytest.raises(TransferError, match="missing"):
         pull.note_chunk(0.0, 0, 5, runs, 0.1)  # a duplicate
-    pull.note_finished()
+    pull.note_finished(0.0)
     for late in (
         lambda: pull.note_waiting(0.0, 1.0, 1),
         lambda: pull.note_chunk(0.0, 5, 6, runs, 0.1),
-        pull.note_finished,
+        lambda: pull.note_finished(0.0),
     ):
         with pytest.raises(TransferError, match="ARRIVING"):
             late()
@@ -165,7 +165,7 @@ def test_nothing_is_committed_before_the_bytes_are_there() -> None:
     pull, runs = one_block()
     (copy,) = pull.note_chunk(0.0, 0, 5, runs, 0.1)
     assert copy == Copy(0, (9,), (3,))
-    pull.note_finished()
+    pull.note_finished(0.0)
     before = pull.may_commit
     pull.note_read()
     assert (before, pull.may_commit) == (False, True)
@@ -173,6 +173,38 @@ def test_nothing_is_committed_before_the_bytes_are_there() -> None:
     with pytest.raises(TransferError, match="let go"):
         pull.note_verdict(False, "its pool was reset")
     assert pull.state is not PullState.DONE
+
+
+def test_a_prompt_that_has_been_read_is_committed_while_its_tokens_are_drawn() -> None:
+    target = HeldRange(0, 16, (BlockRun(0, 0, (3, 4)),), ())
+    pull = Pull(target, BLOCK, 0.0, stuck_after_s=5.0, deadline=None, whole=True)
+    pull.note_chunk(0.0, 0, 8, [RemoteRun(0, 0, (9,))], 0.1)
+    pull.note_read()
+    may = [pull.may_commit]  # the other block is not even announced
+    pull.note_chunk(0.0, 8, 16, [RemoteRun(0, 1, (8,))], 0.1)
+    may.append(pull.may_commit)  # nor read
+    pull.note_read()
+    may.append(pull.may_commit)
+    pull.note_commit(1.0)
+    may.append(pull.may_commit)
+    assert may == [False, False, True, False]
+    pull.note_waiting(1.0, 0.1, 7)  # the holder still draws
+    with pytest.raises(TransferError, match="verdict"):
+        pull.note_verdict(True, "")
+    with pytest.raises(TransferError, match="stuck|silent"):
+        pull.check_time(9.0)
+    pull.note_finished(2.0)
+    pull.note_verdict(True, "")
+    assert pull.state is PullState.DONE
+
+
+def test_what_may_come_in_part_is_committed_after_its_end() -> None:
+    pull, runs = one_block()
+    pull.note_chunk(0.0, 0, 5, runs, 0.1)
+    pull.note_read()
+    before = pull.may_commit
+    pull.note_finished(0.0)
+    assert (before, pull.may_commit) == (False, True)
 
 
 def test_silence_ends_a_pull_and_patience_follows_the_prediction() -> None:

@@ -120,6 +120,40 @@ def test_a_reader_gets_what_it_asked_for_and_what_is_cached_at_once() -> None:
     drop(bench, told)
 
 
+def test_what_a_step_has_written_is_read_while_its_tokens_are_drawn() -> None:
+    bench = Bench(budget=len(PROMPT))
+    bench.add("r", PROMPT, hand_over=HandOver(), prompt_logprobs=0)
+    step = bench.scheduler.schedule()
+    assert step is not None
+    result = bench.runner.execute(step.plan)
+    bench.scheduler.announce(step)
+    (chunk,) = chunks_of(bench.scheduler.take_news().hand_overs[R])
+    assert (chunk.held.start, chunk.held.end, chunk.prompt_logprobs) == (0, 35, ())
+    assert bench.cache.match(bench.scheduler._new_names("").grow(PROMPT), 35).num_tokens == 0
+    rest, last = bench.scheduler.complete(step, result).hand_overs[R]
+    assert isinstance(rest, PromptChunk)
+    assert (rest.held.start, rest.held.end, len(rest.prompt_logprobs)) == (35, 35, 34)
+    assert isinstance(last, PromptEnd)
+    drop(bench, [chunk, rest])
+    assert held(bench) == 0
+
+
+def test_a_step_that_fails_after_its_chunks_were_announced_names_nothing() -> None:
+    bench = Bench(budget=len(PROMPT))
+    bench.add("r", PROMPT, hand_over=HandOver())
+    step = bench.scheduler.schedule()
+    assert step is not None
+    bench.scheduler.announce(step)
+    told = bench.scheduler.take_news().hand_overs[R]
+    output = bench.scheduler.fail(step, StepError("no more memory"))
+    assert list(output.failures) == [R]
+    assert R not in output.hand_overs
+    assert held(bench) == 5, "what was announced is its reader's"
+    assert bench.cache.match(bench.scheduler._new_names("").grow(PROMPT), 35).num_tokens == 0
+    drop(bench, told)
+    assert held(bench) == 0
+
+
 def test_nothing_is_computed_where_all_is_cached_and_nothing_drawn() -> None:
     bench = Bench()
     bench.add("warm", PROMPT[:32], max_tokens=1)
