@@ -64,8 +64,7 @@ class Exchange:
         self._request_id = request_id.encode("latin-1")
 
     async def read_body(self, limits: HttpLimits) -> bytes:
-        declared = self.header("content-length")
-        if declared is not None and declared.isdigit() and int(declared) > limits.max_body_bytes:
+        if _declared_bytes(self.header("content-length")) > limits.max_body_bytes:
             raise _too_large(limits)
         try:
             async with asyncio.timeout(limits.body_timeout_s):
@@ -186,6 +185,13 @@ class Endpoint:
 
 async def _run(work: Awaitable[None]) -> None:
     await work
+
+
+def _declared_bytes(value: str | None) -> float:
+    """0 where a header says nothing, or nonsense: the body is counted as it comes."""
+    if value is None or not (value.isascii() and value.isdigit()):
+        return 0
+    return float(value)  # of any number of digits
 
 
 def _too_large(limits: HttpLimits) -> ApiError:

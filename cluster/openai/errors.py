@@ -8,6 +8,7 @@ from engine.errors import DeadlineError, EngineError, QueueFullError, RequestErr
 
 _RETRY_QUEUE_S = 1
 _RETRY_UNAVAILABLE_S = 5
+_MAX_CHARS = 500
 
 
 @dataclass
@@ -33,11 +34,16 @@ class ApiError(Exception):
 
     def _fields(self) -> dict[str, str | None]:
         return {
-            "message": self.message,
+            "message": _short(self.message),
             "type": self.type,
-            "param": self.param,
+            "param": None if self.param is None else _short(self.param),
             "code": self.code,
         }
+
+
+def _short(text: str) -> str:
+    """Errors quote what clients send, which may be as long as a body."""
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 
 
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from cluster.api_keys import ApiKeys
 from cluster.exchange import HttpLimits
@@ -25,6 +26,7 @@ class Server:
     backend: FakeBackend
     front: Front
     model: ServedModel
+    app: Starlette
 
     async def post(self, path: str, /, **body: Any) -> httpx.Response:
         return await self.client.post(path, json=body)
@@ -63,7 +65,7 @@ def make_server(
     app, front = build_app(backend, model, limits, Gate(keys, rates), request_limits)
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     client = httpx.AsyncClient(transport=transport, base_url="http://test")
-    return Server(client, backend, front, model)
+    return Server(client, backend, front, model, app)
 
 
 @pytest.fixture

@@ -207,6 +207,45 @@ async def test_parameters_that_we_lack_are_refused_by_name(
         await server.ok(path, **{**body, param: None})
 
 
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+COMMON = words("""
+    model frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream
+    stream_options temperature top_p user top_k min_p repetition_penalty length_penalty
+    use_beam_search stop_token_ids include_stop_str_in_output ignore_eos min_tokens
+    skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side
+    allowed_token_ids prompt_logprobs logprob_token_ids bad_words add_special_tokens
+    response_format structured_outputs priority request_id session_id
+    return_tokens_as_token_ids return_token_ids cache_salt kv_transfer_params vllm_xargs
+    repetition_detection thinking_token_budget stream_interval echo best_of service_tier store
+    metadata safety_identifier prompt_cache_key guided_json guided_regex guided_choice
+    guided_grammar logits_processors data_parallel_rank
+""")
+OF_COMPLETIONS = words("""
+    prompt suffix prompt_embeds
+""")
+OF_CHAT = words("""
+    messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls
+    reasoning_effort include_reasoning add_generation_prompt continue_final_message documents
+    chat_template chat_template_kwargs mm_processor_kwargs functions function_call modalities
+    audio prediction verbosity web_search_options
+""")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [(CompletionRequest, COMMON + OF_COMPLETIONS), (ChatRequest, COMMON + OF_CHAT)],
+)
+def test_every_parameter_that_clients_know_is_taken_or_refused_as_such(
+    kind: type[CompletionRequest | ChatRequest], names: list[str]
+) -> None:
+    """OpenAI's and vLLM's: none of them is "unknown"."""
+    for name in names:
+        assert (name in kind.model_fields) != (name in kind.not_supported), name
+
+
 async def test_values_that_ask_for_nothing_are_taken(server: Server) -> None:
     await server.ok(COMPLETIONS, prompt="x", best_of=1, suffix="", use_beam_search=False)
     plain = {"type": "text"}

@@ -199,6 +199,7 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("<tool_call>\n{{ x }}</tool_call> <think></think>", "hermes", "think"),
         ("<tool_call>\n<function=example>", None, None),
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
+        ("Environment: ipython", "llama3_json", None),
         ("<|python_tag|> {'name': 'x', 'parameters': {}}", "llama3_json", None),
     ],
 )

@@ -28,21 +28,21 @@ def _short_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`marks` are shown to the reader even where they are special tokens; `sign` is what a
-    template has in it whose model writes so."""
+    """`marks` are shown to the reader even where they are special tokens; `signs` are
+    what a template has in it, one at least, whose model writes so."""
 
     make: Callable[[Collection[str]], Reader]  # from the names of the request's tools
     marks: tuple[str, ...]
-    sign: str
+    signs: tuple[str, ...]
     new_id: Callable[[], str] = _long_id
 
 
 TOOL_FORMATS = {
-    "hermes": ToolFormat(lambda tools: HermesReader(), (START,), START),
+    "hermes": ToolFormat(lambda tools: HermesReader(), (START,), (START,)),
     "mistral": ToolFormat(
-        lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), MARKER, _short_id
+        lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), (MARKER,), _short_id
     ),
-    "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,), PYTHON_TAG),
+    "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,), (PYTHON_TAG, "Environment: ipython")),
 }
 REASONING_FORMATS = {
     "think": Marks("<think>", "</think>"),
@@ -61,7 +61,8 @@ def tool_format(name: str, templates: Iterable[str]) -> ToolFormat | None:
     text = "\n".join(templates)
     if any(sign in text for sign in _OTHER_SIGNS):
         return None
-    return next((one for one in TOOL_FORMATS.values() if one.sign in text), None)
+    formats = TOOL_FORMATS.values()
+    return next((one for one in formats if any(sign in text for sign in one.signs)), None)
 
 
 def reasoning_format(name: str, templates: Iterable[str]) -> Marks | None:

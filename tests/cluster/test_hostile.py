@@ -1,0 +1,227 @@
+"""Bytes, headers and paths that no honest client sends: a 4xx in OpenAI's shape, short, with
+nothing of ours in it, and the next request works."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.api_keys import VARIABLE, ApiKeys
+from cluster.openai.body import Body
+from cluster.openai.chat_request import ChatRequest
+from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.token_requests import TokenizeRequest
+from tests.cluster.conftest import Server, make_server
+from tests.cluster.test_bad_input import error_of
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/embeddings")
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hello", "max_tokens": 4, "logit_bias": {"1": 1.5}, "stop": "x"},
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Grüße"}]},
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+        ],
+        "max_tokens": 4,
+        "metadata": {"a": "b"},
+    },
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [1, 2]},
+    "/v1/embeddings": {"input": "x"},
+}
+# Of the program's inside, in any answer.
+LEAK = re.compile(
+    r'Traceback|File "|\.py\b|<[\w.]+ object at|0x[0-9a-f]{6,}|pydantic|site-packages'
+)
+
+
+def check(response: httpx.Response) -> None:
+    if response.status_code != 200:
+        assert 400 <= response.status_code < 500, (response.status_code, response.text[:500])
+        error_of(response)
+        assert len(response.content) < 10_000
+    assert not LEAK.search(response.text)
+
+
+async def still_works(server: Server) -> None:
+    answer = await server.ok("/v1/completions", prompt="x", max_tokens=2)
+    assert answer["usage"]["completion_tokens"] == 2
+    assert all(stream.num_closed for stream in server.backend.streams)
+
+
+def send(path: str, data: bytes, headers: dict[bytes, bytes] | None = None) -> None:
+    async def go() -> None:
+        server = make_server()
+        check(await server.client.post(path, content=data, headers=headers or {}))
+        await still_works(server)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_bodies_with_broken_bytes(path: str, data: st.DataObject) -> None:
+    """A good body with some of it cut out, repeated, replaced or put elsewhere."""
+    body = json.dumps(GOOD[path]).encode()
+    junk = st.one_of(
+        st.binary(max_size=8),
+        st.sampled_from(
+            [b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\0", b"NaN", b"-Infinity", b"1e999"]
+        ),
+        st.sampled_from([b"[" * 300, b'{"a":' * 300, b"9" * 400, b"-", b"null", b'"', b"\\"]),
+    )
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(body)))
+        end = data.draw(st.integers(start, min(len(body), start + 20)))
+        body = body[:start] + data.draw(junk) + body[end:]
+    send(path, body)
+
+
+@pytest.mark.parametrize("depth", [50, 190, 250, 5000, 100_000])
+@pytest.mark.parametrize("text", ["[", '{"a":'])
+def test_depth_in_any_place(depth: int, text: str) -> None:
+    close = {"[": "]", '{"a":': "}"}[text]
+    nested = text * depth + "1" + close * depth
+    kinds: dict[str, type[Body]] = {
+        "/v1/completions": CompletionRequest,
+        "/v1/chat/completions": ChatRequest,
+        "/tokenize": TokenizeRequest,
+    }
+    for path, kind in kinds.items():
+        good = json.dumps(GOOD[path])[1:-1]
+        for field in kind.model_fields if depth == 190 else ("metadata", "tools", "messages"):
+            send(path, f'{{{good}, "{field}": {nested}}}'.encode())
+    call = {"function": {"name": "f", "arguments": nested}}
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    send("/v1/chat/completions", json.dumps({"messages": chat}).encode())
+
+
+@pytest.mark.parametrize("name", ["temperature", "seed", "n", "max_tokens", "logit_bias", "prompt"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "9" * 4000])
+def test_numbers_that_are_none(name: str, number: str) -> None:
+    async def go() -> None:
+        server = make_server()
+        data = f'{{"prompt": "x", "{name}": {number}}}'.encode()
+        response = await server.client.post("/v1/completions", content=data)
+        assert response.status_code == 400, response.text[:200]
+        check(response)
+        await still_works(server)
+
+    asyncio.run(go())
+
+
+names = st.sampled_from(
+    ["authorization", "content-length", "content-type", "x-request-id", "x-request-timeout"]
+    + ["content-encoding", "transfer-encoding", "expect", "host", "accept", "cookie", "range"]
+)
+header_values = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from(
+        [b"nan", b"inf", b"-1", b"0", b"1e-9", b"1_0", b"\xb2", b"9" * 5000, b"a" * 70_000]
+    )
+    | st.sampled_from([b"Bearer", b"Bearer \xff\xfe", b"Basic x", b"gzip", b"a\r\nX-Evil: 1", b""]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(headers=st.dictionaries(names, header_values, max_size=4), path=st.sampled_from(PATHS))
+def test_headers_of_any_bytes(headers: dict[str, bytes], path: str) -> None:
+    """Straight to the application: what a server in front of it would refuse comes too."""
+    encoded = {name.encode(): value for name, value in headers.items()}
+    request_id = headers.get("x-request-id")
+
+    async def go() -> None:
+        for keys in (None, ApiKeys.load(None, {VARIABLE: "sk-0123456789"})):
+            server = make_server(keys=keys)
+            response = await call(server, path, encoded)
+            check(response)
+            if keys is not None:
+                assert response.status_code == 401
+            if response.status_code == 200 and "completions" in path:
+                timeout = headers.get("x-request-timeout", b"1")
+                assert re.fullmatch(rb"[\x21-\x7e]{1,128}", request_id or b"x")
+                assert float(timeout.decode("latin-1")) > 0
+            assert "x-evil" not in response.headers
+            assert all(stream.num_closed for stream in server.backend.streams)
+
+    asyncio.run(go())
+
+
+async def call(server: Server, path: str, headers: dict[bytes, bytes]) -> httpx.Response:
+    """As ASGI has it; httpx would put its own headers beside these."""
+    body, sent = json.dumps(GOOD[path]).encode(), asyncio.Event()
+    status, received, out = 0, [], b""
+
+    async def receive() -> dict[str, Any]:
+        if sent.is_set():
+            await asyncio.Event().wait()
+        sent.set()
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        nonlocal status, received, out
+        if message["type"] == "http.response.start":
+            status, received = message["status"], message["headers"]
+        else:
+            out += message["body"]
+
+    scope = {
+        **{"type": "http", "method": "POST", "path": path, "raw_path": path.encode()},
+        **{"query_string": b"", "root_path": "", "headers": list(headers.items())},
+    }
+    await server.app(scope, receive, send)
+    return httpx.Response(status, headers=received, content=out)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"]),
+    path=st.one_of(
+        st.text(st.characters(codec="utf-8"), max_size=20),
+        st.sampled_from(["v1/models/" + "x" * 5000, "v1/models/a/../b", "v1/models/", "%00", "//"]),
+        st.sampled_from(
+            [path[1:] + end for path in PATHS for end in ("/", "%20", "?a=b", "#", ";")]
+        ),
+    ),
+)
+def test_paths_and_methods(method: str, path: str) -> None:
+    async def go() -> None:
+        server = make_server()
+        try:
+            request = server.client.build_request(method, "/" + path, content=b"{")
+        except httpx.InvalidURL:
+            return
+        response = await server.client.send(request)
+        if response.status_code != 200:
+            assert response.status_code in (400, 404, 405)
+        check(response)
+
+    asyncio.run(go())
+
+
+async def test_what_is_quoted_is_short(server: Server) -> None:
+    long = "x" * 100_000
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "model": long}),
+        ("/v1/completions", {"prompt": "x", long: 1}),
+        ("/v1/completions", {"prompt": "x", "stream_options": {long: 1}}),
+        ("/v1/chat/completions", {"messages": [{"role": "bad", "content": long}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", long: "x"}]}),
+    ):
+        response = await server.post(path, **body)
+        assert response.status_code in (400, 404)
+        error_of(response)
+        assert len(response.content) < 2000
