@@ -1,0 +1,402 @@
+"""How many replicas each pool should have: the application's autoscaling policy.
+
+`decide` is the policy, a pure function; `scale` is what Ray Serve calls, in its controller. That
+has none of our code: Serve copies this module there by value, so it imports the standard library
+only. What it is told travels as plain numbers that replicas record: `WorkerLoad` or `IngressLoad`
+with `Objectives`.
+
+All load is counted in replicas: 2.3 is what two replicas cannot hold within the objectives.
+Up at once and as far as needed; down after a hold in which fewer would always have held the load.
+"""
+
+import importlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+PREFILL, DECODE, INGRESS = "prefill", "decode", "ingress"
+PERIOD_S = 1.0  # Serve calls ten times as often
+DECISIONS_KEY = "kvrelay:autoscaling:"  # in Ray's key-value store; the application's name follows
+# Fewer replicas must hold the load with so much to spare.
+_FIT = 0.8
+_DEMAND_MEMORY_S = 10.0
+_HOLD_STARTS = 2.0  # starts of a replica that a hold outlasts
+_MOST_PATIENCE = 32.0
+_SHRINK = 4  # at most a quarter of a pool goes at a time
+
+logger = logging.getLogger("ray.serve")
+
+
+class Objectives(NamedTuple):
+    """What replicas should keep to. Shares are of 1."""
+
+    ttft_s: float = 2.0
+    inter_token_s: float = 0.1
+    most_kv_use: float = 0.9
+    most_sequence_use: float = 0.9
+    most_requests: float = 256.0  # at once in an ingress replica
+    up_delay_s: float = 0.0
+    down_delay_s: float = 60.0
+
+
+class WorkerLoad(NamedTuple):
+    """One worker, as it is now."""
+
+    num_sequences: float  # that run, wait or are being fetched
+    num_running: float
+    kv_use: float  # share of the blocks that sequences hold
+    sequence_use: float  # sequences as a share of the most that run at once
+    queued_s: float  # that the prompts in its queue take to compute
+    busy: float  # seconds spent on prompts, a second
+    step_base_s: float  # of a step, whatever is in it
+    step_load_s: float  # of a step, for the sequences that are in it
+    startup_s: float
+
+
+class IngressLoad(NamedTuple):
+    num_requests: float
+    startup_s: float
+
+
+Load = WorkerLoad | IngressLoad
+
+
+class PoolSample(NamedTuple):
+    """One pool as it is now. Replicas that are starting are in `target` and not `running`;
+    some that run may not have reported yet."""
+
+    num_running: int
+    target: int
+    least: int
+    most: int
+    loads: Sequence[Load] = ()
+    objectives: Objectives = Objectives()
+
+
+class PoolState(NamedTuple):
+    """What a pool's next decision knows of the last ones. Times are the caller's, in seconds."""
+
+    at: float | None = None  # of the last decision
+    queued_s: float = 0.0
+    demand: float | None = None  # prompts that come, in seconds of work a second
+    starting_since: float | None = None
+    high_since: float | None = None
+    low_since: float | None = None
+    peak: int = 0  # of the fewest replicas that would do, since fewer than there are would
+    patience: float = 1.0  # times the usual hold: learnt from going down too soon
+    went_down_at: float | None = None
+    why: str = ""
+    changed_at: float | None = None
+    change: str = ""
+
+
+class _Need(NamedTuple):
+    """What there is to do, in replicas; and how many at least can do it with room to spare."""
+
+    reason: str
+    load: float
+    fewest: int = 0
+
+
+def decide(
+    samples: Mapping[str, PoolSample], states: Mapping[str, PoolState], now: float
+) -> tuple[dict[str, int], dict[str, PoolState]]:
+    targets, after = {}, {}
+    for pool, sample in samples.items():
+        before = states.get(pool, PoolState())
+        target, state = _decide(pool, sample, before, now)
+        if target != sample.target:
+            change = f"{sample.target} -> {target}: {state.why}"
+            state = state._replace(changed_at=now, change=change)
+        targets[pool], after[pool] = target, state._replace(at=now)
+    return targets, after
+
+
+def _decide(pool: str, sample: PoolSample, state: PoolState, now: float) -> tuple[int, PoolState]:
+    state = _watch_starts(sample, state, now)
+    if not sample.loads:
+        unknown = state._replace(low_since=None, high_since=None, why="no replica has reported")
+        return _within(sample, sample.target), unknown
+    state = _estimate_demand(sample, state, now)
+    needs = _NEEDS[pool](sample, state, now)
+    most = max(needs, key=lambda need: need.load)
+    wanted = _within(sample, math.ceil(most.load))
+    if wanted > sample.target:
+        return _go_up(sample, state, now, wanted, most.reason)
+    return _go_down(sample, state._replace(high_since=None), now, needs)
+
+
+def _go_up(
+    sample: PoolSample, state: PoolState, now: float, wanted: int, why: str
+) -> tuple[int, PoolState]:
+    since = now if state.high_since is None else state.high_since
+    state = state._replace(high_since=since, low_since=None, peak=0, why=why)
+    if now - since < sample.objectives.up_delay_s:
+        return _within(sample, sample.target), state
+    if state.went_down_at is not None:
+        # Whoever comes back soon was sent away too soon: a load that swings is not followed.
+        soon = now - state.went_down_at < 4 * _hold_s(sample, state)
+        patience = 2 * state.patience if soon else state.patience / 2
+        patience = min(max(1.0, patience), _MOST_PATIENCE)
+        state = state._replace(patience=patience, went_down_at=None)
+    return wanted, state._replace(high_since=None)
+
+
+def _go_down(
+    sample: PoolSample, state: PoolState, now: float, needs: Sequence[_Need]
+) -> tuple[int, PoolState]:
+    most = max(needs, key=lambda need: need.fewest)
+    # A replica that does not report is taken to be as busy as the others.
+    unheard = max(1.0, sample.num_running / len(sample.loads))
+    peak = max(math.ceil(most.fewest * unheard), state.peak)
+    fewest, state = _within(sample, peak), state._replace(why=most.reason)
+    if fewest >= sample.target:
+        return _within(sample, sample.target), state._replace(low_since=None, peak=0)
+    since = now if state.low_since is None else state.low_since
+    if now - since < _hold_s(sample, state):
+        return _within(sample, sample.target), state._replace(low_since=since, peak=peak)
+    fewer = max(fewest, sample.target - max(1, sample.target // _SHRINK))
+    return fewer, state._replace(low_since=None, peak=0, went_down_at=now)
+
+
+def _hold_s(sample: PoolSample, state: PoolState) -> float:
+    shortest = max(sample.objectives.down_delay_s, _HOLD_STARTS * _startup_s(sample))
+    return shortest * state.patience
+
+
+def _startup_s(sample: PoolSample) -> float:
+    return max(load.startup_s for load in sample.loads)
+
+
+def _within(sample: PoolSample, wanted: int) -> int:
+    return max(1, sample.least, min(sample.most, wanted))
+
+
+def _watch_starts(sample: PoolSample, state: PoolState, now: float) -> PoolState:
+    if sample.num_running >= sample.target:
+        return state._replace(starting_since=None)
+    return state._replace(
+        starting_since=now if state.starting_since is None else state.starting_since
+    )
+
+
+def _estimate_demand(sample: PoolSample, state: PoolState, now: float) -> PoolState:
+    """Work that comes: what is done, and what the queue grows by."""
+    workers = [load for load in sample.loads if isinstance(load, WorkerLoad)]
+    queued_s, busy = sum(load.queued_s for load in workers), sum(load.busy for load in workers)
+    demand = busy
+    if state.at is not None and state.demand is not None and now > state.at:
+        passed_s = now - state.at
+        comes = max(0.0, busy + (queued_s - state.queued_s) / passed_s)
+        demand = comes + (state.demand - comes) * math.exp(-passed_s / _DEMAND_MEMORY_S)
+    return state._replace(queued_s=queued_s, demand=demand)
+
+
+def _prefill_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Need]:
+    """The wait of a prompt that comes now, unless it goes by before help could come."""
+    workers = [load for load in sample.loads if isinstance(load, WorkerLoad)]
+    objective_s, startup_s = sample.objectives.ttft_s, _startup_s(sample)
+    demand = state.demand or 0.0
+    late_s = state.queued_s - _soon_done_s(sample, state, now, demand, startup_s)
+    wait_s = state.queued_s / max(1, sample.num_running)
+    wanted = 0.0
+    if late_s > objective_s * sample.target:
+        # Those who come, and what is late, within the time that it takes to help at all.
+        wanted = max(sample.target + 1.0, demand + late_s / (objective_s + startup_s))
+    # One prompt is computed by one worker.
+    wanted = min(wanted, math.ceil(sum(load.num_sequences for load in workers)))
+    reason = f"prompts wait {wait_s:.2g} s of {objective_s:g}, workers {demand:.2g} busy"
+    busy = sum(load.busy for load in workers)
+    load = max(busy, state.queued_s / objective_s)
+    return [_Need(reason, wanted, _fewest(load))]
+
+
+def _soon_done_s(
+    sample: PoolSample, state: PoolState, now: float, demand: float, startup_s: float
+) -> float:
+    """Of the queue, before a replica that is asked for now could begin: by what runs, beyond
+    what comes; and what those that are starting would have done, had they been there."""
+    done_s = max(0.0, sample.num_running - demand) * startup_s
+    if state.starting_since is not None:
+        passed_s = min(now - state.starting_since, startup_s)
+        done_s += (sample.target - sample.num_running) * passed_s
+    return done_s
+
+
+def _decode_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Need]:
+    total = _Decoding.of([load for load in sample.loads if isinstance(load, WorkerLoad)])
+    objectives, num_workers = sample.objectives, total.num_workers
+    step_s = total.base_s + total.load_s / num_workers
+    told = (
+        f"KV use {total.kv_use / num_workers:.0%}",
+        f"sequences {total.sequence_use / num_workers:.0%}",
+        f"tokens every {step_s * 1e3:.3g} ms of {objectives.inter_token_s * 1e3:g}",
+        f"prompts wait {total.queued_s / num_workers:.2g} s of {objectives.ttft_s:g}",
+    )
+    # One sequence is decoded by one worker.
+    enough = math.ceil(total.num_sequences)
+    loads = total.loads(objectives)
+    fewest = [_fewest_decoding(total, objectives, which, sample.target) for which in range(4)]
+    return [
+        _Need(reason, min(load, enough), fewest)
+        for reason, load, fewest in zip(told, loads, fewest, strict=True)
+    ]
+
+
+class _Decoding(NamedTuple):
+    """All workers of a decode pool together."""
+
+    num_workers: int
+    num_sequences: float
+    num_running: float
+    kv_use: float
+    sequence_use: float
+    queued_s: float
+    base_s: float  # of a step, whatever is in it
+    load_s: float  # of all their steps, for what is in them
+
+    @classmethod
+    def of(cls, workers: Sequence[WorkerLoad]) -> "_Decoding":
+        return cls(
+            len(workers),
+            sum(load.num_sequences for load in workers),
+            sum(load.num_running for load in workers),
+            sum(load.kv_use for load in workers),
+            sum(load.sequence_use for load in workers),
+            sum(load.queued_s for load in workers),
+            sum(load.step_base_s for load in workers) / len(workers),
+            sum(load.step_load_s for load in workers),
+        )
+
+    def loads(self, objectives: Objectives) -> tuple[float, float, float, float]:
+        left_s = objectives.inter_token_s - self.base_s  # where more workers are of any help
+        return (
+            self.kv_use / objectives.most_kv_use,
+            self.sequence_use / objectives.most_sequence_use,
+            self.load_s / left_s if left_s > 0 else 0.0,
+            self.queued_s / objectives.ttft_s,
+        )
+
+    def growth(self, num_workers: int) -> float:
+        """Times as many sequences, if so many workers made the same tokens a second: fuller
+        steps are slower ones, and whoever waits longer is there longer."""
+        if self.num_running <= 0:
+            return 1.0
+        each_s = self.load_s / self.num_running
+        step_s = self.base_s + each_s * max(1.0, self.num_running / self.num_workers)
+        if step_s <= 0:
+            return 1.0
+        tokens = self.num_running / step_s
+        share = tokens * each_s / num_workers
+        if share >= 1:
+            return math.inf
+        num_running = tokens * max(self.base_s / (1 - share), self.base_s + each_s)
+        return max(1.0, num_running / self.num_running)
+
+
+def _fewest_decoding(total: _Decoding, objectives: Objectives, which: int, most: int) -> int:
+    load = total.loads(objectives)[which]
+    for num_workers in range(1, most):
+        if load * total.growth(num_workers) <= num_workers * _FIT:
+            return num_workers
+    return most
+
+
+def _fewest(load: float) -> int:
+    return math.ceil(load / _FIT)
+
+
+def _ingress_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Need]:
+    loads = [load for load in sample.loads if isinstance(load, IngressLoad)]
+    num_requests = sum(load.num_requests for load in loads)
+    load = num_requests / sample.objectives.most_requests
+    return [_Need(f"{num_requests:.0f} requests", load, _fewest(load))]
+
+
+_NEEDS: dict[str, Callable[[PoolSample, PoolState, float], list[_Need]]] = {
+    PREFILL: _prefill_needs,
+    DECODE: _decode_needs,
+    INGRESS: _ingress_needs,
+}
+
+
+def scale(contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:
+    """For Serve: deployments' contexts in, replicas and states of each out."""
+    pools = {context.deployment_name: key for key, context in contexts.items()}
+    states = {pool: _state_of(contexts[key]) for pool, key in pools.items()}
+    now = time.time()
+    targets = {pool: int(contexts[key].target_num_replicas) for pool, key in pools.items()}
+    if _is_due(states.values(), now):
+        samples = {pool: _sample_of(pool, contexts[key]) for pool, key in pools.items()}
+        targets, states = decide(samples, states, now)
+        _tell(contexts, pools, samples, targets, states)
+    return (
+        {key: targets[pool] for pool, key in pools.items()},
+        {key: states[pool]._asdict() for pool, key in pools.items()},
+    )
+
+
+def _is_due(states: Iterable[PoolState], now: float) -> bool:
+    return any(state.at is None or not 0 <= now - state.at < PERIOD_S for state in states)
+
+
+def _state_of(context: Any) -> PoolState:
+    """Serve keeps notes of its own beside ours."""
+    kept = context.policy_state or {}
+    return PoolState(**{name: kept[name] for name in PoolState._fields if name in kept})
+
+
+def _sample_of(pool: str, context: Any) -> PoolSample:
+    recorded = context.aggregated_metrics or {}
+    names = {name for values in recorded.values() for name in values}
+    kind: type[Load] = IngressLoad if pool == INGRESS else WorkerLoad
+    loads, objectives = [], Objectives()
+    for name in sorted(names, key=str):
+        numbers = {metric: values[name] for metric, values in recorded.items() if name in values}
+        wanted = (*kind._fields, *Objectives._fields)
+        if not all(math.isfinite(numbers.get(metric, math.nan)) for metric in wanted):
+            continue
+        loads.append(kind(**{metric: numbers[metric] for metric in kind._fields}))
+        objectives = Objectives(**{metric: numbers[metric] for metric in Objectives._fields})
+    return PoolSample(
+        int(context.current_num_replicas),
+        int(context.target_num_replicas),
+        int(context.capacity_adjusted_min_replicas),
+        int(context.capacity_adjusted_max_replicas),
+        loads,
+        objectives,
+    )
+
+
+def _tell(
+    contexts: Mapping[Any, Any],
+    pools: Mapping[str, Any],
+    samples: Mapping[str, PoolSample],
+    targets: Mapping[str, int],
+    states: Mapping[str, PoolState],
+) -> None:
+    """What was decided, for `kvrelay status` on any machine; changes also in Serve's log."""
+    for pool, state in states.items():
+        if targets[pool] != samples[pool].target:
+            logger.info("kvrelay scales %s: %s", pool, state.change)
+    told = {
+        pool: {
+            "at": states[pool].at,
+            "num_running": sample.num_running,
+            "target": targets[pool],
+            "least": sample.least,
+            "most": sample.most,
+            "num_reporting": len(sample.loads),
+            "why": states[pool].why,
+            "changed_at": states[pool].changed_at,
+            "change": states[pool].change,
+        }
+        for pool, sample in samples.items()
+    }
+    # Where this runs, Ray is there; where it is tested, it need not be.
+    store = importlib.import_module("ray.experimental.internal_kv")
+    for name in {context.app_name for context in contexts.values()}:
+        store._internal_kv_put(DECISIONS_KEY + name, json.dumps(told), overwrite=True)

@@ -1,0 +1,131 @@
+"""The autoscaling policy on simulated pools: it settles, does not swing, and keeps to its
+objective on recorded load."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.cluster.scaling_simulation import (
+    STEP_S,
+    DecodeWorkers,
+    PrefillWorkers,
+    Workers,
+    simulate,
+)
+
+RECORDED = Path(__file__).parent / "recorded" / "conversation_load.csv"
+SLOW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PROMPT_S = 0.4  # of work
+ANSWER_TOKENS = 200.0
+# A full worker of the simulation has 32 sequences, which take a token each 74 ms: by this many
+# answers a second it has no more room.
+ANSWERS_PER_WORKER = 2.1
+
+LOADS = st.integers(1, 55).map(lambda tenths: tenths / 10)  # in workers
+Arrivals = Callable[[float], Sequence[float]]
+
+
+def evenly(rate: float, work: float) -> Arrivals:
+    def arrivals(now: float) -> Sequence[float]:
+        return [work] * (int((now + STEP_S) * rate) - int(now * rate))
+
+    return arrivals
+
+
+def at_random(rng: random.Random, rate: float, work: float) -> Arrivals:
+    def arrivals(now: float) -> Sequence[float]:
+        found: list[float] = []
+        at = rng.expovariate(rate)
+        while at < STEP_S:
+            found.append(work * rng.uniform(0.25, 1.75))
+            at += rng.expovariate(rate)
+        return found
+
+    return arrivals
+
+
+def pool_of(name: str, load: float) -> tuple[Workers, float, float]:
+    """Workers, and the rate and size of what comes, so that `load` of them are just enough."""
+    if name == "prefill":
+        return PrefillWorkers(), load / PROMPT_S, PROMPT_S
+    return DecodeWorkers(), load * ANSWERS_PER_WORKER, ANSWER_TOKENS
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+@SLOW
+@given(load=LOADS, first=st.integers(1, 12), startup_s=st.floats(2, 60))
+def test_an_even_load_settles_and_stays(
+    name: str, load: float, first: int, startup_s: float
+) -> None:
+    workers, rate, size = pool_of(name, load)
+    run = simulate(workers, evenly(rate, size), 3000, startup_s=startup_s, target=first)
+    assert run.changes_after(2000) == []
+    assert load <= run.target <= max(1.0, 2.0 * load + 1)
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+@SLOW
+@given(load=LOADS, seed=st.integers(0, 10**6))
+def test_a_random_load_is_not_chased(name: str, load: float, seed: int) -> None:
+    workers, rate, size = pool_of(name, load)
+    run = simulate(workers, at_random(random.Random(seed), rate, size), 3600)
+    late = run.changes_after(1800)
+    assert len(late) <= 4, run.changes
+    assert all(abs(change.after - change.before) == 1 for change in late), run.changes
+    if isinstance(workers, PrefillWorkers):
+        assert in_95_of_100(workers) <= 2.0
+
+
+@SLOW
+@given(half_s=st.integers(15, 240), high=st.floats(1.5, 5.0), startup_s=st.floats(2, 40))
+def test_a_square_wave_is_not_followed(half_s: int, high: float, startup_s: float) -> None:
+    busy, calm = evenly(high / PROMPT_S, PROMPT_S), evenly(0.2 / PROMPT_S, PROMPT_S)
+
+    def arrivals(now: float) -> Sequence[float]:
+        return busy(now) if now // half_s % 2 == 0 else calm(now)
+
+    run = simulate(PrefillWorkers(), arrivals, 9000, startup_s=startup_s)
+    num_waves = 3000 / (2 * half_s)
+    assert len(run.changes_after(6000)) <= max(3.0, num_waves / 8), run.changes
+    assert run.target >= high / 2
+
+
+def test_a_load_that_ends_leaves_the_least() -> None:
+    busy = evenly(5 / PROMPT_S, PROMPT_S)
+    run = simulate(PrefillWorkers(), lambda now: busy(now) if now < 300 else (), 2000)
+    assert max(run.targets) >= 5
+    assert run.target == 1
+    assert all(change.after < change.before for change in run.changes_after(310))
+
+
+def test_recorded_load_is_held() -> None:
+    """Forty minutes of conversations, as one worker computes 20,000 prompt tokens a second."""
+    lines = [line for line in RECORDED.read_text().splitlines() if not line.startswith("#")]
+    rows = {int(line.split(",")[0]): [int(word) for word in line.split(",")[1:]] for line in lines}
+
+    def arrivals(now: float) -> Sequence[float]:
+        if now % 1 or int(now) not in rows:
+            return ()
+        num_requests, prompt_tokens, _ = rows[int(now)]
+        return [prompt_tokens / 20_000 / num_requests] * num_requests
+
+    workers = PrefillWorkers()
+    run = simulate(workers, arrivals, 2400, startup_s=30)
+    assert in_95_of_100(workers) <= 2.0
+    assert len(run.changes_after(600)) <= 4, run.changes
+    assert sum(run.targets) / len(run.targets) < 5
+    two = PrefillWorkers()
+    simulate(two, arrivals, 2400, most=2, target=2)
+    assert in_95_of_100(two) > 20.0
+
+
+def in_95_of_100(workers: PrefillWorkers) -> float:
+    """The wait, in seconds, once the pool has settled."""
+    late = sorted(workers.waits_s[len(workers.waits_s) // 4 :])
+    return late[int(0.95 * len(late))]
