@@ -14,18 +14,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.http_load import LoadFigures, load
 from benchmarks.model_folder import write_model
 from benchmarks.pairs import our_front, our_workers, vllm_pair
 from benchmarks.tokenizer_folder import write_tokenizer
 from benchmarks.workloads import SMALL, Workload
+from cluster.bench.arrivals import ClosedLoop
+from cluster.bench.lengths import Fixed
+from cluster.bench.load import Load, run_load
+from cluster.bench.measure import Summary, summarise
+from cluster.bench.workload import Synthetic
 from cluster.session import SessionBackend
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from engine.request import GenerationRequest, RequestId
@@ -36,6 +39,7 @@ PROMPT_LENGTHS = (128, 512, 2048, 8000)
 LONG = 16384
 PROMPT, OUTPUT = 512, 64
 REQUESTS = {1: 6, 8: 32, 32: 64}  # by concurrency
+Row = dict[str, Any]
 _serial = count()
 
 
@@ -56,7 +60,7 @@ async def first_token_s(
 
 async def measure_first_tokens(
     decode: str, prefill: str, repeats: int, token_bytes: int
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     session = SessionBackend(decode, Plane())
     await session.start()
     rows = []
@@ -84,36 +88,53 @@ async def measure_first_tokens(
     return rows
 
 
-def measure_load(side: str, url: str, model: Path, concurrency: int, seed: int) -> LoadFigures:
+def measure_load(
+    url: str, model: Path, concurrency: int, num_requests: int, lengths: tuple[int, int], seed: int
+) -> Summary:
+    """Every answer must be whole, or there is no figure."""
+    load = Load(
+        url,
+        Synthetic(Fixed(lengths[0]), Fixed(lengths[1])),
+        ClosedLoop(concurrency),
+        num_requests,
+        model=str(model),
+        token_ids=range(3, SMALL.vocab_size),
+        seed=seed,
+    )
+    summary = summarise(asyncio.run(run_load(load)).records)
+    if summary.num_complete != num_requests or summary.num_short:
+        raise RuntimeError(
+            f"{summary.num_complete} of {num_requests} answers, {summary.num_short} of them "
+            f"short; {summary.failure_messages}"
+        )
+    return summary
+
+
+def load_rows(side: str, url: str, model: Path, repeats: int, seeds: Iterator[int]) -> list[Row]:
     """With prompts that nobody has seen: the sides share workers, and those have caches."""
-    name = f"{side} {concurrency}"
-    prompts = Workload(name, SMALL, REQUESTS[concurrency], PROMPT, OUTPUT).prompts(seed)
-    return asyncio.run(load(url, str(model), prompts, OUTPUT, concurrency))
-
-
-def load_rows(side: str, url: str, model: Path, repeats: int) -> list[dict[str, Any]]:
-    asyncio.run(load(url, str(model), Workload("warm", SMALL, 2, 64, 4).prompts(0), 4, 2))
-    rows = []
-    for concurrency in REQUESTS:
-        turns = [measure_load(side, url, model, concurrency, seed) for seed in range(repeats)]
-        figures = {
-            name: statistics.median(asdict(turn)[name] for turn in turns)
-            for name in asdict(turns[0])
-        }
+    measure_load(url, model, 2, 2, (64, 4), next(seeds))
+    rows: list[Row] = []
+    for concurrency, num_requests in REQUESTS.items():
+        turns = [
+            measure_load(url, model, concurrency, num_requests, (PROMPT, OUTPUT), next(seeds))
+            for _ in range(repeats)
+        ]
+        first = [turn.ttft for turn in turns if turn.ttft]
+        token = [turn.tpot for turn in turns if turn.tpot]
         rows.append(
             {
                 "pair": side,
                 "at a time": concurrency,
-                "tokens/s": figures["tokens_per_s"],
-                "mean first token, ms": figures["mean_first_s"] * 1e3,
-                "median token, ms": figures["median_token_s"] * 1e3,
+                "tokens/s": statistics.median(turn.output_tokens_per_s for turn in turns),
+                "mean first token, ms": statistics.median(spread.mean for spread in first) * 1e3,
+                "median token, ms": statistics.median(spread.median for spread in token) * 1e3,
             }
         )
         print(_line(rows[-1]), file=sys.stderr)
     return rows
 
 
-def as_text(rows: Sequence[dict[str, Any]]) -> str:
+def as_text(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     heads = list(rows[0])
@@ -132,7 +153,7 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Row) -> str:
     return ", ".join(f"{name} {_cell(value)}" for name, value in row.items())
 
 
@@ -151,26 +172,27 @@ def write_models(folder: Path) -> tuple[Path, Path]:
     return short, long
 
 
-def run(arguments: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def run(arguments: argparse.Namespace, folder: Path) -> dict[str, list[Row]]:
     models = folder / "models"
     models.mkdir(parents=True, exist_ok=True)
     short, long = write_models(models)
     repeats, parts = arguments.repeats, arguments.part or ["first-token", "load"]
-    results: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[Row]] = {}
     if "first-token" in parts:
         with our_workers(long, folder, *arguments.engine) as workers:
             results["first-token"] = asyncio.run(
                 measure_first_tokens(workers.decode, workers.prefill, repeats, SMALL.kv_token_bytes)
             )
     if "load" in parts:
-        rows = []
+        rows: list[Row] = []
+        seeds = count()
         with our_workers(short, folder, *arguments.engine) as workers:
             for name, mode in (("kvrelay", "auto"), ("kvrelay, strictly remote", "never")):
                 with our_front(short, folder, workers, mode) as url:
-                    rows += load_rows(name, url, short, repeats)
+                    rows += load_rows(name, url, short, repeats, seeds)
         if arguments.vllm_python:
             with vllm_pair(arguments.vllm_python, short, folder) as url:
-                rows += load_rows("vLLM 1P1D", url, short, repeats)
+                rows += load_rows("vLLM 1P1D", url, short, repeats, seeds)
         results["load"] = rows
     return results
 

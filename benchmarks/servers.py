@@ -85,5 +85,9 @@ def free_port() -> int:
         return port
 
 
+def module(*words: str) -> list[str]:
+    return [sys.executable, "-m", *words]
+
+
 def kvrelay(*words: str) -> list[str]:
-    return [sys.executable, "-m", "cluster.cli", *words]
+    return module("cluster.cli", *words)

@@ -17,6 +17,7 @@ COMMANDS = {
     "local": "serve a model over HTTP without Ray, from one process or one pair of workers",
     "generate": "answer one prompt",
     "worker": "run a prefill or a decode worker",
+    "bench": "put a server under load and measure it",
     "plan": "tell what of a model fits into a memory",
 }
 _INTERRUPTED = 130  # what shells expect of a program ended by Ctrl-C

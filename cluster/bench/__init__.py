@@ -1,0 +1,1 @@
+"""The load generator: what is asked, who asks it, and what came of it."""

@@ -1,0 +1,82 @@
+"""Begins conversations when it is time for them. Knows no HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
+
+from cluster.bench.arrivals import Arrivals, ClosedLoop, OpenLoop
+from cluster.bench.connection import Clock
+from cluster.bench.workload import Conversation
+
+# A conversation is begun so long before it is due, to have its prompt ready.
+_AHEAD_S = 0.25
+
+
+class Converse(Protocol):
+    """Sends nothing before it is due, and no further turn once it is over."""
+
+    def __call__(
+        self, conversation: Conversation, due_s: float | None, over: Callable[[], bool]
+    ) -> Awaitable[None]: ...
+
+
+async def drive(
+    conversations: Iterator[Conversation],
+    arrivals: Arrivals,
+    converse: Converse,
+    clock: Clock,
+    *,
+    duration_s: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Returns when all that was begun has ended; after `duration_s` nothing new begins."""
+    start_s = clock() if isinstance(arrivals, ClosedLoop) else clock() + _AHEAD_S
+    end_s = float("inf") if duration_s is None else start_s + duration_s
+
+    def over() -> bool:
+        return clock() >= end_s
+
+    if isinstance(arrivals, ClosedLoop):
+        await _closed(conversations, arrivals.concurrency, converse, over)
+        return
+    async with asyncio.TaskGroup() as under_way:
+        for conversation, at_s in _timed(conversations, arrivals, seed):
+            due_s = start_s + at_s
+            if due_s >= end_s:
+                return
+            await asyncio.sleep(due_s - _AHEAD_S - clock())
+            under_way.create_task(_awaited(converse(conversation, due_s, over)))
+
+
+async def _closed(
+    conversations: Iterator[Conversation],
+    concurrency: int,
+    converse: Converse,
+    over: Callable[[], bool],
+) -> None:
+    async def work() -> None:
+        while not over():
+            conversation = next(conversations, None)
+            if conversation is None:
+                return
+            await converse(conversation, None, over)
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(concurrency):
+            workers.create_task(work())
+
+
+def _timed(
+    conversations: Iterator[Conversation], arrivals: Arrivals, seed: int
+) -> Iterator[tuple[Conversation, float]]:
+    if isinstance(arrivals, OpenLoop):
+        yield from zip(conversations, arrivals.times(seed), strict=False)
+        return
+    assert not isinstance(arrivals, ClosedLoop)
+    for conversation in conversations:
+        assert conversation.at_s is not None
+        yield conversation, conversation.at_s / arrivals.speed
+
+
+async def _awaited(awaitable: Awaitable[None]) -> None:
+    await awaitable

@@ -1,0 +1,89 @@
+"""One conversation with a server, turn by turn, each request recorded however it ends."""
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.bench.answer import Failure, FailureKind, Reception, Tally
+from cluster.bench.client import Asking, Client
+from cluster.bench.connection import Clock
+from cluster.bench.prompts import Prompts, Said
+from cluster.bench.record import Record
+from cluster.bench.workload import Conversation
+
+
+class Talk:
+    """Asks; owns neither the client nor the records."""
+
+    def __init__(
+        self,
+        client: Client,
+        asking: Asking,
+        prompts: Prompts,
+        clock: Clock,
+        keep: Callable[[Record], None],
+        *,
+        tally: Tally,
+        think_s: float = 0.0,
+    ) -> None:
+        self._client = client
+        self._asking = asking
+        self._prompts = prompts
+        self._clock = clock
+        self._keep = keep
+        self._tally = tally
+        self._think_s = think_s
+        self.num_unsent = 0  # turns that nobody could ask, since one before them had failed
+
+    async def converse(
+        self, conversation: Conversation, due_s: float | None, over: Callable[[], bool]
+    ) -> None:
+        answers: list[Said] = []
+        turns = conversation.turns
+        for turn in range(len(turns)):
+            if turn:
+                await asyncio.sleep(self._think_s)
+                if over():
+                    return
+            said = await self._ask(conversation, turn, answers, due_s if turn == 0 else None)
+            if said is None:
+                self.num_unsent += len(turns) - turn - 1
+                return
+            answers.append(said)
+
+    async def _ask(
+        self, conversation: Conversation, turn: int, answers: list[Said], due_s: float | None
+    ) -> Said | None:
+        """None if it failed."""
+        turns = conversation.turns[: turn + 1]
+        num_output = turns[-1].num_output
+        body = self._asking.body(self._prompts.members(turns, answers), num_output)
+        if due_s is not None:
+            await asyncio.sleep(due_s - self._clock())
+        reception = Reception(self._tally)
+        failure: Failure | None = Failure(FailureKind.INTERRUPTED, "before its end")
+        self._tally.num_sent += 1
+        sent_s = self._clock()
+        try:
+            failure = await self._client.ask(self._asking.endpoint.path, body, reception)
+            said = reception.said()
+            if failure is None and self._asking.return_token_ids and not said.token_ids:
+                failure = Failure(FailureKind.NO_TOKEN_IDS, "ask for text prompts instead")
+        finally:
+            self._tally.num_ended += 1
+            self._tally.num_failed += failure is not None
+            self._keep(
+                Record(
+                    conversation.number,
+                    turn,
+                    num_output,
+                    due_s,
+                    sent_s,
+                    reception.first_s,
+                    reception.last_s,
+                    self._clock(),
+                    reception.gaps_s,
+                    reception.usage,
+                    failure,
+                )
+            )
+        return said if failure is None else None

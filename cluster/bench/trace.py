@@ -1,0 +1,94 @@
+"""Recorded traffic as a workload: one JSON object a line, as Mooncake publishes it.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
+
+`timestamp` is in milliseconds; `hash_ids`, which may be missing, name blocks of the prompt (512
+tokens each) together with all that precedes them: equal ids are equal beginnings.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.bench.workload import Conversation, Piece, Turn
+from engine.errors import ConfigError
+
+BLOCK_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Conversations of one turn, in the order of their times.
+
+    `scale` multiplies all lengths, those of shared blocks too.
+    """
+
+    path: Path
+    scale: float = 1.0
+    many_turns: bool = field(default=False, init=False)
+
+    def conversations(self) -> Iterator[Conversation]:
+        start_ms = last_ms = None
+        for number, (where, entry) in enumerate(self._entries()):
+            at_ms = _number(where, entry, "timestamp", least=0)
+            start_ms = at_ms if start_ms is None else start_ms
+            if last_ms is not None and at_ms < last_ms:
+                raise ConfigError("trace", f"{where}: timestamp: before that of the line above")
+            last_ms = at_ms
+            turn = Turn(
+                self._pieces(where, number, entry),
+                self._scaled(_number(where, entry, "output_length", least=1)),
+            )
+            yield Conversation(number, (turn,), (at_ms - start_ms) / 1e3)
+
+    def _entries(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    where = f"{self.path}:{number}"
+                    if line.strip():
+                        yield where, _entry(where, line)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("trace", f"{self.path}: {error}") from error
+
+    def _pieces(self, where: str, number: int, entry: dict[str, Any]) -> tuple[Piece, ...]:
+        left = self._scaled(_number(where, entry, "input_length", least=1))
+        block = self._scaled(BLOCK_TOKENS)
+        pieces = []
+        for hash_id in _hash_ids(where, entry):
+            if left <= 0:
+                break
+            pieces.append(Piece(f"block {hash_id}", min(block, left)))
+            left -= block
+        if left > 0:
+            pieces.append(Piece(f"own {number}", left))
+        return tuple(pieces)
+
+    def _scaled(self, length: float) -> int:
+        return max(1, round(length * self.scale))
+
+
+def _entry(where: str, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ConfigError("trace", f"{where}: no JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise ConfigError("trace", f"{where}: must be an object with timestamp, input_length, ...")
+    return entry
+
+
+def _number(where: str, entry: dict[str, Any], key: str, *, least: int) -> float:
+    value = entry.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool) and least <= value < 1e15:
+        return value
+    raise ConfigError("trace", f"{where}: {key}: must be a number of at least {least}")
+
+
+def _hash_ids(where: str, entry: dict[str, Any]) -> list[int]:
+    ids = entry.get("hash_ids", [])
+    if isinstance(ids, list) and all(type(one) is int for one in ids):
+        return ids
+    raise ConfigError("trace", f"{where}: hash_ids: must be an array of whole numbers")

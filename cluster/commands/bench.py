@@ -1,0 +1,75 @@
+"""`kvrelay bench`: requests to a server, so many at a time or a second, and what they took."""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import time
+
+from cluster.bench.answer import Tally
+from cluster.bench.as_json import as_json
+from cluster.bench.load import Load, Outcome, run_load
+from cluster.bench.measure import Objectives, summarise
+from cluster.bench.plots import check_plots, write_plots
+from cluster.bench.progress import shown
+from cluster.bench.table import as_text
+from cluster.commands.bench_flags import add_bench_flags, load_of, objectives_of
+from cluster.commands.console import answer, say
+from engine.errors import ConfigError
+
+_INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_bench_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 if at least one request was answered."""
+    load, objectives = load_of(arguments), objectives_of(arguments)
+    if arguments.plots is not None:
+        check_plots(arguments.plots)
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise ConfigError("json", f"{arguments.json.absolute().parent}: there is no such folder")
+    outcome = asyncio.run(_run(load))
+    num_complete = _tell(arguments, load, outcome, objectives)
+    if outcome.interrupted:
+        return _INTERRUPTED
+    return 0 if num_complete else 1
+
+
+async def _run(load: Load) -> Outcome:
+    """Ctrl-C ends the load, not the report; a second one ends the program."""
+    stop, tally, loop = asyncio.Event(), Tally(), asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        async with shown(tally, sys.stderr, time.perf_counter, load.num_requests, load.duration_s):
+            return await run_load(load, tally=tally, stop=stop)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _tell(
+    arguments: argparse.Namespace, load: Load, outcome: Outcome, objectives: Objectives
+) -> int:
+    """How many requests were complete."""
+    summary = summarise(outcome.records, objectives, num_unsent=outcome.num_unsent)
+    answer(as_text(load, outcome, summary, objectives))
+    if arguments.json is not None:
+        try:
+            arguments.json.write_text(
+                json.dumps(as_json(load, outcome, summary, objectives), indent=1) + "\n"
+            )
+        except OSError as error:
+            raise ConfigError("json", f"{arguments.json}: {error}") from error
+        say(f"wrote {arguments.json}")
+    if arguments.plots is not None:
+        for path in write_plots(outcome, arguments.plots):
+            say(f"wrote {path}")
+    return summary.num_complete
