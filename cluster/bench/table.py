@@ -7,13 +7,16 @@ from cluster.bench.measure import PERCENTILES, Objectives, Spread, Summary
 
 # A generator that is later than this adds visibly to what it measures.
 _LATE_S = 0.01
+_WIDTH = 160  # of a line that quotes a server
 
 
 def as_text(load: Load, outcome: Outcome, summary: Summary, objectives: Objectives) -> str:
     state = "interrupted; so far" if outcome.interrupted else "complete"
     lines = [f"{load.url}, model {outcome.model}, prompts as {outcome.form}: {state}", ""]
-    lines += _aligned(_counts(summary))
-    lines += ["", *_aligned(_spreads(summary))]
+    lines += _aligned(_counts(summary)) + _failures(summary)
+    times = _spreads(summary)
+    if len(times) > 1:
+        lines += ["", *_aligned(times)]
     if summary.num_good is not None:
         lines += ["", _goodput(summary, objectives)]
     lines += _remarks(summary)
@@ -34,10 +37,14 @@ def _counts(summary: Summary) -> list[list[str]]:
         rows.append(["interrupted", f"{summary.num_interrupted:,}", "not in the figures"])
     if summary.num_unsent:
         rows.append(["not sent", f"{summary.num_unsent:,}", "the turn before had failed"])
-    for label, count in summary.failures.items():
-        message = summary.failure_messages[label].replace("\n", " ")
-        rows.append([f"FAILED: {label}", f"{count:,}", message[:120]])
     return rows
+
+
+def _failures(summary: Summary) -> list[str]:
+    return [
+        f"FAILED {count:,} x {label}: {summary.failure_messages[label]}".replace("\n", " ")[:_WIDTH]
+        for label, count in summary.failures.items()
+    ]
 
 
 def _spreads(summary: Summary) -> list[list[str]]:

@@ -29,6 +29,11 @@ class Trace:
     scale: float = 1.0
     many_turns: bool = field(default=False, init=False)
 
+    def check(self) -> None:
+        """Reads all of it, so that a bad line is told before anything is asked."""
+        if not sum(1 for _ in self.conversations()):
+            raise ConfigError("trace", f"{self.path}: has no requests")
+
     def conversations(self) -> Iterator[Conversation]:
         start_ms = last_ms = None
         for number, (where, entry) in enumerate(self._entries()):

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import resource
 import signal
 import sys
 import time
@@ -32,11 +33,18 @@ def run(arguments: argparse.Namespace) -> int:
         check_plots(arguments.plots)
     if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
         raise ConfigError("json", f"{arguments.json.absolute().parent}: there is no such folder")
+    _allow_many_connections()
     outcome = asyncio.run(_run(load))
     num_complete = _tell(arguments, load, outcome, objectives)
     if outcome.interrupted:
         return _INTERRUPTED
     return 0 if num_complete else 1
+
+
+def _allow_many_connections() -> None:
+    """As many as the system lets us have, which is often more than it gives unasked."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(load: Load) -> Outcome:

@@ -160,7 +160,9 @@ def _workload(arguments: argparse.Namespace) -> Workload:
             if getattr(arguments, name) is not None:
                 raise ConfigError(name, "not with --trace, which has lengths of its own")
         _more_than_0("trace_scale", arguments.trace_scale)
-        return Trace(arguments.trace, arguments.trace_scale or 1.0)
+        trace = Trace(arguments.trace, arguments.trace_scale or 1.0)
+        trace.check()
+        return trace
     for name in ("trace_speed", "trace_scale"):
         if getattr(arguments, name) is not None:
             raise ConfigError(name, "needs --trace")

@@ -69,12 +69,24 @@ def test_what_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--trace t --rate 4", OpenLoop(4.0)),
     ],
 )
-def test_when_requests_are_sent(words: str, arrivals: object) -> None:
+def test_when_requests_are_sent(
+    words: str, arrivals: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t").write_text('{"timestamp": 0, "input_length": 9, "output_length": 2}\n')
     load = load_of(parse(*words.split()))
     assert load.arrivals == arrivals
     if "--trace" in words:
         assert load.workload == Trace(Path("t"))
         assert load.num_requests is None
+
+
+@pytest.mark.parametrize("words", ["--trace-speed 0", "--rate 1 --trace-speed 2"])
+def test_bad_speeds_of_a_trace_are_named(words: str, tmp_path: Path) -> None:
+    trace = tmp_path / "t"
+    trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 2}\n')
+    with pytest.raises(ConfigError, match="^trace_speed: "):
+        load_of(parse("--trace", str(trace), *words.split()))
 
 
 def test_objectives_are_in_milliseconds() -> None:
@@ -106,8 +118,9 @@ def test_objectives_are_in_milliseconds() -> None:
         ("--prefix-share 0.5 --prefix-groups 0", "prefix_groups"),
         ("--turns 0", "turns"),
         ("--trace t --turns 2", "turns"),
-        ("--trace t --trace-speed 0", "trace_speed"),
-        ("--trace t --rate 1 --trace-speed 2", "trace_speed"),
+        ("--trace /absent", "trace"),
+        ("--trace /dev/null", "trace"),
+        ("--trace /dev/null --trace-scale 0", "trace_scale"),
         ("--trace-scale 2", "trace_scale"),
         ("--token-ids 9-5", "token_ids"),
         ("--token-ids x", "token_ids"),
@@ -167,9 +180,7 @@ def test_nothing_answered_is_a_failure(capsys: pytest.CaptureFixture[str]) -> No
     with live_server() as live:
         words = ["bench", live.url, "--requests", "2", "--input-tokens", "2000"]
         assert cli.main([*words, "--output-tokens", "3"]) == 1
-    out = capsys.readouterr().out
-    assert "FAILED: HTTP 400" in out
-    assert "2  " in out
+    assert "FAILED 2 x HTTP 400: prompt: " in capsys.readouterr().out
 
 
 def test_ctrl_c_tells_what_was_measured(tmp_path: Path) -> None:
@@ -211,8 +222,7 @@ def test_a_table_names_what_failed() -> None:
     text = as_text(load, outcome, summarise(records, num_unsent=4), Objectives())
     for words in (
         "interrupted; so far",
-        "FAILED: HTTP 429",
-        "refused said 429",
+        "FAILED 1 x HTTP 429: refused said 429",
         "not sent",
         "1 answers are shorter",
     ):
