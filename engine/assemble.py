@@ -9,6 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.generation_defaults import GenerationDefaults
+from engine.grammar.table import GrammarTable
 from engine.machine import available_memory
 from engine.memory import CachePlan, format_bytes
 from engine.model_source import ModelSource
@@ -106,7 +107,8 @@ def _make_runner(
     slots = SlotTable(config.max_num_seqs, shape.max_model_len, shape.block_size, len(slabs))
     sampler = load_sampler(config.kernels, shape.device, parameters)
     eos = info.defaults.eos_token_ids
-    return ModelRunner(model, sampler, parameters, slots, slabs, host_slabs, eos)
+    grammars = GrammarTable(info.model.vocab_size)
+    return ModelRunner(model, sampler, parameters, slots, grammars, slabs, host_slabs, eos)
 
 
 def _host_slabs(config: EngineConfig, plan: CachePlan) -> list[KvSlab]:

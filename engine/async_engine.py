@@ -7,12 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from engine.answers import Answers
 from engine.async_streams import Command, EngineStream, HandOverStream, RequestStream, drop_command
 from engine.engine import Engine
 from engine.errors import EngineError, RequestError, UnavailableError
+from engine.grammar.interface import CompiledGrammar
+from engine.grammar.value import Grammar
 from engine.handoff import FetchOutcome, PromptChunk, Quarantined, Reservation, UnfinishedReads
 from engine.request import GenerationRequest, RequestId
 from engine.scheduler.outbox import HandOverNews, StepOutput
@@ -109,10 +112,28 @@ class AsyncEngine:
             stream.fail(RequestError("request_id", f"{request.request_id!r} is running already"))
             return stream
         self._streams[request.request_id] = stream
-        self.call(lambda engine: self._add(engine, request))
+        if request.drawn_grammar is None:
+            self.call(lambda engine: self._add(engine, request))
+        else:
+            self._compile(request, request.drawn_grammar, stream)
         if request.timeout_s is not None:
             stream.end_after(request.timeout_s)
         return stream
+
+    def _compile(self, request: GenerationRequest, grammar: Grammar, stream: Stream) -> None:
+        """The request waits for its grammar without being in anyone's way."""
+
+        def add(engine: Engine) -> None:
+            if self._streams.get(request.request_id) is stream:
+                self._add(engine, request, compiled)
+
+        try:
+            compiled = self.engine.grammars.submit(grammar)
+        except EngineError as error:
+            del self._streams[request.request_id]
+            stream.fail(error)
+        else:
+            compiled.add_done_callback(lambda _: self.call(add))
 
     async def end_fetch(
         self,
@@ -187,9 +208,14 @@ class AsyncEngine:
             del self._streams[stream.request_id]
             self.call(lambda engine: engine.abort(stream.request_id))
 
-    def _add(self, engine: Engine, request: GenerationRequest) -> None:
+    def _add(
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        compiled: "Future[CompiledGrammar] | None" = None,
+    ) -> None:
         try:
-            engine.add(request)
+            engine.add(request, None if compiled is None else compiled.result())
         except EngineError as error:
             self._post(StepOutput({}, {request.request_id: error}))
 

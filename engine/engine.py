@@ -9,9 +9,12 @@ import torch
 
 from engine.assemble import EngineInfo, EngineParts, assemble
 from engine.config import EngineConfig
-from engine.errors import EngineError, StepError
+from engine.errors import EngineError, ModelError, RequestError, StepError
 from engine.fingerprint import fingerprint
 from engine.generation_defaults import read_generation_defaults
+from engine.grammar.compiler import Compile, GrammarCompiler
+from engine.grammar.interface import CompiledGrammar
+from engine.grammar.library import Vocabulary
 from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedReads
 from engine.kernels.registry import kernel_name, load_kernels
 from engine.machine import available_memory
@@ -27,6 +30,7 @@ from engine.scheduler.outbox import StepOutput
 from engine.scheduler.scheduler import SchedulerStats
 from engine.sizing import EngineShape, decide_shape, size_cache
 from engine.step_times import StepShape, StepTimes
+from engine.text.tokenizer import Tokenizer
 from kv_cache.cache import CacheStats
 from kv_cache.events import EventLog, Snapshot
 from kv_cache.handover import HeldRange
@@ -51,6 +55,7 @@ class Engine:
         self.slabs = parts.slabs  # read and written by peers too, as they hold blocks
         self._closing = parts.closing
         self._seeds = torch.Generator().manual_seed(seed)
+        self.grammars = GrammarCompiler(lambda: _load_vocabulary(info))
         self.num_steps = 0
         self.step_times = StepTimes()
         self.tell_early: Callable[[StepOutput], None] | None = None
@@ -117,10 +122,13 @@ class Engine:
         """Holds of peers that read from the cache, or of reads into it."""
         return self._cache.transfers.num_active
 
-    def add(self, request: GenerationRequest) -> None:
-        """RequestError for what can never run, QueueFullError for what could run later."""
+    def add(self, request: GenerationRequest, grammar: CompiledGrammar | None = None) -> None:
+        """RequestError for what can never run, QueueFullError for what could run later. A grammar
+        that the caller has not had compiled is waited for."""
         seed = int(torch.randint(-(2**63), 2**63 - 1, (), generator=self._seeds))
-        self._scheduler.add(request, seed, time.monotonic())
+        if grammar is None and request.drawn_grammar is not None:
+            grammar = self.grammars.submit(request.drawn_grammar).result()
+        self._scheduler.add(request, seed, time.monotonic(), grammar)
 
     def abort(self, request_id: RequestId) -> None:
         self._scheduler.abort(request_id)
@@ -213,6 +221,16 @@ class Engine:
     def close(self) -> None:
         """Nothing of ours touches the cache's memory from here on but a last piece of it."""
         self._closing.set()
+        self.grammars.close()
+
+
+def _load_vocabulary(info: EngineInfo) -> Compile:
+    try:
+        tokenizer = Tokenizer.from_folder(info.source.folder)
+    except ModelError as error:
+        raise RequestError("grammar", f"needs the model's tokenizer: {error}") from None
+    eos = tuple(token for token in info.defaults.eos_token_ids if token < info.model.vocab_size)
+    return Vocabulary(tokenizer.to_json(), info.model.vocab_size, eos).compile
 
 
 def _warm_up_request(shape: EngineShape) -> GenerationRequest:

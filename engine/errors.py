@@ -11,6 +11,11 @@ class RequestError(EngineError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.message = message
+
+    def renamed(self, field: str) -> "RequestError":
+        """For whoever knows the parameter by another name."""
+        return RequestError(field, self.message)
 
 
 class QueueFullError(EngineError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+from engine.grammar.value import Grammar
 from engine.sampling import SamplingParams
 from engine.step import TokenLogprobs
 
@@ -74,6 +75,12 @@ class GenerationRequest:
     fetch_above: int | None = None
     prefix: RemotePrefix | None = None
     sent: tuple[ChoiceSoFar, ...] = ()
+
+    @property
+    def drawn_grammar(self) -> Grammar | None:
+        """That of the tokens that are drawn for it where it is."""
+        draws = self.hand_over is None or self.hand_over.draw
+        return self.params.grammar if draws else None
 
 
 class PromptReport(NamedTuple):

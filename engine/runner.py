@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.grammar.table import GrammarTable
 from engine.kernels.interface import StepBatch
 from engine.models.interface import CausalModel
 from engine.sampler.interface import Draws, History, Sampler
 from engine.sampler.report import logprob_entries, make_samples
 from engine.sampler.table import SamplingTable
 from engine.slots import SlotTable
-from engine.step import Slice, StepPlan, StepResult, TokenLogprobs
+from engine.step import EnteringSequence, Slice, StepPlan, StepResult, TokenLogprobs
 from kv_cache.slab import KvSlab
 
 # rows of logits at a time where every token of a prompt needs them: 128 rows of a vocabulary
@@ -35,6 +36,7 @@ class ModelRunner:
         sampler: Sampler,
         parameters: SamplingTable,
         slots: SlotTable,
+        grammars: GrammarTable,
         slabs: Sequence[KvSlab],
         host_slabs: Sequence[KvSlab],
         eos_token_ids: tuple[int, ...],
@@ -43,6 +45,7 @@ class ModelRunner:
         self._sampler = sampler
         self._parameters = parameters
         self._slots = slots
+        self._grammars = grammars
         self._slabs = slabs
         self._host_slabs = host_slabs
         self._eos_token_ids = eos_token_ids
@@ -54,15 +57,7 @@ class ModelRunner:
         Called only where that is known without waiting for a device."""
         self._move_blocks(plan)
         for sequence in plan.entering:
-            self._slots.enter(sequence)
-            self._parameters.enter(
-                sequence.slot,
-                sequence.params,
-                sequence.seed,
-                sequence.choice,
-                sequence.num_prompt_tokens,
-                self._eos_token_ids,
-            )
+            self._enter(sequence)
         self._slots.update_tables(plan.updates)
         if not plan.slices:
             return StepResult(plan.step, (), {})
@@ -73,6 +68,19 @@ class ModelRunner:
         drawing = [bool(s.samples) for s in plan.slices]
         wanted = None if all(drawing) and batch.num_decode == batch.num_seqs else ends[drawing] - 1
         return self._draw(plan, self._forward(batch, wanted, on_written), {})
+
+    def _enter(self, sequence: EnteringSequence) -> None:
+        self._slots.enter(sequence)
+        self._parameters.enter(
+            sequence.slot,
+            sequence.params,
+            sequence.seed,
+            sequence.choice,
+            sequence.num_prompt_tokens,
+            self._eos_token_ids,
+        )
+        output = sequence.token_ids[sequence.num_prompt_tokens :]
+        self._grammars.enter(sequence.slot, sequence.grammar, output)
 
     def _forward(
         self, batch: StepBatch, wanted: Rows | None, on_written: Callable[[], None]
@@ -113,18 +121,29 @@ class ModelRunner:
         hidden: torch.Tensor,  # one row for each slice that draws
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
     ) -> StepResult:
-        draws = [s.samples for s in plan.slices if s.samples]
-        if not draws:
+        drawing = [s.samples for s in plan.slices if s.samples]
+        if not drawing:
             self._wait_for_device()
             return StepResult(plan.step, (), prompt_logprobs)
-        slots = np.array([slot for samples in draws for slot in samples], np.int32)
-        rows = np.repeat(np.arange(len(draws), dtype=np.int32), [len(s) for s in draws])
-        sampled = self._sampler.sample(
-            self._model.logits(hidden), Draws(slots, rows), self._history()
-        )
+        slots = np.array([slot for samples in drawing for slot in samples], np.int32)
+        rows = np.repeat(np.arange(len(drawing), dtype=np.int32), [len(s) for s in drawing])
+        logits, draws = self._model.logits(hidden), Draws(slots, rows)
+        masks = self._masks(draws)  # while a GPU computes the logits
+        sampled = self._sampler.sample(logits, draws, self._history(), masks)
         drawn = make_samples(sampled, slots, self._parameters)
+        failed = drawn.failed_slots
+        if masks is not None:
+            failed |= self._grammars.accept(s for s in drawn.samples if s.slot not in failed)
         self._slots.append(slots, np.array([s.token_id for s in drawn.samples], np.int32))
-        return StepResult(plan.step, drawn.samples, prompt_logprobs, drawn.failed_slots)
+        return StepResult(plan.step, drawn.samples, prompt_logprobs, failed)
+
+    def _masks(self, draws: Draws) -> torch.Tensor | None:
+        masks = self._grammars.masks(draws)
+        if masks is None:
+            return None
+        if complete := self._grammars.complete(draws.slots.tolist()):
+            self._parameters.allow_stops(complete)
+        return torch.from_numpy(masks).to(self._device, non_blocking=True)
 
     def _wait_for_device(self) -> None:
         """Peers read what a step wrote, past our stream, as soon as it is said to be done. A

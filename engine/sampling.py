@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.errors import RequestError
+from engine.grammar.value import Grammar
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -23,6 +24,7 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch the filter off.
     `seed` None lets the engine draw one; choice i of a request draws from (seed, i, position).
     `stop` strings are the detokenizer's business; the engine stops on token ids alone.
+    An answer with a `grammar` ends where that is complete, also before `min_tokens`.
     """
 
     n: int = 1
@@ -35,6 +37,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
+    grammar: Grammar | None = None
     seed: int | None = None
     max_tokens: int | None = None  # None: up to the model's length
     min_tokens: int = 0
@@ -88,6 +91,10 @@ class SamplingParams:
             raise RequestError("stop", "a stop string must not be empty")
         for name in ("include_stop_str_in_output", "ignore_eos"):
             _check_type(name, getattr(self, name), bool, "true or false")
+        if self.grammar is not None:
+            _check_type("grammar", self.grammar, Grammar, "a Grammar")
+            if self.ignore_eos:
+                raise RequestError("ignore_eos", "does not go with a grammar, which has an end")
 
     @property
     def greedy(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.grammar.interface import CompiledGrammar
 from engine.sampling import SamplingParams
 
 NOT_FINITE = "the model's logits are not finite"
@@ -24,6 +25,7 @@ class EnteringSequence(NamedTuple):
     seed: int
     choice: int
     tables: tuple[list[int], ...]  # one block table for each group; 0 where a block was freed
+    grammar: CompiledGrammar | None = None
 
 
 class TableUpdate(NamedTuple):

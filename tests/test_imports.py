@@ -26,6 +26,7 @@ RANK = {package: rank for rank, packages in enumerate(LAYERS) for package in pac
 ALLOWED_IN = {
     "ray": ("cluster",),
     "nixl": ("kv_transfer.nixl",),
+    "llguidance": ("engine.grammar.library",),
     "grpc": (
         "protos",
         "kv_transfer",
@@ -49,6 +50,7 @@ WITHOUT_TORCH = (
     "engine.errors",
     "engine.fingerprint",
     "engine.generation_defaults",
+    "engine.grammar",
     "engine.machine",
     "engine.memory",
     "engine.model_source",
@@ -62,7 +64,7 @@ WITHOUT_TORCH = (
     "engine.text",
     "engine.watchdog",
 )
-MAY_USE_TORCH = ("kv_cache.slab",)
+MAY_USE_TORCH = ("kv_cache.slab", "engine.grammar.table")
 BRINGS_TORCH = ("torch", "transformers", "safetensors.torch", "triton")
 
 

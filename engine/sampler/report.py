@@ -9,7 +9,9 @@ from engine.step import NOT_FINITE, Sample, TokenLogprobs
 
 _FAILURES = {
     DrawStatus.NOT_FINITE: NOT_FINITE,
-    DrawStatus.NO_CANDIDATE: "no token is left by allowed_token_ids, logit_bias and min_tokens",
+    DrawStatus.NO_CANDIDATE: (
+        "no token is left by allowed_token_ids, grammar, logit_bias and min_tokens"
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """The sampling parameters of the running sequences, by slot, in the form kernels read."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,10 @@ class SamplingTable:
         row["stops_from"] = min(num_prompt_tokens + params.min_tokens, INT32_MAX)
         row["reported"] = 0 if params.logprobs is None else params.logprobs + 1
         self._put_lists(slot, params, eos_ids)
+
+    def allow_stops(self, slots: Sequence[int]) -> None:
+        """From now on, however few tokens there are."""
+        self.rows["stops_count"][slots] = 0
 
     def num_reported(self, slots: IntArray) -> int:
         """The greatest number of logprob entries that any of the slots wants."""

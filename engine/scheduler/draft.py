@@ -63,6 +63,7 @@ def _entering(sequence: Sequence) -> EnteringSequence:
         seed=sequence.request.seed,
         choice=sequence.choice,
         tables=tuple([table.copy() for table in tables]),
+        grammar=sequence.request.grammar,
     )
 
 

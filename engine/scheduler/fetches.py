@@ -29,9 +29,10 @@ class Fetches:
             next(self._attempts),
             tuple(sequence.tokens),
             held,
-            replace(params, seed=request.seed, prompt_logprobs=wanted),
-            # what was sent counts as generated, which the other side takes for prompt
-            draw=not request.has_sent,
+            replace(params, seed=request.seed, prompt_logprobs=wanted, grammar=None),
+            # what was sent counts as generated, which the other side takes for prompt; a grammar
+            # is compiled here alone
+            draw=not request.has_sent and params.grammar is None,
             of_prefix=of_prefix,
         )
         self._open[reservation.attempt] = sequence
@@ -73,8 +74,8 @@ def find_problem(
     if tokens:
         if reservation.of_prefix:
             return "first tokens came with a prefix"
-        if request.has_sent:
-            return "first tokens came for a request that goes on from its own"
+        if not reservation.draw:
+            return "first tokens came that are to be drawn here"
         if len(tokens) != params.n:
             return f"{len(tokens)} first tokens came for {params.n} choices"
         if any(not 0 <= token.token_id < vocab_size for token in tokens):

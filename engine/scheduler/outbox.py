@@ -55,11 +55,12 @@ def find_end(sequence: Sequence, eos_token_ids: frozenset[int]) -> End | None:
     params, request = sequence.params, sequence.request
     token = sequence.tokens[-1]
     num_output = len(sequence.tokens) - request.num_prompt
-    if num_output >= params.min_tokens:
-        if token in params.stop_token_ids:
-            return End(FinishReason.STOP, token)
-        if token in eos_token_ids and not params.ignore_eos:
-            return End(FinishReason.STOP)
+    old_enough = num_output >= params.min_tokens
+    if old_enough and token in params.stop_token_ids:
+        return End(FinishReason.STOP, token)
+    # too soon it is drawn only where a grammar leaves nothing else
+    if token in eos_token_ids and not params.ignore_eos and (old_enough or params.grammar):
+        return End(FinishReason.STOP)
     return End(FinishReason.LENGTH) if num_output >= request.max_tokens else None
 
 

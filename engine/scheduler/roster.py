@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from itertools import count
 
 from engine.errors import QueueFullError, RequestError
+from engine.grammar.interface import CompiledGrammar
 from engine.request import GenerationRequest, RequestId
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.order import make_key
@@ -55,14 +56,21 @@ class Roster:
         for request in self._requests.values():
             yield from request.choices
 
-    def add(self, source: GenerationRequest, seed: int, due: float, names: SequenceNames) -> None:
+    def add(
+        self,
+        source: GenerationRequest,
+        seed: int,
+        due: float,
+        names: SequenceNames,
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
         """`due` orders it, `names` are those of its prompt or none yet."""
         if source.request_id in self._requests:
             raise RequestError("request_id", f"{source.request_id!r} is running already")
         if len(self.waiting) >= self._limits.max_num_queued_reqs:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already")
         room = self._limits.max_model_len - len(source.prompt_token_ids)
-        request = RunningRequest(source, seed, source.params.max_tokens or room)
+        request = RunningRequest(source, seed, source.params.max_tokens or room, grammar)
         arrival = next(self._arrivals)
         open_choices = _open_choices(source)
         leader_sent = open_choices[0][1]

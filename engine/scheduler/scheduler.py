@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from engine.errors import EngineError, StepError
+from engine.grammar.interface import CompiledGrammar
 from engine.handoff import (
     ComputeHere,
     Delivered,
@@ -83,7 +84,13 @@ class Scheduler:
     def num_fetching(self) -> int:
         return len(self._roster.fetching)
 
-    def add(self, request: GenerationRequest, seed: int, arrived_s: float = 0.0) -> None:
+    def add(
+        self,
+        request: GenerationRequest,
+        seed: int,
+        arrived_s: float = 0.0,
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
         """`seed` counts where the request brings none; times are of any one clock."""
         check_request(request, self._limits, self._cache)
         names, num_uncached = self._new_names(request.cache_salt), 0
@@ -91,7 +98,7 @@ class Scheduler:
             num_uncached = self._count_uncached(request, names)
         due = due_s(arrived_s, num_uncached, self._limits)
         own = request.params.seed
-        self._roster.add(request, seed if own is None else own, due, names)
+        self._roster.add(request, seed if own is None else own, due, names, grammar)
 
     def _new_names(self, cache_salt: str) -> SequenceNames:
         root = root_name(self._limits.fingerprint, cache_salt)

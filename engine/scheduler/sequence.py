@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from engine.grammar.interface import CompiledGrammar
 from engine.request import GenerationRequest
 from engine.sampling import SamplingParams
 from engine.scheduler.order import Key
@@ -127,6 +128,7 @@ class RunningRequest:
     source: GenerationRequest
     seed: int
     max_tokens: int
+    grammar: CompiledGrammar | None = None  # of what draws here
     choices: list[Sequence] = field(default_factory=list)
     num_cached: int | None = None  # prompt tokens that nobody computes for it, once admitted
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])

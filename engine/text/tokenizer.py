@@ -64,6 +64,11 @@ class Tokenizer:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def to_json(self) -> str:
+        """As tokenizer.json would have it, with what tokenizer_config.json adds."""
+        text: str = self._backend.to_str()
+        return text
+
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling (`Ġthe`, `▁the`), for people who look closely."""
         token: str | None = self._backend.id_to_token(token_id)

@@ -5,20 +5,31 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from engine.errors import RequestError
+from engine.grammar.value import Grammar, GrammarKind
 from engine.sampling import SamplingParams
 from protos import generation_pb2 as pb
 
-_COLLECTIONS = ("logit_bias", "allowed_token_ids", "stop", "stop_token_ids")
+_COLLECTIONS = ("logit_bias", "allowed_token_ids", "stop", "stop_token_ids", "grammar")
 _DEFAULTS = {
     f.name: f.default
     for f in fields(SamplingParams)
     if f.name not in _COLLECTIONS and f.default is not MISSING
 }
+
+
+def _decode_grammar(message: pb.Grammar) -> Grammar:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise RequestError("grammar", "is of no known kind")
+    return Grammar(GrammarKind(kind), getattr(message, kind))
+
+
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "logit_bias": dict,
     "allowed_token_ids": lambda message: tuple(message.token_ids),
     "stop": tuple,
     "stop_token_ids": tuple,
+    "grammar": _decode_grammar,
 }
 
 
@@ -26,6 +37,8 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
     message = pb.SamplingParams(logit_bias=params.logit_bias, stop_token_ids=params.stop_token_ids)
     if params.allowed_token_ids is not None:
         message.allowed_token_ids.CopyFrom(pb.TokenSet(token_ids=params.allowed_token_ids))
+    if params.grammar is not None:
+        setattr(message.grammar, params.grammar.kind, params.grammar.text)
     try:
         message.stop.extend(params.stop)
     except UnicodeEncodeError:

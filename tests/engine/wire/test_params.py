@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
+from engine.grammar.value import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from engine.wire.params import decode_params, encode_params
@@ -38,7 +39,7 @@ PARAMS = st.builds(
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
-)
+) | st.builds(SamplingParams, grammar=st.builds(Grammar, st.sampled_from(GrammarKind), TEXT))
 REQUESTS = st.builds(
     GenerationRequest,
     request_id=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=256),
@@ -101,6 +102,10 @@ def test_the_message_has_every_parameter() -> None:
         ("logit_bias", {"logit_bias": {2**31: 1.0}}),
         ("logit_bias[3]", {"logit_bias": {3: math.nan}}),
         ("allowed_token_ids", {"allowed_token_ids": generation_pb2.TokenSet()}),
+        ("grammar", {"grammar": generation_pb2.Grammar()}),
+        ("grammar", {"grammar": generation_pb2.Grammar(regex="")}),
+        ("grammar", {"grammar": generation_pb2.Grammar(choice="x" * (MAX_GRAMMAR_BYTES + 1))}),
+        ("ignore_eos", {"grammar": generation_pb2.Grammar(regex="a"), "ignore_eos": True}),
     ],
 )
 def test_what_is_out_of_range_is_named(field: str, message: dict[str, object]) -> None:

@@ -1,0 +1,98 @@
+"""An engine's compiled grammars, made on a thread of their own."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from engine.errors import EngineError, QueueFullError, StepError, UnavailableError
+from engine.grammar.interface import CompiledGrammar
+from engine.grammar.value import Grammar
+
+logger = logging.getLogger(__name__)
+
+MAX_KEPT = 32
+MAX_WAITING = 256
+# Address space. The compiler's recursion is as deep as a text of MAX_GRAMMAR_BYTES can make it:
+# rules that name each other took more than the usual 8 MiB.
+STACK_BYTES = 512 << 20
+
+Compile = Callable[[Grammar], CompiledGrammar]
+
+
+class GrammarCompiler:
+    """Compiles each text once while it is kept, or in use; safe to use from any thread.
+
+    What is refused is kept too. `load` is called on the compiling thread, for the first grammar.
+    """
+
+    def __init__(self, load: Callable[[], Compile]) -> None:
+        self._load = load
+        self._compile: Compile | None = None
+        self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._num_waiting = 0
+        self._closed = False
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    def submit(self, grammar: Grammar) -> "Future[CompiledGrammar]":
+        """The same future for the same text; RequestError is in it."""
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the engine is stopping")
+            future = self._kept.get(grammar)
+            if future is not None:
+                self._kept.move_to_end(grammar)
+                return future
+            if self._num_waiting >= MAX_WAITING:
+                raise QueueFullError(f"{self._num_waiting} grammars wait to be compiled")
+            self._thread = self._thread or deep_thread("grammars")
+            self._num_waiting += 1
+            future = self._kept[grammar] = self._thread.submit(self._run, grammar)
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return future
+
+    def close(self) -> None:
+        """What waits is not compiled any more."""
+        with self._lock:
+            self._closed = True
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, grammar: Grammar) -> CompiledGrammar:
+        try:
+            if self._compile is None:
+                self._compile = self._load()
+            return self._compile(grammar)
+        except EngineError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a panic of the library's is no Exception
+            logger.exception("a grammar could not be compiled")
+            raise StepError(f"compiling the grammar failed: {error!r}") from error
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+
+
+def deep_thread(name: str) -> ThreadPoolExecutor:
+    """One thread with room for deep recursion."""
+    executor = ThreadPoolExecutor(1, name)
+    with _deep_stacks():
+        executor.submit(int).result()  # starts it
+    return executor
+
+
+@contextmanager
+def _deep_stacks() -> Iterator[None]:
+    usual = threading.stack_size(STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)

@@ -1,0 +1,34 @@
+"""What the runner needs of a compiled grammar, whichever library made it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.int32]  # bit i of word j: token 32 * j + i may come next
+
+
+class GrammarState(Protocol):
+    """Where one sequence is in its grammar. Used by one thread."""
+
+    def fill(self, mask: Mask) -> str | None:
+        """Writes what may come next; a text says why that cannot be known."""
+        ...
+
+    def accept(self, token_id: int) -> str | None:
+        """The token came next; a text says why it cannot have."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may come next but the end of the answer."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """Made on any thread, then used by one."""
+
+    def start(self, token_ids: Sequence[int]) -> GrammarState:
+        """The state after these tokens of an answer."""
+        ...

@@ -1,0 +1,146 @@
+"""llguidance: grammars compiled for a tokenizer's vocabulary.
+
+What a grammar may take is bounded, for compiling and for each step; past a bound it is an error.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from engine.errors import RequestError
+from engine.grammar.interface import Mask
+from engine.grammar.plain_tokenizer import hide_special_tokens
+from engine.grammar.value import Grammar, GrammarKind
+
+# Between JSON's tokens: endless white space would fit otherwise, and models are fond of it.
+_JSON_SPACE = r"( |\r?\n[ \t]{0,32})?"
+_JSON_OPTIONS = {"whitespace_pattern": _JSON_SPACE, "lenient": False, "coerce_one_of": False}
+_LIMITS = LLParserLimits(
+    max_grammar_size=10_000,  # symbols; compiling takes time in their square
+    max_lexer_states=50_000,  # 1 to 2 kB each
+    verbose_errors=False,
+)
+_SILENT = 0
+_MAX_MESSAGE_CHARS = 300
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What grammars are compiled for. `vocab_size` is the model's, which may exceed the
+    tokenizer's; `tokenizer_json` is in Hugging Face's format."""
+
+    tokenizer_json: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def compile(self, grammar: Grammar) -> "Template":
+        """RequestError for what is no grammar, or too large a one. Deeply nested ones take a
+        large stack."""
+        text = _as_library_text(grammar)
+        matcher = LLMatcher(self._tokenizer, text, log_level=_SILENT, limits=_LIMITS)
+        template = Template(matcher)
+        first = bytearray(-(-self.vocab_size // 32) * 4)
+        problem = _problem(matcher)
+        if problem is None:
+            first[:] = matcher.compute_bitmask()[: len(first)]
+            problem = _problem(matcher)
+        if problem is None and not any(first):
+            problem = "no text fits it"
+        if problem is not None:
+            raise RequestError("grammar", problem)
+        return template
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        if not self.eos_token_ids:
+            raise RequestError("grammar", "this model has no end of sequence")
+        try:
+            plain = hide_special_tokens(self.tokenizer_json)
+            return LLTokenizer(plain, n_vocab=self.vocab_size, eos_token=list(self.eos_token_ids))
+        except Exception as error:  # the library raises no narrower type
+            raise RequestError(
+                "grammar", f"not with this model's tokenizer: {_shortened(str(error))}"
+            ) from error
+
+
+class Template:
+    """A compiled grammar at its start. Copies share what the lexer learns."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def start(self, token_ids: Sequence[int]) -> "State":
+        state = State(self._matcher.deep_copy())
+        if token_ids:
+            state.consume(list(token_ids))
+        return state
+
+
+class State:
+    """A matcher; once in error it stays so."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def consume(self, token_ids: list[int]) -> None:
+        self._matcher.consume_tokens(token_ids)
+
+    def fill(self, mask: Mask) -> str | None:
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        return _problem(self._matcher)
+
+    def accept(self, token_id: int) -> str | None:
+        return None if self._matcher.consume_token(token_id) else _problem(self._matcher)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+def _problem(matcher: LLMatcher) -> str | None:
+    return _shortened(matcher.get_error()) if matcher.is_error() else None
+
+
+def _shortened(message: str) -> str:
+    words = " ".join(message.replace("<non-verbose/>", "").split())
+    return words if len(words) <= _MAX_MESSAGE_CHARS else words[:_MAX_MESSAGE_CHARS] + "..."
+
+
+def _as_library_text(grammar: Grammar) -> str:
+    try:
+        return _READERS[grammar.kind](grammar.text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("grammar", _shortened(str(error))) from None
+
+
+def _read_schema(text: str) -> str:
+    return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+
+
+def _read_choice(text: str) -> str:
+    choices = json.loads(text)
+    if not isinstance(choices, list) or not choices:
+        raise ValueError("must be an array of at least one text")
+    if not all(isinstance(choice, str) and choice for choice in choices):
+        raise ValueError("a choice must be a text, and not empty")
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+
+
+def _read_grammar(text: str) -> str:
+    try:
+        lark = any_to_lark(text)
+    except Exception as error:  # the converter's own, of any kind
+        raise ValueError(f"neither Lark nor GBNF: {error}") from error
+    return LLMatcher.grammar_from_lark(lark)
+
+
+_READERS: Mapping[GrammarKind, Callable[[str], str]] = {
+    GrammarKind.JSON_SCHEMA: _read_schema,
+    GrammarKind.REGEX: LLMatcher.grammar_from_regex,
+    GrammarKind.CHOICE: _read_choice,
+    GrammarKind.GRAMMAR: _read_grammar,
+}

@@ -1,0 +1,35 @@
+"""A tokenizer that takes no text for a special token."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# No text of a grammar has it by accident; by design it would fail its own request.
+_HIDDEN = "\x00special {token_id}\x00"
+
+
+def hide_special_tokens(tokenizer_json: str) -> str:
+    """The same tokens under the same ids, but special ones have names that nobody writes.
+
+    Otherwise a grammar that wants the text `<|end|>` would have the tokenizer name the token,
+    which ends the answer instead of spelling it.
+    """
+    tokenizer = json.loads(tokenizer_json)
+    hidden: dict[str, str] = {}
+    for token in tokenizer["added_tokens"]:
+        if token["special"]:
+            name = _HIDDEN.format(token_id=token["id"])
+            hidden[token["content"]] = token["content"] = name
+    tokenizer["post_processor"] = None  # puts special tokens around a text, by their names
+    model = tokenizer["model"]
+    model["vocab"] = _renamed(model["vocab"], hidden)
+    if model.get("unk_token") in hidden:
+        model["unk_token"] = hidden[model["unk_token"]]
+    return json.dumps(tokenizer, ensure_ascii=False)
+
+
+def _renamed(vocab: Any, hidden: Mapping[str, str]) -> Any:
+    """A map from tokens to ids, or a list of tokens with their scores."""
+    if isinstance(vocab, dict):
+        return {hidden.get(token, token): token_id for token, token_id in vocab.items()}
+    return [[hidden.get(token, token), *rest] for token, *rest in vocab]

@@ -1,0 +1,65 @@
+"""Where the running sequences are in their grammars, by slot."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from engine.grammar.interface import CompiledGrammar, GrammarState, Mask
+from engine.sampler.interface import Draws
+from engine.step import Sample
+
+_ALL = np.int32(-1)
+
+
+class GrammarTable:
+    """A slot's state is made from its tokens when it is entered, so whatever brings a sequence
+    to its slot (a fork, the end of a preemption, an answer that another engine began) is the
+    same here. A state that nobody uses any more stays until its slot is entered again."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._num_words = -(-vocab_size // 32)
+        self._states: dict[int, GrammarState] = {}
+        self._problems: dict[int, str] = {}
+
+    def enter(self, slot: int, grammar: CompiledGrammar | None, output: Sequence[int]) -> None:
+        """`output` is what the sequence has said so far."""
+        if grammar is None:
+            self._states.pop(slot, None)
+        else:
+            self._states[slot] = grammar.start(output)
+
+    def masks(self, draws: Draws) -> Mask | None:
+        """[rows of logits, words], or None where no draw has a grammar. Draws from one row are
+        choices that are about to part, so what goes for one of them goes for all."""
+        self._problems = {}
+        if not self._states:
+            return None
+        rows = {
+            row: slot
+            for slot, row in zip(draws.slots.tolist(), draws.logit_rows.tolist(), strict=True)
+            if slot in self._states
+        }
+        if not rows:
+            return None
+        masks = np.full((int(draws.logit_rows.max()) + 1, self._num_words), _ALL)
+        for row, slot in rows.items():
+            problem = self._states[slot].fill(masks[row])
+            if problem is not None:
+                self._problems[slot] = problem
+                masks[row] = _ALL
+        return masks
+
+    def complete(self, slots: Iterable[int]) -> list[int]:
+        """Those of the slots whose answer can only end."""
+        return [s for s in slots if s in self._states and self._states[s].is_complete]
+
+    def accept(self, samples: Iterable[Sample]) -> dict[int, str]:
+        """Takes what was drawn; slots that fail, and why."""
+        problems = self._problems
+        for slot, token_id, _ in samples:
+            state = self._states.get(slot)
+            if state is not None and slot not in problems:
+                problem = state.accept(token_id)
+                if problem is not None:
+                    problems[slot] = problem
+        return {slot: f"the grammar: {problem}" for slot, problem in problems.items()}

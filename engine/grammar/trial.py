@@ -1,0 +1,138 @@
+"""Whether a grammar can be compiled, found out where it can do no harm.
+
+Some grammars of a few hundred bytes would be compiled for hours, past all of the library's own
+limits, and a thread cannot be stopped. So whoever lets strangers in has each grammar compiled in
+a child process first, which is killed when it takes too long.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import selectors
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+from engine.errors import QueueFullError, RequestError, UnavailableError
+from engine.grammar.value import Grammar, GrammarKind
+
+logger = logging.getLogger(__name__)
+
+MAX_KEPT = 1024
+MAX_WAITING = 64
+COMPILE_S = 5.0
+# A child that starts reads a vocabulary, of which the largest take some seconds.
+START_S = 60.0
+_EASY = Grammar(GrammarKind.CHOICE, '["a"]')
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from engine.grammar.trial_child import main; main()"
+
+
+class GrammarTrial:
+    """Used on one event loop; tries one grammar at a time. The child starts with the first one,
+    and ends with this process or with `close`."""
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        compile_s: float = COMPILE_S,
+    ) -> None:
+        self._vocabulary = json.dumps([tokenizer_json, vocab_size, eos_token_ids])
+        self._compile_s = compile_s
+        self._thread = ThreadPoolExecutor(1, "grammar-trial")  # owns the child
+        self._child: subprocess.Popen[bytes] | None = None
+        self._known: OrderedDict[Grammar, str | None] = OrderedDict()
+        self._num_waiting = 0
+
+    async def check(self, grammar: Grammar) -> None:
+        """RequestError with the field `grammar` where it cannot be compiled, or not in time."""
+        if grammar in self._known:
+            self._known.move_to_end(grammar)
+            problem = self._known[grammar]
+        else:
+            problem = await self._learn(grammar)
+        if problem is not None:
+            raise RequestError("grammar", problem)
+
+    def close(self) -> None:
+        self._thread.submit(self._end_child)
+        self._thread.shutdown()
+
+    async def _learn(self, grammar: Grammar) -> str | None:
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFullError(f"{self._num_waiting} grammars wait to be compiled")
+        self._num_waiting += 1
+        try:
+            problem = await asyncio.wrap_future(self._thread.submit(self._try, grammar))
+        finally:
+            self._num_waiting -= 1
+        self._known[grammar] = problem
+        if len(self._known) > MAX_KEPT:
+            self._known.popitem(last=False)
+        return problem
+
+    def _try(self, grammar: Grammar) -> str | None:
+        if self._child is None or self._child.poll() is not None:
+            self._start_child()
+        try:
+            line = self._ask(grammar, self._compile_s)
+        except (OSError, TimeoutError) as error:
+            logger.warning("a grammar of %d characters: %s", len(grammar.text), error)
+            self._end_child()
+            return "takes too much time or memory to compile"
+        problem: str | None = json.loads(line)
+        return problem
+
+    def _start_child(self) -> None:
+        self._end_child()
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for the process that has it
+        )
+        try:
+            self._write(self._vocabulary)
+            self._ask(_EASY, START_S)
+        except (OSError, TimeoutError) as error:
+            self._end_child()
+            raise UnavailableError(f"the compiler of grammars does not start: {error}") from error
+
+    def _ask(self, grammar: Grammar, limit_s: float) -> bytes:
+        self._write(json.dumps([grammar.kind, grammar.text]))
+        child = self._child
+        assert child is not None
+        assert child.stdout is not None
+        end = time.monotonic() + limit_s
+        answer = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.stdout, selectors.EVENT_READ)
+            while not answer.endswith(b"\n"):
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise TimeoutError(f"not compiled after {limit_s:g} s")
+                piece = child.stdout.read1()  # type: ignore[attr-defined]
+                if not piece:
+                    raise OSError("the compiler died of it")
+                answer += piece
+        return answer
+
+    def _write(self, line: str) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        self._child.stdin.write(line.encode() + b"\n")
+        self._child.stdin.flush()
+
+    def _end_child(self) -> None:
+        if self._child is None:
+            return
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._child = None

@@ -1,0 +1,52 @@
+"""Answers that fit a grammar, where the prompt is computed on another worker."""
+
+import json
+from collections.abc import AsyncIterator
+
+import jsonschema
+import pytest_asyncio
+
+from decode_worker.answerer import LocalPrefill
+from engine.engine import Engine
+from engine.request import ChoiceSoFar, FinishReason
+from tests.decode_worker.worker_pair import WorkerPair
+from tests.engine.grammar.cases import PERSON, hot, make_engine, prompt, said, schema
+from tests.engine.test_hand_over import answer
+
+
+@pytest_asyncio.fixture
+async def pair() -> AsyncIterator[WorkerPair]:
+    pair = await WorkerPair.start(
+        make_engine(max_num_batched_tokens=32), make_engine(), ("inprocess",)
+    )
+    yield pair
+    await pair.check_idle()
+    await pair.stop()
+
+
+async def test_two_workers_say_what_one_does(pair: WorkerPair) -> None:
+    alone = make_engine()
+    for length, n in ((5, 1), (16, 2), (60, 3)):
+        text = (prompt("Somebody with a name and an age, please. ") * 8)[:length]
+        params = hot(schema(PERSON), length, n=n, logprobs=1)
+        expected = answer(alone, text, params)
+        (await pair.ask(text, params)).check_equal(expected)
+        (await pair.ask(text, params, LocalPrefill.ALWAYS)).check_equal(expected)
+        for choice, tokens in expected.tokens.items():
+            if expected.reasons[choice] is FinishReason.STOP:
+                jsonschema.validate(json.loads(said(tokens)), PERSON)
+        sent = tuple(ChoiceSoFar(tokens[:4]) for tokens in expected.tokens.values())
+        told = await pair.ask(text, params, sent=sent)
+        for choice, tokens in expected.tokens.items():
+            assert told.tokens[choice] == tokens[4:]
+    assert pair.decode.fetcher.outcomes["Delivered"] >= 3
+    assert pair.prefill.engine.engine.grammars.num_kept == 0, "the decode worker's alone"
+    await pair.forget(pair.prefill, pair.decode)
+
+
+async def test_workers_agree_with_a_cold_and_a_warm_cache(pair: WorkerPair) -> None:
+    params = hot(schema(PERSON), 1)
+    told = [await pair.ask(prompt() * 6, params) for _ in range(2)]
+    await pair.decode.engine.ask(Engine.reset_prefix_cache)
+    told.append(await pair.ask(prompt() * 6, params))
+    assert told[0].tokens == told[1].tokens == told[2].tokens

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import RequestError
+from engine.grammar.library import Vocabulary
+from engine.grammar.table import GrammarTable
+from engine.grammar.value import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from engine.sampler.interface import Draws
+from engine.step import Sample
+from tests.engine.grammar.cases import (
+    EOS,
+    PERSON,
+    VOCAB_SIZE,
+    choice,
+    regex,
+    schema,
+    spelt,
+    tokenizer,
+    vocabulary,
+)
+from tests.engine.sampler.cases import TWINS, all_draws, sample, sequence
+
+
+def allowed(mask: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (regex("("), "unclosed group"),
+        (regex("(?=a)b"), "look-around"),
+        (regex(r"(a)\1"), "backreferences"),
+        (regex(".*" * 500), "limits"),
+        (schema({"type": 5}), "type must be a string"),
+        (schema({"$ref": "#"}), "NoExtension"),
+        (schema({"$ref": "http://127.0.0.1/x.json"}), "retriev"),
+        (schema({"type": "integer", "minimum": 5, "maximum": 4}), "Unsatisfiable"),
+        (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (schema({"x-guidance": {"lenient": True}, "not": {}}), "not"),
+        (schema({"properties": {f"p{i}": {} for i in range(3000)}}), "too big"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "{"), "EOF"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "[]"), "object"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"items":' * 3000 + "{}" + "}" * 3000), "recursion"),
+        (Grammar(GrammarKind.CHOICE, "[]"), "at least one"),
+        (Grammar(GrammarKind.CHOICE, '["a", 1]'), "a choice"),
+        (Grammar(GrammarKind.CHOICE, '{"a": 1}'), "array"),
+        (Grammar(GrammarKind.GRAMMAR, "nonsense"), "Lark nor GBNF"),
+        (Grammar(GrammarKind.GRAMMAR, "start: nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_compiled_is_explained(grammar: Grammar, why: str) -> None:
+    with pytest.raises(RequestError, match=why) as caught:
+        vocabulary().compile(grammar)
+    assert caught.value.field == "grammar"
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["", "x" * (MAX_GRAMMAR_BYTES + 1), "\ud800"])
+def test_texts_are_bounded(text: str) -> None:
+    with pytest.raises(RequestError, match="grammar"):
+        regex(text)
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 4, 31, 33])
+def test_logits_beyond_the_tokenizer_are_never_allowed(beyond: int) -> None:
+    wide = Vocabulary(tokenizer().to_json(), VOCAB_SIZE + beyond, EOS)
+    table = GrammarTable(VOCAB_SIZE + beyond)
+    table.enter(0, wide.compile(regex("(?s:.*)")), ())
+    masks = table.masks(all_draws(1))
+    assert masks is not None
+    tokens = allowed(masks[0])
+    assert max(tokens) < VOCAB_SIZE
+    assert set(EOS) <= tokens
+    assert tokens.isdisjoint(tokenizer().special_ids - set(EOS))
+
+
+def test_the_end_is_allowed_only_where_the_grammar_has_one() -> None:
+    table = GrammarTable(VOCAB_SIZE)
+    table.enter(3, vocabulary().compile(regex("ab")), spelt("a"))
+    draws = Draws(np.array([3], np.int32), np.array([0], np.int32))
+    masks = table.masks(draws)
+    assert masks is not None
+    b = spelt("b")[0]
+    assert allowed(masks[0]) == {b}
+    assert table.accept([Sample(3, b, None)]) == {}
+    masks = table.masks(draws)
+    assert masks is not None
+    assert allowed(masks[0]) == set(EOS)
+    assert table.complete([3, 4]) == [3]
+    assert table.accept([Sample(3, b, None)]).keys() == {3}, "it cannot have been drawn"
+
+
+def test_a_slot_without_a_grammar_is_free() -> None:
+    table = GrammarTable(VOCAB_SIZE)
+    compiled = vocabulary().compile(choice("a"))
+    for slot in range(3):
+        table.enter(slot, compiled, ())
+    table.enter(1, None, ())
+    masks = table.masks(all_draws(3))
+    assert masks is not None
+    assert [len(allowed(row)) for row in masks] == [1, VOCAB_SIZE, 1]
+    for slot in range(3):
+        table.enter(slot, None, ())
+    assert table.masks(all_draws(3)) is None
+
+
+def test_the_samplers_twins_draw_the_same_of_it() -> None:
+    torch.manual_seed(1)
+    table = GrammarTable(VOCAB_SIZE)
+    compiled = vocabulary().compile(schema(PERSON))
+    starts = ["", "{", '{"name": "', '{"name":"x","age":', '{"name":"x","age":1,"boss":null}']
+    for slot, start in enumerate(starts):
+        table.enter(slot, compiled, spelt(start))
+    masks = table.masks(all_draws(len(starts)))
+    assert masks is not None
+    logits = torch.randn(len(starts), VOCAB_SIZE) * 3
+    drawing = [sequence(seed, temperature=1.0, top_p=0.9) for seed in range(len(starts))]
+    drawn = [
+        sample(twin, logits, drawing, bitmask=torch.from_numpy(masks)).token_ids.tolist()
+        for twin in TWINS
+    ]
+    assert drawn[0] == drawn[1]
+    for row, token in enumerate(drawn[0]):
+        assert token in allowed(masks[row])
+    assert table.accept(map(Sample, range(len(starts)), drawn[0], [None] * len(starts))) == {}

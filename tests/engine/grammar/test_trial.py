@@ -1,0 +1,68 @@
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engine.errors import QueueFullError, RequestError
+from engine.grammar import trial as module
+from engine.grammar.trial import GrammarTrial
+from engine.grammar.value import Grammar, GrammarKind
+from tests.engine.grammar.cases import BOMB, EOS, PERSON, VOCAB_SIZE, regex, schema, tokenizer
+
+# Deeper than an ordinary stack would take; the recursion of each is in its compiler.
+DEEP_RULES = Grammar(
+    GrammarKind.GRAMMAR,
+    "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(4000)) + '\nr4000: "a"',
+)
+DEEP_REFS = schema(
+    {
+        "$defs": {
+            **{f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1500)},
+            "d1500": {},
+        },
+        "$ref": "#/$defs/d0",
+    }
+)
+
+
+@pytest.fixture
+def trial() -> Iterator[GrammarTrial]:
+    trial = GrammarTrial(tokenizer().to_json(), VOCAB_SIZE, EOS, compile_s=4.0)
+    yield trial
+    trial.close()
+
+
+async def test_says_what_the_compiler_says(trial: GrammarTrial) -> None:
+    await trial.check(schema(PERSON))
+    with pytest.raises(RequestError, match="unclosed group") as caught:
+        await trial.check(regex("("))
+    assert caught.value.field == "grammar"
+    await trial.check(DEEP_RULES)
+    await trial.check(DEEP_REFS)
+
+
+async def test_a_bomb_is_refused_and_the_next_one_compiled(trial: GrammarTrial) -> None:
+    with pytest.raises(RequestError, match="too much time or memory"):
+        await trial.check(schema(BOMB))
+    again = time.monotonic()
+    with pytest.raises(RequestError, match="too much time or memory"):
+        await trial.check(schema(BOMB))
+    assert time.monotonic() - again < 1.0, "it is known"
+    await trial.check(regex("[0-9]+"))
+
+
+async def test_a_child_that_dies_is_followed_by_another(trial: GrammarTrial) -> None:
+    await trial.check(regex("a"))
+    child = trial._child
+    assert child is not None
+    child.kill()
+    child.wait()
+    await trial.check(regex("b"))
+
+
+async def test_no_more_wait_than_may(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    asked = [asyncio.create_task(trial.check(regex(f"a{i}"))) for i in range(5)]
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [isinstance(result, QueueFullError) for result in results] == [False] * 2 + [True] * 3
