@@ -75,7 +75,7 @@ def _timeline(path: Path, records: Sequence[Record], start_s: float) -> Path:
     beside = axes.twinx()
     beside.plot(seconds, [under_way[s] for s in seconds], color="grey", label="requests under way")
     beside.set(ylabel="requests under way", ylim=(0, None))
-    figure.legend(loc="upper right")
+    figure.legend(loc="outside upper center", ncols=2)
     return _saved(figure, path)
 
 
