@@ -13,10 +13,13 @@ from router.workers import Leg
 
 APP_NAME = "kvrelay"
 INGRESS = "ingress"
+IMPORT_PATH = "cluster.app:build"
+SCALING_POLICY = "cluster.autoscaling:scale"
 # Beyond the longest request: a replica that is stopped ends by itself, sooner or later.
 _SHUTDOWN_MARGIN_S = 60.0
 _DRAIN_LOOP_S = 0.1
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 2.0, 5.0
+_METRICS_PERIOD_S, _LOOK_BACK_S = 1.0, 5.0
 _MANY = 1_000_000  # requests at once in one ingress: what bounds them is the workers' queues
 
 
@@ -53,13 +56,28 @@ def _options(args: ClusterArgs, placement: Placement) -> dict[str, Any]:
         actor["label_selector"] = placement.label_selector
     options: dict[str, Any] = {
         "ray_actor_options": actor,
-        "num_replicas": placement.range.least,
         "graceful_shutdown_timeout_s": shutdown_limit_s(args),
         "graceful_shutdown_wait_loop_s": _DRAIN_LOOP_S,
         "health_check_period_s": _HEALTH_PERIOD_S,
         "health_check_timeout_s": _HEALTH_TIMEOUT_S,
         "max_surge_percent": 100,  # the new ones are there before the old ones stop
     }
+    if placement.range.is_scaled:
+        options["autoscaling_config"] = _scaling(placement)
+    else:
+        options["num_replicas"] = placement.range.least
     if placement.max_replicas_per_node is not None:
         options["max_replicas_per_node"] = placement.max_replicas_per_node
     return options
+
+
+def _scaling(placement: Placement) -> dict[str, Any]:
+    """Bounds alone: the application's policy decides, and knows its own delays."""
+    return {
+        "min_replicas": placement.range.least,
+        "max_replicas": placement.range.most,
+        "metrics_interval_s": _METRICS_PERIOD_S,
+        "look_back_period_s": _LOOK_BACK_S,
+        "upscale_delay_s": 0.0,
+        "downscale_delay_s": 0.0,
+    }

@@ -24,7 +24,8 @@ DECISIONS_KEY = "kvrelay:autoscaling:"  # in Ray's key-value store; the applicat
 _FIT = 0.8
 _DEMAND_MEMORY_S = 10.0
 _HOLD_STARTS = 2.0  # starts of a replica that a hold outlasts
-_MOST_PATIENCE = 32.0
+_MOST_PATIENCE = 16.0
+_SOON_HOLDS = 8.0
 _SHRINK = 4  # at most a quarter of a pool goes at a time
 
 logger = logging.getLogger("ray.serve")
@@ -50,7 +51,7 @@ class WorkerLoad(NamedTuple):
     kv_use: float  # share of the blocks that sequences hold
     sequence_use: float  # sequences as a share of the most that run at once
     queued_s: float  # that the prompts in its queue take to compute
-    busy: float  # seconds spent on prompts, a second
+    busy: float  # seconds of work on prompts that were begun, a second; of a prefill worker
     step_base_s: float  # of a step, whatever is in it
     step_load_s: float  # of a step, for the sequences that are in it
     startup_s: float
@@ -138,7 +139,7 @@ def _go_up(
         return _within(sample, sample.target), state
     if state.went_down_at is not None:
         # Whoever comes back soon was sent away too soon: a load that swings is not followed.
-        soon = now - state.went_down_at < 4 * _hold_s(sample, state)
+        soon = now - state.went_down_at < _SOON_HOLDS * _hold_s(sample, state)
         patience = 2 * state.patience if soon else state.patience / 2
         patience = min(max(1.0, patience), _MOST_PATIENCE)
         state = state._replace(patience=patience, went_down_at=None)
@@ -209,8 +210,8 @@ def _prefill_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Ne
     # One prompt is computed by one worker.
     wanted = min(wanted, math.ceil(sum(load.num_sequences for load in workers)))
     reason = f"prompts wait {wait_s:.2g} s of {objective_s:g}, workers {demand:.2g} busy"
-    busy = sum(load.busy for load in workers)
-    load = max(busy, state.queued_s / objective_s)
+    busy = min(sum(load.busy for load in workers), sample.num_running)
+    load = max(busy, demand, state.queued_s / objective_s)
     return [_Need(reason, wanted, _fewest(load))]
 
 

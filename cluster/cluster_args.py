@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from cluster.exchange import HttpLimits
 from cluster.front_args import FrontArgs
+from cluster.scaling_args import ScalingArgs
 from cluster.validation import checked
 from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
 from decode_worker.answerer import LocalPrefill
@@ -43,6 +44,10 @@ class ReplicaRange(NamedTuple):
         if not least <= most <= MAX_REPLICAS:
             raise ValueError(f"{value!r}, must be at most {MAX_REPLICAS}, the lower number first")
         return cls(least, most)
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.least != self.most
 
 
 class _Args(BaseModel):
@@ -95,6 +100,7 @@ class ClusterArgs(_Args):
     request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
     max_body_bytes: int = Field(default=HttpLimits.max_body_bytes, ge=1024)
     front: FrontArgs = FrontArgs()
+    scaling: ScalingArgs = ScalingArgs()
 
     @field_validator("served_model_name")
     @classmethod
@@ -144,6 +150,11 @@ class ClusterArgs(_Args):
     @property
     def is_colocated(self) -> bool:
         return self.prefill.range.most == 0
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether some pool is a range."""
+        return any(one.range.is_scaled for one in (self.prefill, self.decode, self.ingress))
 
     @property
     def engine_config(self) -> EngineConfig:

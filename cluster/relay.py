@@ -47,6 +47,11 @@ class Relay:
         stream.place()
         return stream
 
+    @property
+    def num_open(self) -> int:
+        """Requests under way."""
+        return len(self._streams)
+
     def check_health(self) -> None:
         if self.pools.best_decode() is None:
             raise UnavailableError("no decode worker answers")

@@ -46,6 +46,11 @@ class Reporter:
     def incarnation(self) -> int:
         return self._worker.incarnation
 
+    @property
+    def last_stats(self) -> SchedulerStats | None:
+        """The engine's, as of the last report."""
+        return None if self._last is None else self._last[0]
+
     async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
         batches = await self._ask(lambda engine: engine.events.since(number))
         return () if batches is None else batches

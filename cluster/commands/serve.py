@@ -123,7 +123,8 @@ def _starts_ray() -> bool:
 def _serve(args: ClusterArgs, host: str, port: int, name: str, stop: _Stop) -> None:
     from ray import serve
 
-    from cluster.app import APP_NAME, build
+    from cluster.app import APP_NAME
+    from cluster.deployment import deploy
     from cluster.ray_cluster import num_nodes, ray_cluster, start_front
 
     own = _starts_ray()
@@ -135,8 +136,7 @@ def _serve(args: ClusterArgs, host: str, port: int, name: str, stop: _Stop) -> N
             num_nodes=num_nodes(),
         )
         start_front(host, port)
-        application = serve.RunTarget(target=build(args), name=APP_NAME, route_prefix="/")
-        serve.run_many([application], wait_for_applications_running=False)
+        deploy(args)
         try:
             if not _wait_until_running(stop):
                 return

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -13,6 +14,7 @@ from starlette.applications import Starlette
 
 from cluster.access import check_access
 from cluster.api_keys import ApiKeys
+from cluster.autoscaling import IngressLoad
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
 from cluster.exchange import HttpLimits
@@ -37,6 +39,7 @@ class IngressReplica:
         decode: DeploymentHandle[Any],
         prefill: DeploymentHandle[Any] | None = None,
     ) -> None:
+        began = time.monotonic()
         show_progress(sys.__stderr__)  # Serve keeps sys.stderr for its files
         args = ClusterArgs.model_validate(options)
         keys = args.front.keys(os.environ)
@@ -63,9 +66,15 @@ class IngressReplica:
         self._http, self._front = build_app(
             self._relay, args.front.model(model), http, args.front.gate(keys), args.front.limits
         )
+        self._objectives = args.scaling.objectives
+        self._startup_s = time.monotonic() - began
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return self._http
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        load = IngressLoad(self._relay.num_open, self._startup_s)
+        return {**load._asdict(), **self._objectives._asdict()}
 
     async def end_answers(self, grace_s: float) -> None:
         """Nothing new from here on; what is not finished after `grace_s` gets an error to read."""

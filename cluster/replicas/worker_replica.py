@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import Any
 
 import ray
@@ -13,6 +14,7 @@ from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
 from cluster.make_worker import start_worker
 from cluster.pools import metadata_of
+from cluster.replicas.load_meter import LoadMeter
 from engine.errors import UnavailableError
 from protos.errors import PlaneError
 from protos.rpc import Plane
@@ -28,10 +30,12 @@ class WorkerReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, options: dict[str, Any], leg: str
     ) -> None:
+        began = time.monotonic()
         show_progress(sys.__stderr__)  # Serve keeps sys.stderr for its files
         args = ClusterArgs.model_validate(options)
         self._release = args.release
         self._drain_s = args.drain_s
+        self._objectives = args.scaling.objectives
         host = worker_host(args)
         config = args.worker(Leg(leg), host)
         plane = Plane.load(config.rpc)
@@ -44,9 +48,19 @@ class WorkerReplica:
         address = await self._node.serve()
         fingerprint = self._node.description.format.fingerprint
         self._worker = Worker(address, self._node.incarnation, fingerprint)
+        startup_s, for_others = time.monotonic() - began, leg == Leg.PREFILL
+        self._meter = LoadMeter(config.engine.max_num_seqs, startup_s, for_others)
 
     def record_replica_metadata(self) -> dict[str, str]:
         return metadata_of(self._worker, self._release)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        reporter = self._node.reporter
+        report = await reporter.load()
+        stats = reporter.last_stats
+        num_waiting = 0 if stats is None else stats.num_queued_tokens
+        load = self._meter.read(report, num_waiting, time.monotonic())
+        return {**load._asdict(), **self._objectives._asdict()}
 
     async def check_health(self) -> None:
         if (problem := self._node.problem()) is not None:

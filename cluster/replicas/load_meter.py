@@ -1,0 +1,53 @@
+"""A worker's load reports as the numbers that the autoscaling policy looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.autoscaling import WorkerLoad
+from engine.step_times import whole_prompt_token_s
+from protos.events_pb2 import BlockCounts, LoadReport
+
+
+@dataclass(slots=True)
+class LoadMeter:
+    """Of one worker; its reports come one after the other. Reads no clock."""
+
+    max_num_seqs: int
+    startup_s: float
+    computes_for_others: bool
+    _num_computed: int | None = None
+    _at: float = 0.0
+
+    def read(self, report: LoadReport, num_waiting_tokens: int, now: float) -> WorkerLoad:
+        """`num_waiting_tokens`: of prompts in the engine's queue."""
+        times = report.step_times
+        token_s = whole_prompt_token_s(times.base_s, times.prompt_token_s, times.sequence_s)
+        num_sequences = report.num_running + report.num_waiting + report.num_fetching
+        num_queued = max(report.num_queued_tokens, num_waiting_tokens)
+        load_s = times.sequence_s * report.num_running
+        return WorkerLoad(
+            num_sequences=num_sequences,
+            num_running=report.num_running,
+            kv_use=max((_use(blocks) for blocks in report.blocks), default=0.0),
+            sequence_use=num_sequences / self.max_num_seqs,
+            queued_s=num_queued * token_s,
+            busy=self._busy(report, token_s, now) if self.computes_for_others else 0.0,
+            step_base_s=times.base_s,
+            step_load_s=load_s + times.context_token_s * report.num_context_tokens,
+            startup_s=self.startup_s,
+        )
+
+    def _busy(self, report: LoadReport, token_s: float, now: float) -> float:
+        """Work that was begun since the last report, a second."""
+        num_computed = report.num_query_tokens - report.num_hit_tokens - report.num_prefix_tokens
+        before, passed_s = self._num_computed, now - self._at
+        self._num_computed, self._at = num_computed, now
+        if before is None or passed_s <= 0:
+            return 0.0
+        return max(0, num_computed - before) * token_s / passed_s
+
+
+def _use(blocks: BlockCounts) -> float:
+    """The share that nobody else can have now."""
+    return (blocks.held + blocks.quarantined) / max(1, blocks.total)
