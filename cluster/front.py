@@ -147,6 +147,8 @@ class Front:
 
         async def work() -> None:
             plan, wording = await _off_loop(prepare, body)
+            if plan.params.grammar is not None and plan.grammar_field is not None:
+                await self._model.check_grammar(plan.params.grammar, plan.grammar_field)
             self._gate.spend(exchange, plan.num_prompt_tokens)
             answer = Answer(plan, wording, self._model, exchange)
             try:

@@ -11,6 +11,8 @@ from cluster.openai.errors import ApiError, bad_request
 from cluster.openai.reading.formats import AUTO
 from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
+from engine.grammar.trial import GrammarTrial
+from engine.grammar.value import Grammar
 from engine.text.chat_template import ChatOptions, ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
 
@@ -36,6 +38,18 @@ class ServedModel:
         return ChatFormat.choose(
             self.tokenizer, self.chat_template, self.tool_parser, self.reasoning_parser
         )
+
+    @cached_property
+    def grammar_trial(self) -> GrammarTrial:
+        eos = tuple(token for token in self.defaults.eos_token_ids if token < self.vocab_size)
+        return GrammarTrial(self.tokenizer.to_json(), self.vocab_size, eos)
+
+    async def check_grammar(self, grammar: Grammar, field: str) -> None:
+        """RequestError, naming the field, for what cannot be compiled."""
+        try:
+            await self.grammar_trial.check(grammar)
+        except RequestError as error:
+            raise error.renamed(field) from None
 
     def check_name(self, name: str | None) -> None:
         if name is not None and name not in self.names:

@@ -47,6 +47,7 @@ class Plan:
     options: AnswerOptions
     priority: int = 0
     cache_salt: str = ""
+    grammar_field: str | None = None  # where the client wrote params.grammar
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -75,7 +76,7 @@ def plan_completion(
         most_logprobs = max(params.prompt_logprobs or 0, request.logprobs)
         params = replace(params, prompt_logprobs=most_logprobs)
     options = _options(request, request.logprobs, echo=request.echo, echo_only=echo_only)
-    return _checked(Plan(prompts, params, options, *_scheduling(request)), model, most)
+    return _checked(Plan(prompts, params, options, *_beside(request)), model, most)
 
 
 def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = _NO_LIMITS) -> Plan:
@@ -97,8 +98,15 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
         one_call=request.parallel_tool_calls is False,
         shows_reasoning=request.include_reasoning is not False,
     )
+    named = request.named_grammar
+    if named is not None and reading is not None and reading.reasoning_is_open:
+        raise RequestError(
+            named.field,
+            "the prompt begins the model's reasoning, which would have to fit it too; turn that"
+            " off, by chat_template_kwargs where the template can",
+        )
     options = replace(_options(request, logprobs), reading=reading)
-    return _checked(Plan((prompt,), params, options, *_scheduling(request)), model, most)
+    return _checked(Plan((prompt,), params, options, *_beside(request)), model, most)
 
 
 def _read_prompts(
@@ -159,5 +167,7 @@ def _options(
     )
 
 
-def _scheduling(request: SamplingFields) -> tuple[int, str]:
-    return request.priority, request.cache_salt or ""
+def _beside(request: SamplingFields) -> tuple[int, str, str | None]:
+    """The last fields of a plan."""
+    named = request.named_grammar
+    return request.priority, request.cache_salt or "", None if named is None else named.field

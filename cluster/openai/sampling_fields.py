@@ -1,12 +1,19 @@
 """The parameters that completions and chat share, and what they are where a client is silent."""
 
 import secrets
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Body, Part
+from cluster.openai.structured import (
+    NamedGrammar,
+    ResponseFormat,
+    StructuredOutputs,
+    read_grammar,
+)
 from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.sampling import SamplingParams
@@ -54,18 +61,12 @@ class SamplingFields(Body):
         "prompt_embeds": (),
         "repetition_detection": (),
         "request_id": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "session_id": (),
         "spaces_between_special_tokens": (True,),
         "store": (False,),
         "stream_interval": (1,),
-        "structured_outputs": (),
-        "guided_choice": (),
         "guided_decoding_backend": (),
-        "guided_grammar": (),
-        "guided_json": (),
-        "guided_regex": (),
         "guided_whitespace_pattern": (),
         "thinking_token_budget": (),
         "truncate_prompt_tokens": (),
@@ -97,6 +98,12 @@ class SamplingFields(Body):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str | None, Field(max_length=128), BeforeValidator(_check_salt)] = None
     # For the operator's records; they never change an answer.
@@ -119,7 +126,23 @@ class SamplingFields(Body):
                 values[name] = tuple(values[name])
         # Drawn here, so that every worker that a request meets draws the same tokens.
         values.setdefault("seed", secrets.randbits(63))
-        return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
+        named = self.named_grammar
+        return SamplingParams(
+            **values,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            grammar=None if named is None else named.grammar,
+        )
+
+    @cached_property
+    def named_grammar(self) -> NamedGrammar | None:
+        guided = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }
+        return read_grammar(self.response_format, self.structured_outputs, guided)
 
     def check_stream_options(self) -> None:
         if not self.stream and self.stream_options is not None:

@@ -3,17 +3,13 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-Mask = npt.NDArray[np.int32]  # bit i of word j: token 32 * j + i may come next
-
 
 class GrammarState(Protocol):
     """Where one sequence is in its grammar. Used by one thread."""
 
-    def fill(self, mask: Mask) -> str | None:
-        """Writes what may come next; a text says why that cannot be known."""
+    def fill(self, address: int, num_bytes: int) -> str | None:
+        """Writes what may come next, to memory that the caller keeps: bit i of 32-bit word j is
+        for token 32 * j + i. A text says why that cannot be known."""
         ...
 
     def accept(self, token_id: int) -> str | None:

@@ -12,7 +12,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import RequestError
-from engine.grammar.interface import Mask
 from engine.grammar.plain_tokenizer import hide_special_tokens
 from engine.grammar.value import Grammar, GrammarKind
 
@@ -89,8 +88,8 @@ class State:
     def consume(self, token_ids: list[int]) -> None:
         self._matcher.consume_tokens(token_ids)
 
-    def fill(self, mask: Mask) -> str | None:
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    def fill(self, address: int, num_bytes: int) -> str | None:
+        self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
         return _problem(self._matcher)
 
     def accept(self, token_id: int) -> str | None:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from engine.grammar.interface import CompiledGrammar, GrammarState, Mask
-from engine.sampler.interface import Draws
+from engine.grammar.interface import CompiledGrammar, GrammarState
+from engine.sampler.interface import Draws, IntArray
 from engine.step import Sample
 
 _ALL = np.int32(-1)
@@ -28,7 +28,7 @@ class GrammarTable:
         else:
             self._states[slot] = grammar.start(output)
 
-    def masks(self, draws: Draws) -> Mask | None:
+    def masks(self, draws: Draws) -> IntArray | None:
         """[rows of logits, words], or None where no draw has a grammar. Draws from one row are
         choices that are about to part, so what goes for one of them goes for all."""
         self._problems = {}
@@ -43,7 +43,7 @@ class GrammarTable:
             return None
         masks = np.full((int(draws.logit_rows.max()) + 1, self._num_words), _ALL)
         for row, slot in rows.items():
-            problem = self._states[slot].fill(masks[row])
+            problem = self._states[slot].fill(masks[row].ctypes.data, masks[row].nbytes)
             if problem is not None:
                 self._problems[slot] = problem
                 masks[row] = _ALL

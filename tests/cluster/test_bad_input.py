@@ -188,9 +188,9 @@ async def test_rules_are_told_in_words(
 @pytest.mark.parametrize(
     ("path", "params"),
     [
-        (COMPLETIONS, ["best_of", "suffix", "use_beam_search", "bad_words", "response_format"]),
-        (COMPLETIONS, ["guided_json", "structured_outputs", "truncate_prompt_tokens"]),
-        (CHAT, ["response_format", "functions", "reasoning_effort", "modalities", "echo"]),
+        (COMPLETIONS, ["best_of", "suffix", "use_beam_search", "bad_words", "vllm_xargs"]),
+        (COMPLETIONS, ["guided_whitespace_pattern", "truncate_prompt_tokens"]),
+        (CHAT, ["guided_decoding_backend", "functions", "reasoning_effort", "modalities", "echo"]),
         (CHAT, ["chat_template", "web_search_options", "audio", "prediction", "service_tier"]),
     ],
 )

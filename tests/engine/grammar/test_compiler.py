@@ -1,14 +1,25 @@
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
-from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
+from engine.async_engine import AsyncEngine
+from engine.async_streams import EngineStream
+from engine.errors import (
+    DeadlineError,
+    QueueFullError,
+    RequestError,
+    StepError,
+    UnavailableError,
+)
 from engine.grammar import compiler as module
 from engine.grammar.compiler import Compile, GrammarCompiler
 from engine.grammar.interface import CompiledGrammar
 from engine.grammar.value import Grammar
-from tests.engine.grammar.cases import regex, vocabulary
+from engine.request import GenerationRequest, RequestId
+from tests.engine.grammar.cases import hot, make_engine, prompt, regex, said, vocabulary
 
 
 class Counting:
@@ -89,3 +100,61 @@ def test_nothing_after_its_end(compiler: GrammarCompiler) -> None:
     compiler.close()
     with pytest.raises(UnavailableError):
         compiler.submit(regex("a"))
+
+
+@pytest.fixture
+async def serving(counting: Counting) -> AsyncIterator[AsyncEngine]:
+    engine = make_engine()
+    engine.grammars.close()
+    engine.grammars = GrammarCompiler(counting.load)
+    serving = AsyncEngine(engine)
+    serving.start()
+    yield serving
+    counting.go_on.set()
+    serving.stop()
+
+
+def ask(serving: AsyncEngine, name: str, grammar: Grammar | None, **more: Any) -> EngineStream:
+    params = hot(grammar, max_tokens=20)
+    return serving.submit(GenerationRequest(RequestId(name), prompt(), params, **more))
+
+
+async def tokens(stream: EngineStream) -> list[int]:
+    told: list[int] = []
+    async with asyncio.timeout(30):
+        async for update in stream:
+            told += update.deltas[0].token_ids
+    stream.close()
+    return told
+
+
+async def test_nobody_waits_for_anothers_grammar(serving: AsyncEngine, counting: Counting) -> None:
+    counting.go_on.clear()
+    waiting = ask(serving, "waits", regex("[a-z]{3}"))
+    assert await tokens(ask(serving, "free", None))
+    assert waiting.take() is None
+    counting.go_on.set()
+    assert len(said(await tokens(waiting))) == 3
+    assert said(await tokens(ask(serving, "waits", regex("x")))) == "x", "the name is free again"
+
+
+async def test_who_leaves_before_it_is_compiled_never_runs(
+    serving: AsyncEngine, counting: Counting
+) -> None:
+    counting.go_on.clear()
+    ask(serving, "left", regex("a")).close()
+    late = ask(serving, "late", regex("a"), timeout_s=0.01)
+    with pytest.raises(DeadlineError):
+        await tokens(late)
+    again = ask(serving, "left", regex("b"))
+    counting.go_on.set()
+    assert said(await tokens(again)) == "b"
+    assert serving.num_open == 0
+    assert not await serving.ask(lambda engine: engine.has_work)
+
+
+async def test_a_refusal_comes_from_the_stream(serving: AsyncEngine) -> None:
+    with pytest.raises(RequestError, match="unclosed"):
+        await tokens(ask(serving, "r", regex("(")))
+    assert serving.num_open == 0
+    assert said(await tokens(ask(serving, "r", regex("x")))) == "x"

@@ -1,0 +1,103 @@
+"""What an answer must fit, by the names of OpenAI and of vLLM, old and new."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from cluster.openai.body import Part
+from engine.errors import RequestError
+from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind
+
+
+class JsonSchemaFormat(Part):
+    """`strict` changes nothing: an answer always fits the schema."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Part):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Part):
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class NamedGrammar(NamedTuple):
+    """`field` is where the client wrote it."""
+
+    field: str
+    grammar: Grammar
+
+
+def read_grammar(
+    response_format: ResponseFormat | None,
+    structured_outputs: StructuredOutputs | None,
+    guided: Mapping[str, Any],
+) -> NamedGrammar | None:
+    """RequestError where there is more than one. `guided` is vLLM's older form, by name."""
+    given: dict[str, tuple[str, Any]] = {}
+    if response_format is not None:
+        given |= _of_response_format(response_format)
+    if structured_outputs is not None:
+        values = structured_outputs.model_dump(by_alias=True)
+        given |= {f"structured_outputs.{name}": (name, value) for name, value in values.items()}
+    given |= {f"guided_{name}": (name, value) for name, value in guided.items()}
+    asked = {field: asked for field, asked in given.items() if asked[1] not in (None, False)}
+    if structured_outputs is not None and not asked:
+        raise RequestError("structured_outputs", f"must have one of {', '.join(_READERS)}")
+    if len(asked) > 1:
+        first, second = list(asked)[:2]
+        raise RequestError(second, f"does not go with {first}")
+    for field, (name, value) in asked.items():
+        return NamedGrammar(field, named(field, lambda: _READERS[name](value)))  # noqa: B023
+    return None
+
+
+def named(field: str, make: Callable[[], Grammar]) -> Grammar:
+    """An error of the grammar's is one of this field's."""
+    try:
+        return make()
+    except RequestError as error:
+        raise error.renamed(field) from None
+
+
+def _of_response_format(value: ResponseFormat) -> dict[str, tuple[str, Any]]:
+    schema = value.json_schema
+    if (value.type == "json_schema") != (schema is not None):
+        raise RequestError("response_format", "json_schema goes with the type 'json_schema'")
+    if schema is None:
+        return {"response_format": ("json_object", value.type == "json_object")}
+    if schema.schema_ is None:
+        return {"response_format": ("json_object", True)}
+    return {"response_format.json_schema.schema": ("json", schema.schema_)}
+
+
+def _read_json(value: str | dict[str, Any]) -> Grammar:
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
+        raise RequestError("grammar", f"must be a JSON schema ({error})") from None
+    if not isinstance(schema, dict):
+        raise RequestError("grammar", "must be a JSON schema, which is an object")
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
+_READERS: Mapping[str, Callable[[Any], Grammar]] = {
+    "json": _read_json,
+    "regex": lambda value: Grammar(GrammarKind.REGEX, value),
+    "choice": lambda value: Grammar(GrammarKind.CHOICE, json.dumps(value)),
+    "grammar": lambda value: Grammar(GrammarKind.GRAMMAR, value),
+    "json_object": lambda value: ANY_JSON_OBJECT,
+}

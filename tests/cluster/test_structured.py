@@ -1,0 +1,200 @@
+"""Answers that fit a schema, a regex, choices or a grammar, as clients ask for them."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from cluster.http import build_app
+from cluster.local_engine import LocalEngine, load_local_engine
+from engine.config import EngineConfig
+from engine.generation_defaults import GenerationDefaults
+from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind
+from engine.text.chat_template import ChatTemplate
+from engine.text.special_tokens import SpecialTokens
+from tests.cluster.conftest import Server, make_server, read_events
+from tests.cluster.fakes import small_model
+from tests.engine.grammar.cases import BOMB, PERSON, choice, regex
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SMALL: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+COMPACT = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SMALL, separators=(",", ":")))
+NUMBERS = "[0-9]+"
+EOS = GenerationDefaults(eos_token_ids=(2,))
+
+
+@pytest.fixture
+async def constrained() -> AsyncIterator[Server]:
+    model = small_model(EOS)
+    server = make_server(model=model)
+    async with server.client:
+        yield server
+    model.grammar_trial.close()
+
+
+def json_schema(value: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": value, **more}}
+
+
+@pytest.mark.parametrize(
+    ("body", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, ANY_JSON_OBJECT),
+        ({"response_format": json_schema(SMALL, strict=True)}, COMPACT),
+        ({"response_format": json_schema(SMALL, description="d", strict=False)}, COMPACT),
+        ({"guided_json": SMALL}, COMPACT),
+        ({"guided_json": json.dumps(SMALL, indent=2)}, COMPACT),
+        ({"guided_regex": NUMBERS}, regex(NUMBERS)),
+        ({"guided_choice": ["a", "ü"]}, choice("a", "ü")),
+        ({"guided_grammar": 'root ::= "a"'}, Grammar(GrammarKind.GRAMMAR, 'root ::= "a"')),
+        ({"structured_outputs": {"json": SMALL}}, COMPACT),
+        ({"structured_outputs": {"regex": NUMBERS}}, regex(NUMBERS)),
+        ({"structured_outputs": {"choice": ["a", "ü"]}}, choice("a", "ü")),
+        ({"structured_outputs": {"json_object": True}}, ANY_JSON_OBJECT),
+        ({"structured_outputs": {"regex": NUMBERS, "json_object": False}}, regex(NUMBERS)),
+    ],
+)
+async def test_ways_to_ask(
+    constrained: Server, body: dict[str, Any], grammar: Grammar | None
+) -> None:
+    await constrained.ok(COMPLETIONS, prompt="x", **body)
+    assert constrained.backend.last.params.grammar == grammar
+    await constrained.ok(CHAT, messages=[{"role": "user", "content": "x"}], **body)
+    assert constrained.backend.last.params.grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("response_format.type", {"response_format": {"type": "xml"}}),
+        ("response_format", {"response_format": {"type": "json_schema"}}),
+        ("response_format", {"response_format": {"type": "text", "json_schema": {"name": "x"}}}),
+        ("response_format.json_schema.schema", {"response_format": json_schema([1])}),
+        ("response_format.json_schema.schema", {"response_format": json_schema({"type": 5})}),
+        ("guided_json", {"guided_json": "{"}),
+        ("guided_json", {"guided_json": "[]"}),
+        ("guided_json", {"guided_json": {"enum": ["x" * 70_000]}}),
+        ("guided_json", {"guided_json": {"type": "array", "uniqueItems": True}}),
+        ("guided_regex", {"guided_regex": "("}),
+        ("guided_regex", {"guided_regex": ""}),
+        ("guided_choice", {"guided_choice": []}),
+        ("guided_choice", {"guided_choice": [""]}),
+        ("guided_grammar", {"guided_grammar": "nonsense"}),
+        ("structured_outputs", {"structured_outputs": {}}),
+        ("structured_outputs.regex", {"structured_outputs": {"regex": "("}}),
+        ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
+        ("guided_regex", {"guided_json": SMALL, "guided_regex": "a"}),
+        ("guided_json", {"response_format": {"type": "json_object"}, "guided_json": SMALL}),
+        ("ignore_eos", {"guided_regex": "a", "ignore_eos": True}),
+    ],
+)
+async def test_what_is_wrong_is_a_400_that_names_it(
+    constrained: Server, param: str, body: dict[str, Any]
+) -> None:
+    for extra in ({}, {"stream": True}):
+        response = await constrained.post(COMPLETIONS, prompt="x", **body, **extra)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param), error
+        assert param in error["message"]
+    assert not constrained.backend.streams
+
+
+async def test_a_bomb_is_a_400_and_holds_up_nobody_else(
+    constrained: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await constrained.ok(COMPLETIONS, prompt="x", guided_regex="a")
+    monkeypatch.setattr(constrained.model.grammar_trial, "_compile_s", 1.0)
+    response = await constrained.post(COMPLETIONS, prompt="x", response_format=json_schema(BOMB))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "response_format.json_schema.schema"
+    await constrained.ok(COMPLETIONS, prompt="x", guided_regex="a+")
+
+
+@pytest.fixture(scope="module")
+def local() -> LocalEngine:
+    return load_local_engine(
+        EngineConfig(dtype="float32", max_model_len=512, kv_cache_memory_bytes=16 << 20)
+    )
+
+
+@pytest.fixture
+async def client(local: LocalEngine) -> AsyncIterator[httpx.AsyncClient]:
+    model = await local.start()
+    app, _ = build_app(local.backend, model)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+    await local.stop()
+    model.grammar_trial.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_child_is_left(local: LocalEngine) -> Iterator[None]:
+    yield
+    assert local.model.grammar_trial._child is None
+
+
+async def test_from_end_to_end(client: httpx.AsyncClient) -> None:
+    """One engine and one client for all of it: an engine is started once."""
+    await check_chat(client)
+    await check_stream(client)
+    await check_choices(client)
+
+
+async def check_chat(client: httpx.AsyncClient) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": "Who?"}],
+        "response_format": json_schema(PERSON, strict=True),
+        "temperature": 1,
+        "top_p": 1,
+        "n": 4,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_tokens": 150,
+    }
+    answer = (await client.post(CHAT, json=asked)).json()
+    ends = {choice["finish_reason"] for choice in answer["choices"]}
+    assert "stop" in ends <= {"stop", "length"}
+    for one in answer["choices"]:
+        assert one["logprobs"]["content"]
+        if one["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(one["message"]["content"]), PERSON)
+
+
+async def check_stream(client: httpx.AsyncClient) -> None:
+    asked = {"prompt": "x", "guided_regex": r"\d{4}-\d\d", "seed": 3, "temperature": 1}
+    whole = (await client.post(COMPLETIONS, json=asked)).json()["choices"][0]["text"]
+    events = read_events((await client.post(COMPLETIONS, json={**asked, "stream": True})).text)
+    assert "".join(event["choices"][0]["text"] for event in events) == whole
+    assert re.fullmatch(r"\d{4}-\d\d", whole)
+    stopped = {**asked, "stop": "-"}
+    choice = (await client.post(COMPLETIONS, json=stopped)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (whole[:4], "stop")
+
+
+async def check_choices(client: httpx.AsyncClient) -> None:
+    asked = {"prompt": ["x", "y"], "structured_outputs": {"choice": ["left", "right"]}, "n": 3}
+    answer = (await client.post(COMPLETIONS, json=asked)).json()
+    assert {choice["text"] for choice in answer["choices"]} <= {"left", "right"}
+    plain = {**asked, "structured_outputs": {"json_object": True}, "max_tokens": 3}
+    answer = (await client.post(COMPLETIONS, json=plain)).json()
+    assert all(choice["text"].startswith("{") for choice in answer["choices"])
+
+
+async def test_reasoning_and_a_grammar_do_not_go_together() -> None:
+    source = "{{ messages[0].content }}<think>{% if closed %}</think>{% endif %}"
+    template = ChatTemplate({"default": source}, SpecialTokens({}, (), ()), "tests")
+    model = replace(small_model(EOS), chat_template=template)
+    server = make_server(model=model)
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "guided_regex": "a"}
+    async with server.client:
+        response = await server.post(CHAT, **asked)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_regex")
+        await server.ok(CHAT, **asked, chat_template_kwargs={"closed": True})
+    model.grammar_trial.close()
