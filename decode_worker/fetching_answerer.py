@@ -1,14 +1,18 @@
 """Requests answered by one engine, their prompts computed here or fetched, whichever is sooner."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route, SubmittedRequest
 from decode_worker.policy import (
+    Decision,
     Prospect,
+    Reason,
     Station,
+    decide,
     fetch_above,
     in_turn,
     is_shunned,
@@ -56,6 +60,7 @@ class _Choice(NamedTuple):
     """Uncached tokens from which the prompt is fetched, None: it is computed here; and whom
     from, in turn."""
 
+    decision: Decision
     threshold: int | None
     candidates: Sequence[PrefillCandidate] = ()
 
@@ -74,11 +79,13 @@ class FetchingAnswerer:
         self._links = links
         self._fetcher = fetcher
         self._under_way = UnderWay()
+        self.decisions: Counter[Decision] = Counter()
 
     def submit(self, submitted: SubmittedRequest) -> GenerationStream:
         request, route = submitted.request, submitted.route
         num_prompt = len(request.prompt_token_ids)
         choice = self._choose(request, route)
+        self.decisions[choice.decision] += 1
         local = route.local_prefill is not LocalPrefill.NEVER
         prefix = None
         if local:
@@ -98,14 +105,16 @@ class FetchingAnswerer:
 
     def _choose(self, request: GenerationRequest, route: Route) -> _Choice:
         if route.local_prefill is LocalPrefill.ALWAYS:
-            return _Choice(None)
+            return _Choice(Decision(False, Reason.ASKED), None)
         prospects = [self._prospect(candidate) for candidate in route.prefill_workers]
         turn = in_turn(prospects)
         if route.local_prefill is LocalPrefill.NEVER:
-            return _Choice(0, [route.prefill_workers[i] for i in turn])
-        threshold = fetch_above(self._here(), prospects, len(request.prompt_token_ids))
+            asked = Decision(True, Reason.ASKED)
+            return _Choice(asked, 0, [route.prefill_workers[i] for i in turn])
+        num_prompt = len(request.prompt_token_ids)
+        threshold = fetch_above(self._here(), prospects, num_prompt)
         willing = [route.prefill_workers[i] for i in turn if not prospects[i].shunned]
-        return _Choice(threshold, willing)
+        return _Choice(decide(prospects, threshold, num_prompt), threshold, willing)
 
     def _here(self) -> Station:
         token_s = self._engine.engine.step_times.whole_prompt_token_s

@@ -8,9 +8,28 @@ From then on some stay: neither worker rests while the other one has a queue.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 STALE_S = 2.0  # four load reports that did not come
+
+
+class Reason(StrEnum):
+    """Why a prompt is computed where it is."""
+
+    ASKED = "asked"  # the request says so
+    SOONER = "sooner"  # than at the other place
+    SHORT = "short"  # too few tokens for a hand-off
+    ALONE = "alone"  # no prefill worker was named
+    SHUNNED = "shunned"  # every one that was is silent, unhealthy or leaving
+    UNKNOWN = "unknown"  # asking makes the prefill worker known
+
+
+class Decision(NamedTuple):
+    """On arrival, as if nothing of the prompt were cached here."""
+
+    remote: bool
+    reason: Reason
 
 
 class Station(NamedTuple):
@@ -68,3 +87,18 @@ def fetch_above(here: Station, prospects: Sequence[Prospect], num_prompt_tokens:
         return None
     # With a queue here that is longer than the whole way there, every prompt goes.
     return max(0, int(head_start_s / gain_s)) if gain_s > 0 else 0
+
+
+def decide(
+    prospects: Sequence[Prospect], threshold: int | None, num_prompt_tokens: int
+) -> Decision:
+    """What `fetch_above` comes to, in words."""
+    prospect = first_choice(prospects)
+    if prospect is None:
+        return Decision(False, Reason.SHUNNED if prospects else Reason.ALONE)
+    if prospect.there is None:
+        return Decision(True, Reason.UNKNOWN)
+    if threshold is None:
+        return Decision(False, Reason.SOONER)
+    remote = num_prompt_tokens > threshold
+    return Decision(remote, Reason.SOONER if remote else Reason.SHORT)

@@ -112,20 +112,23 @@ class AsyncEngine:
             stream.fail(RequestError("request_id", f"{request.request_id!r} is running already"))
             return stream
         self._streams[request.request_id] = stream
+        arrived_s = time.monotonic()
         if request.drawn_grammar is None:
-            self.call(lambda engine: self._add(engine, request))
+            self.call(lambda engine: self._add(engine, request, arrived_s))
         else:
-            self._compile(request, request.drawn_grammar, stream)
+            self._compile(request, request.drawn_grammar, stream, arrived_s)
         if request.timeout_s is not None:
             stream.end_after(request.timeout_s)
         return stream
 
-    def _compile(self, request: GenerationRequest, grammar: Grammar, stream: Stream) -> None:
+    def _compile(
+        self, request: GenerationRequest, grammar: Grammar, stream: Stream, arrived_s: float
+    ) -> None:
         """The request waits for its grammar without being in anyone's way."""
 
         def add(engine: Engine) -> None:
             if self._streams.get(request.request_id) is stream:
-                self._add(engine, request, compiled)
+                self._add(engine, request, arrived_s, compiled)
 
         try:
             compiled = self.engine.grammars.submit(grammar)
@@ -212,10 +215,11 @@ class AsyncEngine:
         self,
         engine: Engine,
         request: GenerationRequest,
+        arrived_s: float,
         compiled: "Future[CompiledGrammar] | None" = None,
     ) -> None:
         try:
-            engine.add(request, None if compiled is None else compiled.result())
+            engine.add(request, None if compiled is None else compiled.result(), arrived_s)
         except EngineError as error:
             self._post(StepOutput({}, {request.request_id: error}))
 

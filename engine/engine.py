@@ -27,7 +27,7 @@ from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.draft import ScheduledStep
 from engine.scheduler.outbox import StepOutput
-from engine.scheduler.scheduler import SchedulerStats
+from engine.scheduler.scheduler import SchedulerFigures, SchedulerStats
 from engine.sizing import EngineShape, decide_shape, size_cache
 from engine.step_times import StepShape, StepTimes
 from engine.text.tokenizer import Tokenizer
@@ -57,6 +57,7 @@ class Engine:
         self._seeds = torch.Generator().manual_seed(seed)
         self.grammars = GrammarCompiler(lambda: _load_vocabulary(info))
         self.num_steps = 0
+        self.steps_s = 0.0  # that they took, all together
         self.step_times = StepTimes()
         self.tell_early: Callable[[StepOutput], None] | None = None
 
@@ -122,13 +123,19 @@ class Engine:
         """Holds of peers that read from the cache, or of reads into it."""
         return self._cache.transfers.num_active
 
-    def add(self, request: GenerationRequest, grammar: CompiledGrammar | None = None) -> None:
+    def add(
+        self,
+        request: GenerationRequest,
+        grammar: CompiledGrammar | None = None,
+        arrived_s: float | None = None,
+    ) -> None:
         """RequestError for what can never run, QueueFullError for what could run later. A grammar
-        that the caller has not had compiled is waited for."""
+        that the caller has not had compiled is waited for. `arrived_s`: of `time.monotonic`."""
         seed = int(torch.randint(-(2**63), 2**63 - 1, (), generator=self._seeds))
         if grammar is None and request.drawn_grammar is not None:
             grammar = self.grammars.submit(request.drawn_grammar).result()
-        self._scheduler.add(request, seed, time.monotonic(), grammar)
+        arrived_s = time.monotonic() if arrived_s is None else arrived_s
+        self._scheduler.add(request, seed, arrived_s, grammar)
 
     def abort(self, request_id: RequestId) -> None:
         self._scheduler.abort(request_id)
@@ -138,7 +145,7 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Computes one step of what there is; no step where nothing can be computed now."""
-        step = self._scheduler.schedule()
+        step = self._scheduler.schedule(time.monotonic())
         self._tell_early()
         if step is None:
             return self._scheduler.take_news()
@@ -149,8 +156,10 @@ class Engine:
             logger.exception("step %d failed", step.plan.step)
             output = self._scheduler.fail(step, _as_step_error(error))
         else:
-            self.step_times.note(StepShape.of(step.plan), time.perf_counter() - started)
-            output = self._scheduler.complete(step, result)
+            took_s = time.perf_counter() - started
+            self.steps_s += took_s
+            self.step_times.note(StepShape.of(step.plan), took_s)
+            output = self._scheduler.complete(step, result, time.monotonic())
         finally:
             self.num_steps += 1
         early = self._scheduler.take_news()
@@ -176,7 +185,7 @@ class Engine:
     ) -> tuple[StepOutput, Quarantined]:
         """Once for each reservation. Blocks of unfinished reads are in quarantine from here on,
         one hold for each, until `end_quarantine`."""
-        return self._scheduler.end_fetch(reservation, outcome, unfinished)
+        return self._scheduler.end_fetch(reservation, outcome, unfinished, time.monotonic())
 
     def end_quarantine(self, hold: TransferHold) -> None:
         """Nothing writes to its blocks any more."""
@@ -198,10 +207,15 @@ class Engine:
         self._cache.reset()
         self._cache.events.flush()
 
+    def figures(self) -> SchedulerFigures:
+        """What can be told at any time, on any thread."""
+        return self._scheduler.figures()
+
     def scheduler_stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 
     def cache_stats(self) -> CacheStats:
+        """On any thread; between steps its numbers are of one moment."""
         return self._cache.stats()
 
     def check_integrity(self) -> None:
@@ -217,6 +231,8 @@ class Engine:
                 for error in self.step().failures.values():
                     raise error
             self.reset_prefix_cache()
+        self.num_steps, self.steps_s = 0, 0.0
+        self._scheduler.counts.reset()
 
     def close(self) -> None:
         """Nothing of ours touches the cache's memory from here on but a last piece of it."""

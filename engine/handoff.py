@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.errors import EngineError
-from engine.request import RequestId
+from engine.request import PromptTimes, RequestId
 from engine.sampling import SamplingParams
 from engine.step import TokenLogprobs
 from kv_cache.handover import HeldRange
@@ -40,6 +40,7 @@ class PromptEnd(NamedTuple):
 
     first_tokens: tuple[FirstToken, ...]
     num_cached_tokens: int  # of the prompt: neither computed here for it, nor by another for it
+    times: PromptTimes = PromptTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Delivered:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     end: int | None = None  # None: all that was reserved
     num_cached_tokens: int = 0
+    times: PromptTimes = PromptTimes()  # of the other side, and of the transfer
 
     def end_of(self, reservation: Reservation) -> int:
         return reservation.held.end if self.end is None else self.end

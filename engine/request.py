@@ -83,6 +83,15 @@ class GenerationRequest:
         return self.params.grammar if draws else None
 
 
+class PromptTimes(NamedTuple):
+    """Where a request's time went before its first token, in seconds: in queues, in computing the
+    prompt wherever that was, and in transfers that this did not hide."""
+
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+
+
 class PromptReport(NamedTuple):
     """What reading the prompt told. `num_cached_tokens` were computed by nobody for this request,
     here or on another engine. `logprobs` has one entry per prompt token, the first None;
@@ -90,6 +99,7 @@ class PromptReport(NamedTuple):
 
     num_cached_tokens: int
     logprobs: Sequence[TokenLogprobs | None] | None = None
+    times: PromptTimes | None = None
 
 
 class ChoiceDelta(NamedTuple):

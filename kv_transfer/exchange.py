@@ -18,6 +18,7 @@ from kv_transfer.links import Links
 from kv_transfer.puller import HandOff, PullerConfig
 from kv_transfer.quarantine import Quarantine
 from kv_transfer.source import PromptSource
+from kv_transfer.tally import PullTally
 from protos.events_pb2 import LinkReport, TransferLoad
 from protos.handoff_pb2 import Ask
 from protos.worker_pb2 import ConnectorOffer, DescribeRequest
@@ -48,6 +49,7 @@ class Exchange:
         num_blocks = sum(region.num_blocks for region in regions)
         self.quarantine = Quarantine(int(num_blocks * config.max_quarantined_share), end_quarantine)
         self._hand_offs: WeakSet[HandOff] = WeakSet()
+        self.pulls = {connector.name: PullTally() for connector in connectors}
         self.links = Links(me, connectors, open_channel, config.slow_bytes_per_s)
         self.holder = Holder(
             HolderConfig(me.incarnation, config.max_leases),
@@ -74,6 +76,7 @@ class Exchange:
             self._checksum,
             self._faults,
             None if timeout_s is None else time.monotonic() + timeout_s,
+            self.pulls[link.connector],
         )
         self._hand_offs.add(hand_off)
         return hand_off

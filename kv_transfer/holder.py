@@ -13,6 +13,7 @@ from kv_transfer.errors import Refused, TransferError
 from kv_transfer.faults import Faults
 from kv_transfer.lease import Lease
 from kv_transfer.source import PromptSource, PromptStream, ReadyChunk, ReadyEnd
+from kv_transfer.tally import HolderTally
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import (
     Ask,
@@ -64,6 +65,7 @@ class Holder(HandOffServicer):
         self._checksum = checksum
         self._leases_out = leases_out
         self._faults = faults
+        self.tally = HolderTally()
         self._num_leases = 0
         self._draining = self._ended = False
         self._serving: set[asyncio.Task[object]] = set()
@@ -91,6 +93,7 @@ class Holder(HandOffServicer):
             await context.write(HolderMessage(failure=refused.failure))
             return
         self._faults.reach("holder.ask")
+        self.tally.num_leases += 1
         self._count(+1)
         task = asyncio.current_task()
         assert task is not None
@@ -225,7 +228,11 @@ class _HandOff:
         self._holder.reach("holder.finished", self._lease)
         verdict = self._judge() if self._committed else None
         finished = Finished(
-            tokens=ready.tokens, num_cached_tokens=ready.num_cached_tokens, verdict=verdict
+            tokens=ready.tokens,
+            num_cached_tokens=ready.num_cached_tokens,
+            verdict=verdict,
+            queued_s=ready.queued_s,
+            prefill_s=ready.prefill_s,
         )
         await self._write(HolderMessage(finished=finished))
 
@@ -304,6 +311,8 @@ class _HandOff:
     def _judge(self) -> Verdict:
         self._holder.reach("holder.commit", self._lease)
         held, reason = self._lease.commit()
+        self._holder.tally.num_commits += held
+        self._holder.tally.num_refused_commits += not held
         return Verdict(held=held, reason=reason)
 
 

@@ -15,6 +15,7 @@ from kv_transfer.faults import Faults
 from kv_transfer.link import Link
 from kv_transfer.pull import Copy, Pull, PullState, RemoteRun
 from kv_transfer.quarantine import Unfinished
+from kv_transfer.tally import DONE, FAILED, NOT_HELD, PullRecord, PullTally
 from protos.generation_pb2 import TokenLogprobs
 from protos.handoff_pb2 import (
     Ask,
@@ -42,6 +43,8 @@ class Pulled:
     tokens: Sequence[FirstToken]
     prompt_logprobs: Sequence[TokenLogprobs]
     num_cached_tokens: int
+    queued_s: float = 0.0  # on the holder, as it says
+    prefill_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,10 @@ class HandOff:
         checksum: Callable[[int, int], int],  # of a block of ours
         faults: Faults,
         deadline: float | None = None,
+        tally: PullTally | None = None,
     ) -> None:
+        self._record = PullRecord(tally or PullTally())
+        self._ended = FAILED
         self._link = link
         self._ask = ask
         self._checksum = checksum
@@ -86,6 +92,7 @@ class HandOff:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._tokens: Sequence[FirstToken] = ()
         self._num_cached = 0
+        self._queued_s = self._prefill_s = 0.0
 
     async def run(self) -> Pulled:
         """TransferError for whatever went wrong; then nothing of the target may be used."""
@@ -104,7 +111,15 @@ class HandOff:
             stream.cancel()
             if self._pull.state is not PullState.DONE:
                 self._give_up()
-        return Pulled(self._pull.arrived_to, self._tokens, self._prompt_logprobs, self._num_cached)
+            self._record.end(self._ended)
+        return Pulled(
+            self._pull.arrived_to,
+            self._tokens,
+            self._prompt_logprobs,
+            self._num_cached,
+            self._queued_s,
+            self._prefill_s,
+        )
 
     @property
     def backlog(self) -> list[Read]:
@@ -163,6 +178,9 @@ class HandOff:
             case "finished":
                 self._faults.reach("puller.finished")
                 self._pull.note_finished(now)
+                self._record.note_finished(now)
+                self._queued_s = message.finished.queued_s
+                self._prefill_s = message.finished.prefill_s
                 self._tokens = list(message.finished.tokens)
                 self._num_cached = message.finished.num_cached_tokens
                 if message.finished.HasField("verdict"):
@@ -177,6 +195,7 @@ class HandOff:
                 raise TransferError("the holder speaks of what this version does not know")
 
     def _note_verdict(self, verdict: Verdict) -> None:
+        self._ended = DONE if verdict.held else NOT_HELD
         self._pull.note_verdict(verdict.held, verdict.reason)
 
     def _start(self, now: float, chunk: Chunk) -> None:
@@ -184,7 +203,10 @@ class HandOff:
         copies = self._pull.note_chunk(now, chunk.start, chunk.end, runs, chunk.next_s)
         self._prompt_logprobs += chunk.prompt_logprobs
         for copy in copies:
+            began = time.perf_counter()
             read = self._link.pool.read(copy.group, copy.remote_blocks, copy.local_blocks)
+            took_s = time.perf_counter() - began
+            self._record.note_post(now, took_s, len(copy.local_blocks))
             unfinished = Unfinished(copy.group, copy.local_blocks, read)
             self._reads[read.ended] = _Reading(copy, unfinished, now)
         self._faults.reach("puller.reading")
@@ -193,7 +215,9 @@ class HandOff:
         """TransferError if the bytes are not there, or not those that were sent."""
         read, copy = reading.unfinished.read, reading.copy
         read.ended.result()
-        self._link.note_read(read.num_bytes, time.monotonic() - reading.started)
+        now = time.monotonic()
+        self._link.note_read(read.num_bytes, now - reading.started)
+        self._record.note_read(now, read.num_bytes)
         for block, sent in zip(copy.local_blocks, copy.checksums, strict=False):
             if self._checksum(copy.group, block) != sent:
                 raise TransferError(f"block {block} of group {copy.group} arrived damaged")

@@ -21,6 +21,8 @@ class ReadyEnd(NamedTuple):
 
     tokens: Sequence[FirstToken]
     num_cached_tokens: int
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 class PromptStream(Protocol):

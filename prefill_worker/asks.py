@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from engine.errors import RequestError
 from engine.handoff import Delivered, FirstToken, Reservation
-from engine.request import GenerationRequest
+from engine.request import GenerationRequest, PromptTimes
 from engine.wire.logprobs import decode_logprobs
 from engine.wire.params import encode_params
+from engine.wire.reading import checked_seconds
 from kv_transfer.errors import TransferError
 from kv_transfer.puller import Pulled
 from prefill_worker.named_workers import MAX_NAMED, PrefixSource, encode_sources
@@ -95,6 +96,7 @@ def read_prompt(pulled: Pulled, reservation: Reservation) -> Delivered:
             tuple(_first_token(token) for token in tokens),
             decode_logprobs(prompt_logprobs, "prompt_logprobs"),
             num_cached_tokens=pulled.num_cached_tokens,
+            times=PromptTimes(checked_seconds(pulled.queued_s), checked_seconds(pulled.prefill_s)),
         )
     except RequestError as error:
         raise TransferError(f"the holder's answer makes no sense: {error}") from None

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.async_engine import AsyncEngine
 from engine.errors import DeadlineError, EngineError, StepError, UnavailableError
@@ -160,6 +160,8 @@ class Fetcher:
         self, reservation: Reservation, outcome: FetchOutcome, attempt: "_Attempt"
     ) -> None:
         self.outcomes[type(outcome).__name__] += 1
+        if isinstance(outcome, Delivered):
+            outcome = attempt.timed(outcome, time.monotonic())
         left = [] if attempt.hand_off is None else await attempt.hand_off.unfinished()
         reads = [UnfinishedReads(one.group, one.blocks) for one in left]
         try:
@@ -263,3 +265,10 @@ class _Attempt:
     """The hand-off that last wrote into a reservation's blocks."""
 
     hand_off: HandOff | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def timed(self, delivered: Delivered, now: float) -> Delivered:
+        """What the holder did not wait for or compute was spent on reaching it and on bytes."""
+        queued_s, prefill_s, _ = delivered.times
+        transfer_s = max(0.0, now - self.began - queued_s - prefill_s)
+        return replace(delivered, times=delivered.times._replace(transfer_s=transfer_s))

@@ -142,7 +142,8 @@ class ComputedPrompt:
                 return ReadyChunk(news.held, encode_logprobs(news.prompt_logprobs))
             case PromptEnd():
                 self._count_down(self._num_tokens)
-                return ReadyEnd(_first_tokens(news), news.num_cached_tokens)
+                queued_s, prefill_s, _ = news.times
+                return ReadyEnd(_first_tokens(news), news.num_cached_tokens, queued_s, prefill_s)
         return None
 
     def close(self) -> None:

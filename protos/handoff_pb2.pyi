@@ -341,8 +341,14 @@ class Finished(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    QUEUED_S_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
     """Of the prompt: cached on the holder, or pulled by it from a source. The rest was computed."""
+    queued_s: _builtins.float
+    """of the prompt, on the holder"""
+    prefill_s: _builtins.float
+    """from then to its end"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
         """one a choice, or none at all"""
@@ -357,10 +363,12 @@ class Finished(_message.Message):
         tokens: _abc.Iterable[Global___FirstToken] | None = ...,
         num_cached_tokens: _builtins.int = ...,
         verdict: Global___Verdict | None = ...,
+        queued_s: _builtins.float = ...,
+        prefill_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "tokens", b"tokens", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "prefill_s", b"prefill_s", "queued_s", b"queued_s", "tokens", b"tokens", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -415,12 +415,17 @@ class PromptReport(_message.Message):
     HAS_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     num_cached_tokens: _builtins.int
     has_logprobs: _builtins.bool
     complete: _builtins.bool
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
         """from the second prompt token on"""
+
+    @_builtins.property
+    def times(self) -> Global___PromptTimes:
+        """of the whole report, in its last part"""
 
     def __init__(
         self,
@@ -429,11 +434,42 @@ class PromptReport(_message.Message):
         has_logprobs: _builtins.bool = ...,
         logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
         complete: _builtins.bool = ...,
+        times: Global___PromptTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "has_logprobs", b"has_logprobs", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "has_logprobs", b"has_logprobs", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptReport: _TypeAlias = PromptReport  # noqa: Y015
+
+@_typing.final
+class PromptTimes(_message.Message):
+    """Where the time went before the first token, in seconds, from submission on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUED_S_FIELD_NUMBER: _builtins.int
+    PREFILL_S_FIELD_NUMBER: _builtins.int
+    TRANSFER_S_FIELD_NUMBER: _builtins.int
+    queued_s: _builtins.float
+    """here, and on the worker that computed the prompt"""
+    prefill_s: _builtins.float
+    """computing it, wherever that was"""
+    transfer_s: _builtins.float
+    """what computing did not hide"""
+    def __init__(
+        self,
+        *,
+        queued_s: _builtins.float = ...,
+        prefill_s: _builtins.float = ...,
+        transfer_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefill_s", b"prefill_s", "queued_s", b"queued_s", "transfer_s", b"transfer_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptTimes: _TypeAlias = PromptTimes  # noqa: Y015

@@ -45,6 +45,8 @@ class Admission:
             return False
         if not sequence.admitted:
             request.num_cached = min(match.num_tokens, request.num_prompt)
+            request.course.num_cached = request.num_cached
+            request.course.begin(outbox.now_s)
         prefix_end = _prefix_end(sequence, match)
         cached_to = max(match.num_cached, prefix_end)
         if sequence.may_fetch and num_tokens - cached_to > (request.source.fetch_above or 0):

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 from engine.errors import EngineError
 from engine.handoff import FirstToken, PromptChunk, PromptEnd, Reservation
-from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport, RequestId
+from engine.request import (
+    ChoiceDelta,
+    FinishReason,
+    GenerationUpdate,
+    PromptReport,
+    PromptTimes,
+    RequestId,
+)
+from engine.scheduler.course import Counts
 from engine.scheduler.sequence import RunningRequest, Sequence
 from engine.step import TokenLogprobs
 from kv_cache.handover import HeldRange
@@ -70,7 +78,9 @@ NOTHING = StepOutput({}, {})
 class Outbox:
     """Gathers one step's news; a request that fails takes its deltas with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+        self._counts = counts
         self.failures: dict[RequestId, EngineError] = {}
         self._deltas: dict[RequestId, list[ChoiceDelta]] = {}
         self._reports: dict[RequestId, PromptReport] = {}
@@ -100,7 +110,8 @@ class Outbox:
 
     def end_prompt(self, request: RunningRequest, first_tokens: Iterable[FirstToken] = ()) -> None:
         assert request.num_cached is not None
-        self._hand_over(request, PromptEnd(tuple(first_tokens), request.num_cached))
+        times = self._count(request)
+        self._hand_over(request, PromptEnd(tuple(first_tokens), request.num_cached, times))
 
     def reserve(self, reservation: Reservation) -> None:
         self._reservations.append(reservation)
@@ -127,6 +138,13 @@ class Outbox:
         wanted = request.reports_prompt_logprobs
         assert request.num_cached is not None
         self._reports[request.source.request_id] = PromptReport(
-            request.num_cached, tuple(request.prompt_logprobs) if wanted else None
+            request.num_cached,
+            tuple(request.prompt_logprobs) if wanted else None,
+            self._count(request),
         )
         request.reported = True
+
+    def _count(self, request: RunningRequest) -> PromptTimes:
+        """Once for each prompt, at its end."""
+        request.course.count(self._counts, request.num_prompt)
+        return request.course.times(self.now_s)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Seq
 
 from engine.handoff import Delivered, FirstToken, Reservation
+from engine.request import PromptTimes
 from engine.scheduler.draft import Part
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import Outbox, find_end
@@ -53,11 +54,14 @@ class Progress:
         """The reserved blocks are filled. False, and nothing has changed: what has arrived of a
         prefix is of no use."""
         if reservation.of_prefix:
+            sequence.request.course.elsewhere = PromptTimes(transfer_s=delivered.times.transfer_s)
             return self._deliver_prefix(sequence, delivered.end_of(reservation), outbox)
-        self._deliver_prompt(sequence, delivered, outbox)
+        self._deliver_prompt(sequence, reservation, delivered, outbox)
         return True
 
-    def _deliver_prompt(self, sequence: Sequence, delivered: Delivered, outbox: Outbox) -> None:
+    def _deliver_prompt(
+        self, sequence: Sequence, reservation: Reservation, delivered: Delivered, outbox: Outbox
+    ) -> None:
         """As if the prompt's last chunk had been computed here.
 
         Without first tokens all but the last token is; that one is computed again, as after a
@@ -69,6 +73,10 @@ class Progress:
             delivered.num_cached_tokens, request.num_prompt, len(sequence.tokens) - 1
         )
         request.prompt_logprobs += delivered.prompt_logprobs
+        course = request.course
+        course.num_cached = min(reservation.held.start, request.num_prompt)
+        course.num_pulled = request.num_prompt - course.num_cached
+        course.elsewhere, course.whole = delivered.times, True
         self._run_from(sequence, len(sequence.tokens), draws=not delivered.first_tokens)
         self._confirm(sequence)
         if not delivered.first_tokens:
@@ -92,6 +100,8 @@ class Progress:
             return False
         self._run_from(sequence, end, request.draws)
         request.num_cached = min(end, request.num_prompt, len(sequence.tokens) - 1)
+        course = request.course
+        course.num_pulled = max(0, request.num_cached - course.num_cached)
         if request.source.hand_over is not None:
             outbox.announce(request, announce(self._cache, sequence, end))
         self._confirm(sequence)

@@ -63,6 +63,7 @@ class Roster:
         due: float,
         names: SequenceNames,
         grammar: CompiledGrammar | None = None,
+        arrived_s: float = 0.0,
     ) -> None:
         """`due` orders it, `names` are those of its prompt or none yet."""
         if source.request_id in self._requests:
@@ -71,6 +72,7 @@ class Roster:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already")
         room = self._limits.max_model_len - len(source.prompt_token_ids)
         request = RunningRequest(source, seed, source.params.max_tokens or room, grammar)
+        request.course.arrived_s = arrived_s
         arrival = next(self._arrivals)
         open_choices = _open_choices(source)
         leader_sent = open_choices[0][1]
@@ -134,6 +136,7 @@ class Roster:
         """Its fetch came to nothing: it is admitted as if it came now, and fetches `again` what
         was to be fetched, or does not."""
         self.requeue(sequence, SequenceState.WAITING)
+        sequence.request.course.begin_again()
         sequence.admitted = False
         if of_prefix:
             sequence.may_fetch_prefix = again

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import NamedTuple
 
 from engine.errors import EngineError, StepError
 from engine.grammar.interface import CompiledGrammar
@@ -20,6 +21,7 @@ from engine.handoff import (
 )
 from engine.request import GenerationRequest, RequestId
 from engine.scheduler.admission import Admission
+from engine.scheduler.course import Counts
 from engine.scheduler.draft import Draft, Part, ScheduledStep
 from engine.scheduler.fetches import Fetches, find_problem
 from engine.scheduler.limits import (
@@ -39,6 +41,19 @@ from engine.step import NOT_FINITE, StepResult
 from kv_cache.cache import KvCache
 from kv_cache.handover import HeldRange, hold_cached
 from kv_cache.names import SequenceNames, root_name
+
+
+class SchedulerFigures(NamedTuple):
+    """Of numbers that are kept anyway."""
+
+    num_running: int
+    num_waiting: int
+    num_fetching: int
+    num_preemptions: int
+    num_computed_tokens: int  # of prompts that were read to their end
+    num_cached_tokens: int
+    num_pulled_tokens: int
+    num_drawn_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +88,8 @@ class Scheduler:
         self._progress = Progress(limits, cache, self._roster)
         self._steps = count(1)
         self._service = Service(limits, cache, swap, self._roster, self._admission)
-        self._news = Outbox()
+        self.counts = Counts()
+        self._news = Outbox(self.counts)
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +114,8 @@ class Scheduler:
             num_uncached = self._count_uncached(request, names)
         due = due_s(arrived_s, num_uncached, self._limits)
         own = request.params.seed
-        self._roster.add(request, seed if own is None else own, due, names, grammar)
+        seed = seed if own is None else own
+        self._roster.add(request, seed, due, names, grammar, arrived_s)
 
     def _new_names(self, cache_salt: str) -> SequenceNames:
         root = root_name(self._limits.fingerprint, cache_salt)
@@ -130,6 +147,7 @@ class Scheduler:
         reservation: Reservation,
         outcome: FetchOutcome,
         unfinished: Iterable[UnfinishedReads] = (),
+        now_s: float = 0.0,
     ) -> tuple[StepOutput, Quarantined]:
         """A reservation's blocks are filled, or will not be; its holds are given back.
 
@@ -137,7 +155,7 @@ class Scheduler:
         """
         assert not (isinstance(outcome, Delivered) and tuple(unfinished)), "delivered in part"
         sequence, quarantined = self._fetches.end(reservation, unfinished)
-        outbox = Outbox()
+        outbox = Outbox(self.counts, now_s)
         if sequence is not None:
             self._resume(sequence, reservation, outcome, outbox)
         return self._close(outbox), quarantined
@@ -166,8 +184,9 @@ class Scheduler:
         names = self._new_names(cache_salt).grow(token_ids) if caching else []
         return hold_cached(self._cache, names, len(token_ids), first_token)
 
-    def schedule(self) -> ScheduledStep | None:
+    def schedule(self, now_s: float = 0.0) -> ScheduledStep | None:
         """None when nothing can be computed before something else happens."""
+        self._news.now_s = now_s
         draft = Draft(self._limits.max_num_batched_tokens)
         self._service.serve(draft, self._news)
         while not draft.full and self._admission.admit_next(draft, self._news):
@@ -187,7 +206,7 @@ class Scheduler:
         """What need not wait for the step's end: reservations, chunks that are in the cache."""
         if self._news.is_empty:
             return NOTHING
-        news, self._news = self._news, Outbox()
+        news, self._news = self._news, Outbox(self.counts)
         return news.output()
 
     def _break_deadlock(self) -> None:
@@ -201,13 +220,14 @@ class Scheduler:
             self._news.fail(last, StepError("prompts that were begun at once do not fit"))
             self._roster.end(last)
 
-    def complete(self, step: ScheduledStep, result: StepResult) -> StepOutput:
+    def complete(self, step: ScheduledStep, result: StepResult, now_s: float = 0.0) -> StepOutput:
         """Takes over what the runner drew.
 
         A request that nothing could be drawn for fails, and what its slice wrote is not named:
         it may not be finite.
         """
-        outbox = Outbox()
+        outbox = Outbox(self.counts, now_s)
+        self.counts.num_drawn += len(result.samples)
         samples = iter(result.samples)
         for part in step.parts:
             drawn = list(islice(samples, len(part.draws)))
@@ -220,7 +240,7 @@ class Scheduler:
 
     def fail(self, step: ScheduledStep, error: EngineError) -> StepOutput:
         """The runner could not do the step: the requests in it end, the others go on."""
-        outbox = Outbox()
+        outbox = Outbox(self.counts)
         for part in step.parts:
             outbox.fail(part.sequence.request, error)
         for sequence in step.swapped:
@@ -245,6 +265,20 @@ class Scheduler:
             num_swapped_blocks=sum(self._swap.num_used),
             num_queued_tokens=sum(s.num_uncomputed for s in waiting),
             num_context_tokens=sum(s.num_computed for s in self._roster.running),
+        )
+
+    def figures(self) -> SchedulerFigures:
+        """Each a plain number that is read in one go, so any thread may ask, at any time."""
+        counts = self.counts
+        return SchedulerFigures(
+            len(self._roster.running),
+            len(self._roster.waiting),
+            self.num_fetching,
+            self._service.num_preemptions,
+            counts.num_computed,
+            counts.num_cached,
+            counts.num_pulled,
+            counts.num_drawn,
         )
 
     def check_integrity(self) -> None:

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from engine.grammar.interface import CompiledGrammar
 from engine.request import GenerationRequest
 from engine.sampling import SamplingParams
+from engine.scheduler.course import PromptCourse
 from engine.scheduler.order import Key
 from engine.step import TableUpdate, TokenLogprobs
 from kv_cache.names import SequenceNames
@@ -133,6 +134,7 @@ class RunningRequest:
     num_cached: int | None = None  # prompt tokens that nobody computes for it, once admitted
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     reported: bool = False  # the prompt's report went out
+    course: PromptCourse = field(default_factory=PromptCourse)
     num_announced: int = 0  # tokens that a hand-over has announced, or was not asked for
     num_holds: int = 0  # with which it did so
     draws: bool = field(init=False)  # whether a token follows the last one that is computed

@@ -1,11 +1,18 @@
 """The other end of `updates`: one request's news, put together again."""
 
 from engine.errors import RequestError
-from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport
+from engine.request import (
+    ChoiceDelta,
+    FinishReason,
+    GenerationUpdate,
+    PromptReport,
+    PromptTimes,
+)
 from engine.step import TokenLogprobs
 from engine.wire.logprobs import decode_logprobs
 from protos import generation_pb2, session_pb2
 
+_LONGEST_S = 1e6
 _REASONS = {
     generation_pb2.FINISH_REASON_UNSPECIFIED: None,
     generation_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -62,5 +69,20 @@ class NewsReader:
         self._prompt_read = True
         entries, self._prompt_entries = self._prompt_entries, []
         return PromptReport(
-            message.num_cached_tokens, [None, *entries] if message.has_logprobs else None
+            message.num_cached_tokens,
+            [None, *entries] if message.has_logprobs else None,
+            _times(message.times) if message.HasField("times") else None,
         )
+
+
+def _times(message: session_pb2.PromptTimes) -> PromptTimes:
+    return PromptTimes(
+        checked_seconds(message.queued_s),
+        checked_seconds(message.prefill_s),
+        checked_seconds(message.transfer_s),
+    )
+
+
+def checked_seconds(value: float) -> float:
+    """For measuring alone, so what makes no sense is as if nothing had been said."""
+    return value if 0 <= value <= _LONGEST_S else 0.0

@@ -16,6 +16,7 @@ from protos.limits import PART_BYTES
 
 _NEWS_BYTES = 32
 _DELTA_BYTES = 32
+_TIMES_BYTES = 32
 _TOKEN_BYTES = 5
 _CHAR_BYTES = 4
 _REASONS = {
@@ -79,11 +80,16 @@ def _fill(news: session_pb2.RequestNews, part: UpdatePart) -> None:
             stop_token_id=stop_token_id,
         )
     if part.prompt is not None:
-        num_cached, entries = part.prompt
+        num_cached, entries, times = part.prompt
         news.prompt.num_cached_tokens = num_cached
         news.prompt.has_logprobs = entries is not None
         news.prompt.complete = part.complete
         news.prompt.logprobs.extend(encode_logprobs(_present(entries)))
+        if times is not None:
+            queued_s, prefill_s, transfer_s = times
+            news.prompt.times.queued_s = queued_s
+            news.prompt.times.prefill_s = prefill_s
+            news.prompt.times.transfer_s = transfer_s
 
 
 def _present(entries: Sequence[TokenLogprobs | None] | None) -> list[TokenLogprobs]:
@@ -96,7 +102,7 @@ def update_bytes(update: GenerationUpdate) -> int:
     num_bytes = sum(_delta_bytes(delta) for delta in update.deltas)
     if update.prompt is not None:
         entries = _present(update.prompt.logprobs)
-        num_bytes += _NEWS_BYTES + sum(logprobs_bytes(entry) for entry in entries)
+        num_bytes += _NEWS_BYTES + _TIMES_BYTES + sum(logprobs_bytes(entry) for entry in entries)
     return num_bytes
 
 
@@ -123,12 +129,12 @@ def split(update: GenerationUpdate, part_bytes: int) -> Iterator[UpdatePart]:
 
 def _split_prompt(prompt: PromptReport, part_bytes: int) -> Iterator[UpdatePart]:
     runs: list[Sequence[TokenLogprobs]] = list(
-        _runs(_present(prompt.logprobs), logprobs_bytes, part_bytes - _NEWS_BYTES)
+        _runs(_present(prompt.logprobs), logprobs_bytes, part_bytes - _NEWS_BYTES - _TIMES_BYTES)
     )
     for run in runs[:-1]:
         yield UpdatePart((), PromptReport(prompt.num_cached_tokens, run), complete=False)
     rest = None if prompt.logprobs is None else (runs[-1] if runs else ())
-    yield UpdatePart((), PromptReport(prompt.num_cached_tokens, rest))
+    yield UpdatePart((), PromptReport(prompt.num_cached_tokens, rest, prompt.times))
 
 
 def _split_delta(delta: ChoiceDelta, part_bytes: int) -> Iterator[ChoiceDelta]:

@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 
 from decode_worker.policy import (
     STALE_S,
+    Decision,
     Prospect,
+    Reason,
     Station,
+    decide,
     fetch_above,
     in_turn,
     is_shunned,
@@ -109,3 +112,20 @@ def test_who_is_shunned_comes_last() -> None:
 )
 def test_who_is_held_up(running: int, queued: int, fetched: int, expected: int) -> None:
     assert num_held_up(running, queued, fetched) == expected
+
+
+@pytest.mark.parametrize(
+    ("prospects", "threshold", "decision"),
+    [
+        ([], None, Decision(False, Reason.ALONE)),
+        ([shunned(IDLE)], None, Decision(False, Reason.SHUNNED)),
+        ([shunned(IDLE), UNKNOWN], 0, Decision(True, Reason.UNKNOWN)),
+        ([IDLE], None, Decision(False, Reason.SOONER)),
+        ([IDLE], 99, Decision(True, Reason.SOONER)),
+        ([IDLE], 100, Decision(False, Reason.SHORT)),
+    ],
+)
+def test_a_decision_has_a_reason(
+    prospects: list[Prospect], threshold: int | None, decision: Decision
+) -> None:
+    assert decide(prospects, threshold, num_prompt_tokens=100) == decision

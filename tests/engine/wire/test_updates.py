@@ -15,7 +15,14 @@ from engine.errors import (
     StepError,
     UnavailableError,
 )
-from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport, RequestId
+from engine.request import (
+    ChoiceDelta,
+    FinishReason,
+    GenerationUpdate,
+    PromptReport,
+    PromptTimes,
+    RequestId,
+)
 from engine.step import TokenLogprobs
 from engine.wire.failures import decode_failure, encode_failure
 from engine.wire.reading import NewsReader
@@ -27,6 +34,7 @@ from protos.limits import MAX_MESSAGE_BYTES, PART_BYTES
 NUM_CHOICES = 4
 TOKENS = st.integers(0, 2**32 - 1)
 LOGPROBS = st.floats(max_value=0, allow_nan=False)
+SECONDS = st.floats(0, 1e6)
 ENTRIES = st.builds(
     TokenLogprobs,
     TOKENS,
@@ -53,6 +61,7 @@ PROMPTS = st.builds(
     PromptReport,
     TOKENS,
     st.none() | st.lists(ENTRIES, max_size=12).map(lambda entries: [None, *entries]),
+    st.none() | st.builds(PromptTimes, SECONDS, SECONDS, SECONDS),
 )
 UPDATES = st.builds(
     GenerationUpdate, st.lists(deltas(), min_size=1, max_size=6), st.none() | PROMPTS
