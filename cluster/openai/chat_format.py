@@ -6,9 +6,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from cluster.openai.reading.formats import AUTO, ToolFormat, reasoning_format, tool_format
+from cluster.openai.reading.forced import ArrayReader, NamedReader
+from cluster.openai.reading.formats import (
+    AUTO,
+    ToolFormat,
+    long_id,
+    reasoning_format,
+    tool_format,
+)
 from cluster.openai.reading.parts import PlainReader, Reader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
+from cluster.openai.tool_choice import ToolChoice
 from engine.text.chat_template import ChatTemplate
 from engine.text.pieces import Pieces, pieces_of
 from engine.text.tokenizer import Tokenizer
@@ -19,6 +27,8 @@ class Reading:
     """What one request's answers are read for."""
 
     tools: frozenset[str] | None = None  # names; None: no calls are looked for
+    must_call: bool = False  # by a grammar: the answer is calls, as JSON
+    only_call: str | None = None  # of this function, and the answer is its arguments
     one_call: bool = False  # further ones are not shown
     reasoning_is_open: bool = False  # the prompt began it
     shows_reasoning: bool = True
@@ -46,19 +56,31 @@ class ChatFormat:
     def reading(
         self,
         prompt: str,
-        tools: Collection[str] | None,
+        choice: ToolChoice,
         *,
         one_call: bool,
         shows_reasoning: bool,
     ) -> Reading | None:
         """None: answers are content and nothing else."""
-        names = None if tools is None or self.tools is None else frozenset(tools)
+        names = None if choice.names is None else frozenset(choice.names)
+        if choice.must_call:
+            return Reading(names, must_call=True, only_call=choice.name, one_call=one_call)
+        if self.tools is None:
+            names = None
         if names is None and self.reasoning is None:
             return None
         is_open = self.reasoning is not None and self.reasoning.is_open_in(prompt)
-        return Reading(names, one_call, is_open, shows_reasoning)
+        return Reading(
+            names,
+            one_call=one_call,
+            reasoning_is_open=is_open,
+            shows_reasoning=shows_reasoning,
+        )
 
     def reader(self, reading: Reading) -> Reader:
+        if reading.must_call:
+            only = reading.only_call
+            return ArrayReader() if only is None else NamedReader(only)
         reader: Reader = PlainReader()
         if self.tools is not None and reading.tools is not None:
             reader = self.tools.make(reading.tools)
@@ -70,7 +92,12 @@ class ChatFormat:
         """Special tokens show nothing, but for the marks that the reader goes by."""
         if reading is None:
             return self.tokenizer.visible_pieces
+        if reading.must_call:
+            return self.tokenizer.visible_pieces
         return self._pieces_with_tools if reading.tools is not None else self._pieces
+
+    def new_call_id(self) -> str:
+        return self.tools.new_id() if self.tools else long_id()
 
     @cached_property
     def _pieces(self) -> Pieces:

@@ -1,6 +1,7 @@
 """What /v1/chat/completions takes."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -8,7 +9,10 @@ from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Part
 from cluster.openai.sampling_fields import SamplingFields
+from cluster.openai.structured import NamedGrammar
+from cluster.openai.tool_choice import ToolChoice, compact
 from engine.errors import RequestError
+from engine.grammar.value import Grammar, GrammarKind
 from engine.sampling import MAX_LOGPROBS
 from engine.text.chat_template import ChatOptions
 
@@ -116,7 +120,7 @@ class ChatRequest(SamplingFields):
     def chat_options(self) -> ChatOptions:
         prompt = self.add_generation_prompt
         return ChatOptions(
-            tools=self._tools_in_use(),
+            tools=self.wanted_calls.tools,
             documents=self.documents,
             add_generation_prompt=not self.continue_final_message if prompt is None else prompt,
             continue_final_message=self.continue_final_message,
@@ -137,13 +141,21 @@ class ChatRequest(SamplingFields):
             raise RequestError("top_logprobs", "needs logprobs=true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def tool_names(self) -> list[str] | None:
-        tools = self._tools_in_use()
-        return None if tools is None else [tool["function"]["name"] for tool in tools]
+    @cached_property
+    def wanted_calls(self) -> ToolChoice:
+        return ToolChoice.read(self.tools, self.tool_choice)
 
-    def _tools_in_use(self) -> Any:
-        if self.tool_choice in (None, "auto"):
-            return self.tools
-        if self.tool_choice == "none":
-            return None
-        raise RequestError("tool_choice", "only 'auto' and 'none' are supported")
+    @property
+    def one_call(self) -> bool:
+        return self.parallel_tool_calls is False
+
+    @cached_property
+    def named_grammar(self) -> NamedGrammar | None:
+        """Also the one that makes calls of the whole answer."""
+        named = super().named_grammar
+        if not self.wanted_calls.must_call:
+            return named
+        if named is not None:
+            raise RequestError("tool_choice", f"its calls leave no place for {named.field}")
+        schema = self.wanted_calls.schema(one_call=self.one_call)
+        return NamedGrammar("tools", Grammar(GrammarKind.JSON_SCHEMA, compact(schema)))

@@ -105,14 +105,16 @@ class ChatWording:
         return {"content": None if message else "", **message}
 
     def _call_of(self, start: CallStart) -> Json:
-        new_id = self._format.tools.new_id() if self._format.tools else ""
+        call_id = start.id or self._format.new_call_id()
         function = {"name": start.name, "arguments": ""}
-        return {"id": start.id or new_id, "type": "function", "function": function}
+        return {"id": call_id, "type": "function", "function": function}
 
     def _filled(self, key: str, message: Json, part: ChoicePart) -> Json:
         choice = choice_of(part.choice, **{key: message})
         choice["finish_reason"], choice["stop_reason"] = part.finish_reason, part.stop_reason
-        if part.finish_reason is FinishReason.STOP and self._num_calls.get(part.choice):
+        # Who names the function knows already: OpenAI says "stop" then.
+        named = self._reading is not None and self._reading.only_call is not None
+        if part.finish_reason is FinishReason.STOP and self._num_calls.get(part.choice, 0) > named:
             choice["finish_reason"] = "tool_calls"
         if part.logprobs is not None and self._options.logprobs is not None:
             choice["logprobs"] = chat_logprobs(self._speller, part.logprobs, self._options.logprobs)

@@ -94,8 +94,8 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
     params = request.sampling_params(model.defaults, max_tokens=wanted, logprobs=logprobs)
     reading = model.chat_format.reading(
         text,
-        request.tool_names(),
-        one_call=request.parallel_tool_calls is False,
+        request.wanted_calls,
+        one_call=request.one_call,
         shows_reasoning=request.include_reasoning is not False,
     )
     named = request.named_grammar

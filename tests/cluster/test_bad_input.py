@@ -156,6 +156,7 @@ async def test_wrong_values_name_their_parameter(server: Server, param: str, val
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("tool_choice", "any"),
         ("documents", [{"title": 1}]),
         ("chat_template_kwargs", []),
         ("max_completion_tokens", 0),

@@ -17,7 +17,7 @@ AUTO, NONE = "auto", "none"
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
-def _long_id() -> str:
+def long_id() -> str:
     return "call_" + secrets.token_hex(12)
 
 
@@ -34,7 +34,7 @@ class ToolFormat:
     make: Callable[[Collection[str]], Reader]  # from the names of the request's tools
     marks: tuple[str, ...]
     signs: tuple[str, ...]
-    new_id: Callable[[], str] = _long_id
+    new_id: Callable[[], str] = long_id
 
 
 TOOL_FORMATS = {

@@ -1,0 +1,102 @@
+"""What a client wants of its tools: `tool_choice`, and the grammar that makes a model obey."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from engine.errors import RequestError
+
+Tool = Mapping[str, Any]
+_ANY_OBJECT = {"type": "object"}
+# Where schemas keep what they refer to, always from their root.
+_SHARED = ("$defs", "definitions")
+
+
+class ToolChoice(NamedTuple):
+    """`must_call`: the answer is calls and nothing else; of the function `name` alone if set."""
+
+    tools: Sequence[Tool] | None  # that the model is told of
+    must_call: bool = False
+    name: str | None = None
+
+    @classmethod
+    def read(cls, tools: Sequence[Tool] | None, choice: Any) -> ToolChoice:
+        """RequestError for a choice that is none."""
+        name: str | None = None
+        match choice:
+            case None | "auto":
+                return cls(tools)
+            case "none":
+                return cls(None)
+            case "required":
+                pass
+            case {"type": "function", "function": {"name": str(said)}} if len(choice) == 2:
+                name = said
+            case _:
+                raise RequestError(
+                    "tool_choice",
+                    "must be 'none', 'auto', 'required' or "
+                    '{"type": "function", "function": {"name": ...}}',
+                )
+        if tools is None:
+            raise RequestError("tool_choice", "needs tools")
+        if name is not None and name not in _names(tools):
+            raise RequestError("tool_choice", f"{name!r} is none of the tools")
+        return cls(tools, must_call=True, name=name)
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        return None if self.tools is None else _names(self.tools)
+
+    def schema(self, *, one_call: bool) -> dict[str, Any]:
+        """JSON schema of the whole answer: a function's arguments, or an array of calls."""
+        assert self.tools is not None
+        assert self.must_call
+        if self.name is not None:
+            return next(_parameters(tool) for tool in self.tools if _name(tool) == self.name)
+        shared: dict[str, dict[str, Any]] = {key: {} for key in _SHARED}
+        calls = [_call_schema(tool, shared) for tool in self.tools]
+        array: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        if one_call:
+            array["maxItems"] = 1
+        return array | {key: schemas for key, schemas in shared.items() if schemas}
+
+
+def _call_schema(tool: Tool, shared: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """With what its parameters share moved to where its references will look for it."""
+    parameters = dict(_parameters(tool))
+    for key in _SHARED:
+        for name, schema in (parameters.pop(key, None) or {}).items():
+            if shared[key].setdefault(name, schema) != schema:
+                raise RequestError("tools", f"two of them mean different things by {key}/{name}")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": _name(tool)}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _names(tools: Sequence[Tool]) -> list[str]:
+    return [_name(tool) for tool in tools]
+
+
+def _name(tool: Tool) -> str:
+    return str(tool["function"]["name"])
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    parameters = tool["function"].get("parameters")
+    if parameters is None:
+        return _ANY_OBJECT
+    if not isinstance(parameters, dict):
+        raise RequestError("tools", f"parameters of {_name(tool)!r} must be a JSON schema")
+    if any(not isinstance(parameters.get(key, {}), dict) for key in _SHARED):
+        raise RequestError("tools", f"parameters of {_name(tool)!r} must be a JSON schema")
+    return {**_ANY_OBJECT, **parameters}
+
+
+def compact(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)

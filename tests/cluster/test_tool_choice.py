@@ -1,0 +1,105 @@
+"""`tool_choice`: answers that must be calls, by a grammar and read as what it allows."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.openai.tool_choice import ToolChoice
+from engine.errors import RequestError
+from engine.generation_defaults import GenerationDefaults
+from engine.grammar.value import GrammarKind
+from tests.cluster.fakes import small_tokenizer
+from tests.cluster.test_tools import HELLO, PATH, TOOLS, message_of_events, server_that_says
+
+ENDS = GenerationDefaults(eos_token_ids=(small_tokenizer().eos_token_id or 0,))
+NUMBER = {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"]}
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    function = {"name": name} if parameters is None else {"name": name, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def test_a_named_function_s_arguments_are_the_answer() -> None:
+    schema = {**NUMBER, "$defs": {"N": {"type": "integer"}}}
+    choice = ToolChoice.read([tool("a"), tool("b", schema)], named("b"))
+    assert choice.schema(one_call=False) == schema
+    assert ToolChoice.read([tool("a")], named("a")).schema(one_call=False) == {"type": "object"}
+
+
+def test_required_calls_are_an_array_that_keeps_references_right() -> None:
+    tools = [tool(name, {**NUMBER, "$defs": {"N": {"type": "integer"}}}) for name in "ab"]
+    schema = ToolChoice.read(tools, "required").schema(one_call=True)
+    assert schema["$defs"] == {"N": {"type": "integer"}}
+    assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
+    calls = schema["items"]["anyOf"]
+    assert [call["properties"]["name"] for call in calls] == [{"const": "a"}, {"const": "b"}]
+    assert all(call["properties"]["arguments"] == NUMBER for call in calls)
+    assert "maxItems" not in ToolChoice.read(tools, "required").schema(one_call=False)
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "field"),
+    [
+        (None, "required", "tool_choice"),
+        (None, named("a"), "tool_choice"),
+        ([tool("a")], named("b"), "tool_choice"),
+        ([tool("a")], "any", "tool_choice"),
+        ([tool("a")], {"type": "function"}, "tool_choice"),
+        ([tool("a")], {"type": "function", "function": {"name": 1}}, "tool_choice"),
+        ([tool("a")], {"type": "allowed_tools", "function": {"name": "a"}}, "tool_choice"),
+        ([tool("a", [])], "required", "tools"),
+        ([tool("a", {"$defs": []})], named("a"), "tools"),
+        (
+            [tool("a", {"$defs": {"N": {}}}), tool("b", {"$defs": {"N": {"type": "null"}}})],
+            "required",
+            "tools",
+        ),
+    ],
+)
+def test_choices_that_cannot_be_met(tools: Any, choice: Any, field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        ToolChoice.read(tools, choice).schema(one_call=False)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("per_step", [1, 4, 1000])
+async def test_answers_are_read_as_the_grammar_has_them(per_step: int) -> None:
+    """Also of a model that would reason first, and has a mark of its own for calls."""
+    text = '[{"name": "look", "arguments": {"at": "🦊"}},\n{"name":"buy","arguments":{}}]'
+    server = server_that_says(text, per_step, defaults=ENDS)
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": "required"}
+    (choice,) = (await server.ok(PATH, **body))["choices"]
+    grammar = server.backend.last.params.grammar
+    assert grammar is not None
+    assert grammar.kind is GrammarKind.JSON_SCHEMA
+    assert json.loads(grammar.text)["type"] == "array"
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    expected = [("look", '{"at": "🦊"}'), ("buy", "{}")]
+    for message in (choice["message"], message_of_events(await server.events(PATH, **body))[0]):
+        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]]
+        assert calls == expected
+
+
+async def test_a_named_function_is_the_only_call() -> None:
+    server = server_that_says(' {"at": [1, 2]}', defaults=ENDS)
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": named("look")}
+    (choice,) = (await server.ok(PATH, **body))["choices"]
+    assert choice["finish_reason"] == "stop", "as OpenAI has it where the function is named"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"at": [1, 2]}'}
+    message, _ = message_of_events(await server.events(PATH, **body))
+    assert [call["function"] for call in message["tool_calls"]] == [call["function"]]
+
+
+async def test_it_goes_with_no_other_grammar() -> None:
+    server = server_that_says("{}")
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": "required"}
+    response = await server.post(PATH, **body, response_format={"type": "json_object"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tool_choice"
