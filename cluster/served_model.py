@@ -42,7 +42,7 @@ class ServedModel:
     @cached_property
     def grammar_trial(self) -> GrammarTrial:
         eos = tuple(token for token in self.defaults.eos_token_ids if token < self.vocab_size)
-        return GrammarTrial(self.tokenizer.to_json(), self.vocab_size, eos)
+        return GrammarTrial(self.tokenizer.to_json, self.vocab_size, eos)
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:
         """RequestError, naming the field, for what cannot be compiled."""

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import RequestError
-from engine.grammar.plain_tokenizer import hide_special_tokens
+from engine.grammar.plain_tokenizer import plain_tokenizer
 from engine.grammar.value import Grammar, GrammarKind
 
 # Between JSON's tokens: endless white space would fit otherwise, and models are fond of it.
@@ -58,7 +58,7 @@ class Vocabulary:
         if not self.eos_token_ids:
             raise RequestError("grammar", "this model has no end of sequence")
         try:
-            plain = hide_special_tokens(self.tokenizer_json)
+            plain = plain_tokenizer(self.tokenizer_json)
             return LLTokenizer(plain, n_vocab=self.vocab_size, eos_token=list(self.eos_token_ids))
         except Exception as error:  # the library raises no narrower type
             raise RequestError(

@@ -1,4 +1,4 @@
-"""A tokenizer that takes no text for a special token."""
+"""A tokenizer as the library must see it: no text is a special token."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 _HIDDEN = "\x00special {token_id}\x00"
 
 
-def hide_special_tokens(tokenizer_json: str) -> str:
+def plain_tokenizer(tokenizer_json: str) -> str:
     """The same tokens under the same ids, but special ones have names that nobody writes.
 
     Otherwise a grammar that wants the text `<|end|>` would have the tokenizer name the token,
@@ -21,11 +21,24 @@ def hide_special_tokens(tokenizer_json: str) -> str:
             name = _HIDDEN.format(token_id=token["id"])
             hidden[token["content"]] = token["content"] = name
     tokenizer["post_processor"] = None  # puts special tokens around a text, by their names
+    tokenizer["decoder"] = _known_decoder(tokenizer["decoder"])
     model = tokenizer["model"]
     model["vocab"] = _renamed(model["vocab"], hidden)
     if model.get("unk_token") in hidden:
         model["unk_token"] = hidden[model["unk_token"]]
     return json.dumps(tokenizer, ensure_ascii=False)
+
+
+def _known_decoder(decoder: Any) -> Any:
+    """The library does not know this one by its own name."""
+    if decoder is None or decoder["type"] != "Metaspace":
+        return decoder
+    steps = [
+        {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    return {"type": "Sequence", "decoders": steps}
 
 
 def _renamed(vocab: Any, hidden: Mapping[str, str]) -> Any:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from engine.errors import QueueFullError, RequestError, UnavailableError
@@ -36,12 +37,14 @@ class GrammarTrial:
 
     def __init__(
         self,
-        tokenizer_json: str,
+        write_tokenizer: Callable[[], str],  # takes a while for a large one
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         compile_s: float = COMPILE_S,
     ) -> None:
-        self._vocabulary = json.dumps([tokenizer_json, vocab_size, eos_token_ids])
+        self._write_tokenizer = write_tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
         self._compile_s = compile_s
         self._thread = ThreadPoolExecutor(1, "grammar-trial")  # owns the child
         self._child: subprocess.Popen[bytes] | None = None
@@ -96,7 +99,8 @@ class GrammarTrial:
             process_group=0,  # Ctrl-C is for the process that has it
         )
         try:
-            self._write(self._vocabulary)
+            vocabulary = [self._write_tokenizer(), self._vocab_size, self._eos_token_ids]
+            self._write(json.dumps(vocabulary))
             self._ask(_EASY, START_S)
         except (OSError, TimeoutError) as error:
             self._end_child()

@@ -20,6 +20,7 @@ from tests.engine.grammar.cases import (
     vocabulary,
 )
 from tests.engine.sampler.cases import TWINS, all_draws, sample, sequence
+from tests.engine.text.small_tokenizers import KINDS, wrapped
 
 
 def allowed(mask: np.ndarray) -> set[int]:
@@ -125,3 +126,38 @@ def test_the_samplers_twins_draw_the_same_of_it() -> None:
     for row, token in enumerate(drawn[0]):
         assert token in allowed(masks[row])
     assert table.accept(map(Sample, range(len(starts)), drawn[0], [None] * len(starts))) == {}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"word_suffix"}))
+def test_every_kind_of_tokenizer(kind: str) -> None:
+    """A text that spells a special token is not that token."""
+    small = wrapped(KINDS[kind]())
+    end = small.token_id("</s>")
+    assert end is not None
+    # unigram's vocabulary has no such letters
+    texts = {"the quick fox", "an end" if kind == "unigram" else "an end </s>"}
+    compiled = Vocabulary(small.to_json(), small.vocab_size, (end,)).compile(choice(*texts))
+    told = set()
+    for seed in range(8):
+        rng, tokens = np.random.default_rng(seed), list[int]()
+        table = GrammarTable(small.vocab_size)
+        table.enter(0, compiled, ())
+        while not tokens or tokens[-1] != end:
+            masks = table.masks(all_draws(1))
+            assert masks is not None
+            tokens.append(int(rng.choice(sorted(allowed(masks[0])))))
+            assert table.accept([Sample(0, tokens[-1], None)]) == {}
+        assert set(tokens[:-1]).isdisjoint(small.special_ids)
+        told.add(small.decode(tokens[:-1]))
+    assert told == texts
+
+
+def test_a_tokenizer_that_cannot_be_is_refused() -> None:
+    small = wrapped(KINDS["word_suffix"]())
+    with pytest.raises(RequestError, match="tokenizer"):
+        Vocabulary(small.to_json(), small.vocab_size, (1,)).compile(regex("a"))
+
+
+def test_a_model_without_an_end_is_refused() -> None:
+    with pytest.raises(RequestError, match="no end of sequence"):
+        Vocabulary(tokenizer().to_json(), VOCAB_SIZE, ()).compile(regex("a"))

@@ -28,7 +28,7 @@ DEEP_REFS = schema(
 
 @pytest.fixture
 def trial() -> Iterator[GrammarTrial]:
-    trial = GrammarTrial(tokenizer().to_json(), VOCAB_SIZE, EOS, compile_s=4.0)
+    trial = GrammarTrial(tokenizer().to_json, VOCAB_SIZE, EOS, compile_s=4.0)
     yield trial
     trial.close()
 
