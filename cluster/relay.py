@@ -22,8 +22,10 @@ logger = logging.getLogger("kvrelay.relay")
 
 @dataclass(frozen=True)
 class RelayConfig:
-    """`max_lost_workers`: a request that so many workers died under is the likely cause.
-    `max_wait_s`: for a worker to come, where there is none."""
+    """`max_lost_workers`: a request that so many workers died under is the likely cause. A
+    worker that was not heard of since the request came may have been dead before, as when a
+    whole machine goes; one such more is forgiven. `max_wait_s`: for a worker to come, where
+    there is none."""
 
     local_prefill: LocalPrefill = LocalPrefill.AUTO
     max_lost_workers: int = 2
@@ -78,6 +80,7 @@ class RelayStream:
         self._sent = _Sent.of(request)
         self._prompt_reported = False
         self._lost: list[str] = []  # workers that died under it
+        self._num_lost_alive = 0  # of them, heard of since it came
         self._refused: set[SessionBackend] = set()
         self._placed: _Placed | None = None
         self._closed = False
@@ -92,7 +95,7 @@ class RelayStream:
                 return self._note(await anext(placed.stream))
             except (UnavailableError, QueueFullError) as error:
                 self._unplace()
-                self._go_on_or_raise(error, placed.session)
+                self._go_on_or_raise(error, placed)
         raise StopAsyncIteration
 
     def stop_choice(self, choice: int) -> None:
@@ -148,11 +151,13 @@ class RelayStream:
         self._prompt_reported = update.prompt is not None
         return update
 
-    def _go_on_or_raise(self, error: EngineError, session: SessionBackend) -> None:
-        request_id = self._request.request_id
+    def _go_on_or_raise(self, error: EngineError, placed: _Placed) -> None:
+        request_id, session = self._request.request_id, placed.session
         if isinstance(error, SessionBroken):
             self._lost.append(str(error))
-            if len(self._lost) >= self._relay.config.max_lost_workers:
+            self._num_lost_alive += placed.was_heard_of
+            most = self._relay.config.max_lost_workers
+            if self._num_lost_alive >= most or len(self._lost) > most:
                 message = f"{len(self._lost)} workers died under request {request_id}"
                 raise StepError(f"{message}: {'; '.join(self._lost)}") from error
         else:
@@ -181,11 +186,17 @@ class _Placed:
     ) -> None:
         self.stream = stream
         self.session = session
+        self._num_messages = session.num_messages
         self._standings = standings
         self._num_tokens = num_tokens
         for standing in standings:
             standing.num_given += 1
             standing.num_given_tokens += num_tokens
+
+    @property
+    def was_heard_of(self) -> bool:
+        """Whether the worker has said anything, of whichever request, since this one came."""
+        return self.session.num_messages > self._num_messages
 
     def end_prompt(self) -> None:
         for standing in self._standings:

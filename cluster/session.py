@@ -66,6 +66,7 @@ class SessionBackend:
         self._tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.description: WorkerDescription | None = None  # of the last worker that answered
+        self.num_messages = 0  # that have come from the worker
         self.leaving = False  # takes nothing new
         self.wants_move = False  # of what another worker can take
 
@@ -204,6 +205,7 @@ class SessionBackend:
                 await self._to_send.wait()
 
     def _receive(self, message: DecodeMessage) -> None:
+        self.num_messages += 1
         match message.WhichOneof("kind"):
             case "step":
                 self._deliver(message.step)

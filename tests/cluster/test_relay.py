@@ -203,14 +203,35 @@ async def test_a_request_that_workers_die_of_is_not_tried_on_a_third(fleet: Flee
     workers = [await fleet.add() for _ in range(3)]
     stream = fleet.relay.submit(request("poison"))
     reading = asyncio.create_task(next_update(stream))
-    for _ in range(2):
+    for number in range(2):
         await until(lambda: any(is_answering(worker) for worker in workers))
         (victim,) = [worker for worker in workers if is_answering(worker)]
         workers.remove(victim)
+        victim.answerer.streams[-1].push(ChoiceDelta(0, [number]))
+        await reading
+        reading = asyncio.create_task(next_update(stream))
         await victim.die()
     with pytest.raises(StepError, match="2 workers died under request poison"):
         await reading
     assert not workers[0].answerer.streams
+    stream.close()
+
+
+async def test_workers_that_were_dead_before_are_not_its_doing(fleet: Fleet) -> None:
+    """A machine with several workers goes at once."""
+    first = await fleet.add()
+    stream = fleet.relay.submit(request())
+    answer = await first.stream()
+    answer.push(ChoiceDelta(0, [1]), prompt=PromptReport(0))
+    assert await next_tokens(stream) == [1]
+    second = await fleet.add()
+    reading = asyncio.create_task(next_tokens(stream))
+    await first.die()
+    await second.stream()
+    await second.die()
+    third = await fleet.add()
+    (await third.stream()).push(ChoiceDelta(0, [2], finish_reason=END))
+    assert await reading == [2]
     stream.close()
 
 

@@ -66,6 +66,10 @@ class Cluster:
                 continue  # it has ended meanwhile
         return found
 
+    def matching(self, part: str) -> list[int]:
+        """Of processes of the cluster whose command line has the part in it."""
+        return [pid for pid in self.pids() if part in _command_line(pid)]
+
     def replicas(self, pool: str) -> list[int]:
         return self.pids(f"ray::ServeReplica:kvrelay:{pool}")
 
@@ -102,6 +106,13 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""  # it has ended meanwhile
 
 
 def wait_until(

