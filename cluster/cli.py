@@ -17,6 +17,7 @@ COMMANDS = {
     "local": "serve a model over HTTP without Ray, from one process or one pair of workers",
     "generate": "answer one prompt",
     "worker": "run a prefill or a decode worker",
+    "status": "show how a running cluster is: pools, replicas, load, scaling",
     "bench": "put a server under load and measure it",
     "plan": "tell what of a model fits into a memory",
 }

@@ -55,6 +55,11 @@ def start_front(host: str, port: int) -> None:
     serve.start(http_options={"host": host, "port": port})
 
 
+def address() -> str:
+    """Of the cluster that this process has joined."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def num_nodes() -> int:
     """That are alive."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]

@@ -44,6 +44,19 @@ class LoadFeed:
             await asyncio.sleep(RETRY_S)
 
 
+async def one_report(channel: grpc.aio.Channel, timeout_s: float) -> LoadReport | None:
+    """The worker's next one; None if it does not answer in time."""
+    wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=PERIOD_MS)
+    try:
+        async for event in WorkerEventsStub(channel).Subscribe(wanted, timeout=timeout_s):
+            if event.WhichOneof("kind") == "load":
+                report: LoadReport = event.load
+                return report
+    except grpc.aio.AioRpcError as error:
+        logger.debug("no load report: %s", error.details())
+    return None
+
+
 def _read(report: LoadReport) -> Load:
     return Load(
         at=time.monotonic(),

@@ -124,9 +124,14 @@ class Server(uvicorn.Server):
             timer.cancel()
 
 
-def announcement(name: str, host: str, port: int) -> str:
+def front_url(host: str, port: int) -> str:
+    """How it is reached from this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"http://{shown}:{port}/v1"
+    return f"http://{shown}:{port}/v1"
+
+
+def announcement(name: str, host: str, port: int) -> str:
+    url = front_url(host, port)
     body = json.dumps({"messages": [{"role": "user", "content": "What does os.path.join do?"}]})
     return (
         f"\n{name} is served at {url}\n"

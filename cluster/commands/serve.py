@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from cluster.cluster_args import ClusterArgs, Placement
 from cluster.commands.console import say
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
 from cluster.commands.front_flags import add_front_flags, given_front_flags
-from cluster.commands.local import announcement, listen
+from cluster.commands.local import announcement, front_url, listen
 from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
+from cluster.status.local_clusters import LocalCluster, noted
 from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
 from decode_worker.answerer import LocalPrefill
@@ -136,17 +137,28 @@ def _serve(args: ClusterArgs, host: str, port: int, name: str, stop: _Stop) -> N
             num_nodes=num_nodes(),
         )
         start_front(host, port)
-        deploy(args)
-        try:
-            if not _wait_until_running(stop):
-                return
-            say(announcement(name, host, port))
-            stop.wait()
-            say("stopping; Ctrl-C again to stop at once")
-            _end_answers(stop)
-        finally:
-            if not own:
-                serve.delete(APP_NAME)
+        with _noted(args, own, front_url(host, port)):
+            deploy(args)
+            try:
+                if not _wait_until_running(stop):
+                    return
+                say(announcement(name, host, port))
+                stop.wait()
+                say("stopping; Ctrl-C again to stop at once")
+                _end_answers(stop)
+            finally:
+                if not own:
+                    serve.delete(APP_NAME)
+
+
+def _noted(args: ClusterArgs, own: bool, url: str) -> AbstractContextManager[None]:
+    """For `kvrelay status`; whoever joins a cluster of others' knows where it is."""
+    from cluster.ray_cluster import address
+
+    if not own:
+        return nullcontext()
+    auth_mode = os.environ.get("RAY_AUTH_MODE", "")
+    return noted(LocalCluster(os.getpid(), url, address(), auth_mode, args.rpc))
 
 
 def _num_cpus(args: ClusterArgs) -> int:

@@ -59,7 +59,7 @@ def test_a_range_is_scaled_and_a_number_is_not() -> None:
     assert args.is_scaled
     assert not ClusterArgs().is_scaled
     ingress = build(args)._bound_deployment
-    decode, prefill = ingress.init_args[1:]
+    _, decode, prefill = list(ingress.init_args)
     scaling = decode._bound_deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0)

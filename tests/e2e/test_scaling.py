@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -43,6 +47,17 @@ def ask(url: str, client: int) -> str:
     return text
 
 
+def status(cluster: Cluster) -> dict[str, Any]:
+    """Of the decode pool, as another process of the same user sees it."""
+    port = cluster.url.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "cluster.cli", "status", "--json", "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (pool,) = [one for one in json.loads(done.stdout)["pools"] if one["name"] == "decode"]
+    assert isinstance(pool, dict)
+    return pool
+
+
 def test_the_decode_pool_follows_its_load(cluster: Cluster) -> None:
     one = cluster.replicas("decode")
     assert len(one) == 1
@@ -62,8 +77,14 @@ def test_the_decode_pool_follows_its_load(cluster: Cluster) -> None:
             assert len(cluster.replicas("decode")) == 2
         finally:
             done = True
+    grown = status(cluster)
+    assert [one["state"] for one in grown["replicas"]] == ["RUNNING"] * 2
+    assert all(one["load"] for one in grown["replicas"])
+    assert any(one["load"]["links"] for one in grown["replicas"])
+    assert grown["scaling"]["change"].startswith("1 -> 2: sequences")
     for client, future in enumerate(answers):
         assert set(future.result()) == {expected[client]}
     wait_until(lambda: len(cluster.replicas("decode")) == 1, DOWN_S, cluster.said)
+    assert status(cluster)["scaling"]["change"].startswith("2 -> 1")
     assert ask(cluster.url, 0) == expected[0]
     assert cluster.is_ready()

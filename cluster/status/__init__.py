@@ -1,0 +1,1 @@
+"""What `kvrelay status` shows."""

@@ -1,0 +1,145 @@
+"""Asks Serve's controller, the workers and the autoscaling policy how a running cluster is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import serve
+from ray.experimental.internal_kv import _internal_kv_get
+from ray.serve.context import _get_global_client
+
+from cluster.app import APP_NAME
+from cluster.autoscaling import DECISIONS_KEY
+from cluster.membership import MEMBERSHIP, Replicas
+from cluster.pools import Published, read_metadata
+from cluster.ray_cluster import address
+from cluster.status.view import Heard, Status, status_of
+from engine.errors import UnavailableError
+from protos.address import Address
+from protos.errors import PlaneError
+from protos.rpc import Plane
+from router.subscriber import one_report
+from router.workers import Leg
+
+_CONNECT_S = 2.0
+_MEMBERS_S = 5.0
+_REPORT_S = 2.5  # a report is a second late where an engine is stuck
+_POLL_S = 0.05
+
+
+def gather(ray_address: str, plane: Plane, url: str) -> Status:
+    """UnavailableError where there is no cluster. `url`: the front's, or empty."""
+    _check_reachable(ray_address)
+    with _joined(ray_address):
+        details, application = _details(ray_address)
+        published = _published(application)
+        heard = asyncio.run(_hear(published, plane))
+        front = url or _front(details)
+        return status_of(front, address(), application, heard, _decisions(APP_NAME))
+
+
+def _check_reachable(ray_address: str) -> None:
+    """Sooner than Ray gives up."""
+    try:
+        address = Address.parse(ray_address)
+    except PlaneError:
+        return  # "auto", or a way in of Ray's own
+    try:
+        with socket.create_connection((address.host, address.port), _CONNECT_S):
+            pass
+    except OSError as error:
+        raise UnavailableError(f"no Ray cluster answers at {ray_address}: {error}") from error
+
+
+@contextmanager
+def _joined(ray_address: str) -> Iterator[None]:
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        ray.init(
+            address=ray_address,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        reason = str(error).splitlines()[0]
+        raise UnavailableError(
+            f"no Ray cluster can be joined at {ray_address}: {reason}; where it asks for a token,"
+            " RAY_AUTH_MODE=token and ~/.ray/auth_token bring it"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _details(ray_address: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Serve's, and of them the application's."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    # Through JSON, which has words where Serve has enums.
+    said = None if client is None else json.dumps(client.get_serve_details(), default=str)
+    details = None if said is None else json.loads(said)
+    if details is None or APP_NAME not in details["applications"]:
+        raise UnavailableError(f"no kvrelay application runs on the Ray cluster at {ray_address}")
+    return details, details["applications"][APP_NAME]
+
+
+def _published(application: Mapping[str, Any]) -> dict[str, Published]:
+    """What each running worker says of itself. Serve tells it to routers alone, so there is one
+    here for as long as it takes."""
+    known: dict[str, Replicas] = {}
+    unsubscribe = MEMBERSHIP.subscribe(lambda pool, replicas: known.update({pool: replicas}))
+    wanted = {
+        leg: {one["replica_id"] for one in pool["replicas"] if one["state"] == "RUNNING"}
+        for leg, pool in application["deployments"].items()
+        if leg in tuple(Leg)
+    }
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    handles = [
+        serve.get_deployment_handle(leg, APP_NAME).options(method_name="check_health")
+        for leg, replicas in wanted.items()
+        if replicas
+    ]
+    end = time.monotonic() + _MEMBERS_S
+    while handles and time.monotonic() < end:
+        if all(replicas <= known.get(leg, {}).keys() for leg, replicas in wanted.items()):
+            break
+        time.sleep(_POLL_S)
+    unsubscribe()
+    metadata = {name: said for replicas in known.values() for name, said in replicas.items()}
+    read = {name: read_metadata(said) for name, said in metadata.items()}
+    return {name: one for name, one in read.items() if one is not None}
+
+
+async def _hear(published: Mapping[str, Published], plane: Plane) -> dict[str, Heard]:
+    heard = await asyncio.gather(*(_ask(one, plane) for one in published.values()))
+    return dict(zip(published, heard, strict=True))
+
+
+async def _ask(published: Published, plane: Plane) -> Heard:
+    worker = published.worker
+    channel = plane.channel(worker.address)
+    try:
+        report = await one_report(channel, _REPORT_S)
+    finally:
+        await channel.close()
+    return Heard(worker.address, worker.incarnation, report)
+
+
+def _decisions(application: str) -> dict[str, Any]:
+    told = _internal_kv_get(DECISIONS_KEY + application)
+    decisions: dict[str, Any] = {} if told is None else json.loads(told)
+    return decisions
+
+
+def _front(details: Mapping[str, Any]) -> str:
+    options = details.get("http_options") or {}
+    return f"http://{options.get('host')}:{options.get('port')}/v1"

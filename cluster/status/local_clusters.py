@@ -1,0 +1,102 @@
+"""Clusters that `kvrelay serve` has started on this machine, for `kvrelay status` of the same user.
+
+A file each, which only its owner may read, in a folder of that user's: where Ray and the front
+are, and what opens the workers' connections. Gone when the cluster is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from protos.secret import VARIABLE
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """`rpc`: as in `ClusterArgs`; names of files, nothing secret."""
+
+    pid: int
+    url: str
+    ray_address: str
+    ray_auth_mode: str
+    rpc: Mapping[str, Any]
+
+
+def folder(environ: Mapping[str, str] = os.environ) -> Path:
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "kvrelay"
+    cache = environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "kvrelay" / "clusters"
+
+
+@contextmanager
+def noted(cluster: LocalCluster, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """As long as the block runs. A secret that is in the environment is written beside it."""
+    place = folder(environ)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = [place / f"{cluster.pid}.json"]
+    rpc = dict(cluster.rpc)
+    try:
+        if VARIABLE in environ and not rpc.get("secret_file"):
+            written.append(place / f"{cluster.pid}.secret")
+            _write(written[-1], environ[VARIABLE])
+            rpc["secret_file"] = str(written[-1])
+        _write(written[0], json.dumps({**asdict(cluster), "rpc": rpc}))
+        yield
+    finally:
+        for path in written:
+            path.unlink(missing_ok=True)
+
+
+def local_clusters(environ: Mapping[str, str] = os.environ) -> list[LocalCluster]:
+    """Those whose process lives, by age. What others left behind is removed."""
+    found = []
+    for path in sorted(folder(environ).glob("*.json"), key=_age):
+        cluster = _read(path)
+        if cluster is not None and _lives(cluster.pid):
+            found.append(cluster)
+        elif cluster is not None:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".secret").unlink(missing_ok=True)
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _read(path: Path) -> LocalCluster | None:
+    """None for what is no such file, or is somebody else's."""
+    try:
+        if path.stat().st_uid != os.getuid():
+            return None
+        return LocalCluster(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,80 @@
+"""A cluster's status for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cluster.status.view import Pool, Replica, Status
+
+_HEAD = ("pool", "replica", "state", "at", "running", "waiting", "queued", "KV", "hits", "")
+
+
+def as_text(status: Status, now: float) -> str:
+    lines = [f"{status.url}  {status.state.lower()}  on Ray at {status.ray_address}"]
+    if status.message:
+        lines.append(status.message)
+    rows = [_HEAD, *(_row(pool, one) for pool in status.pools for one in pool.replicas)]
+    lines += ["", *_aligned(rows), ""]
+    lines += _aligned([_target(pool, now) for pool in status.pools])
+    links = [link for pool in status.pools for one in pool.replicas for link in _links(one)]
+    if links:
+        lines += ["", *_aligned(links)]
+    return "\n".join(lines)
+
+
+def _row(pool: Pool, one: Replica) -> Sequence[str]:
+    where = one.address or f"{one.node} pid {one.pid}"
+    head = (pool.name, one.id, one.state.lower(), where)
+    load = one.load
+    if load is None:
+        silent = one.address is not None
+        return (*head, "", "", "", "", "", "does not answer" if silent else "")
+    remarks = ["draining"] if load.draining else []
+    if load.unhealthy:
+        remarks.append(f"unhealthy: {load.unhealthy}")
+    return (
+        *head,
+        str(load.num_running),
+        str(load.num_waiting + load.num_fetching),
+        f"{load.num_queued_tokens} tok",
+        f"{load.kv_use:.0%}",
+        "-" if load.hit_rate is None else f"{load.hit_rate:.0%}",
+        ", ".join(remarks),
+    )
+
+
+def _target(pool: Pool, now: float) -> Sequence[str]:
+    num_running = sum(one.state.upper() == "RUNNING" for one in pool.replicas)
+    counts = f"{num_running} of {pool.target}"
+    if pool.message:
+        counts += f" ({pool.state.lower()}: {pool.message.splitlines()[0]})"
+    if not pool.is_scaled:
+        return (pool.name, counts, "fixed")
+    scaling = pool.scaling
+    if scaling is None:
+        return (pool.name, counts, "a range; no policy of ours has looked at it yet")
+    words = f"{scaling.least}-{scaling.most}; {_ago(now - scaling.at)}: {scaling.why}"
+    if scaling.changed_at is not None:
+        words += f"; {_ago(now - scaling.changed_at)}: {scaling.change}"
+    return (pool.name, counts, words)
+
+
+def _links(one: Replica) -> Iterator[Sequence[str]]:
+    for link in one.load.links if one.load else ():
+        speed = f"{link.bytes_per_s / 1e9:.2f} GB/s"
+        how = f"{link.connector} ({link.transport})"
+        yield (f"{one.address} from {link.peer}", how, speed, f"{link.latency_s * 1e3:.2f} ms")
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(0.0, seconds):.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 5400 else f"{seconds / 3600:.0f} h ago"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,168 @@
+"""A running cluster as its user sees it: plain values, joined from what Serve, the workers and
+the autoscaling policy say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protos.events_pb2 import LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    peer: str  # its address, or its incarnation where that is not known
+    connector: str
+    transport: str
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    num_running: int
+    num_waiting: int
+    num_fetching: int
+    num_leases: int
+    num_queued_tokens: int
+    kv_use: float
+    hit_rate: float | None  # of prompt tokens; None before the first prompt
+    draining: bool
+    unhealthy: str
+    links: Sequence[Link]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """`address` and `load` are a worker's; None where it has not said them."""
+
+    id: str
+    state: str
+    node: str
+    pid: int | None
+    address: str | None
+    load: Load | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What the autoscaling policy decided last of a pool. Times are Unix time."""
+
+    least: int
+    most: int
+    target: int
+    at: float
+    why: str
+    changed_at: float | None
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    name: str
+    state: str
+    message: str
+    target: int
+    is_scaled: bool
+    replicas: Sequence[Replica]
+    scaling: Scaling | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    url: str
+    ray_address: str
+    state: str
+    message: str
+    pools: Sequence[Pool]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Of one worker: what it published of itself, and its load report if it answered."""
+
+    address: str
+    incarnation: int
+    report: LoadReport | None
+
+
+def status_of(
+    url: str,
+    ray_address: str,
+    application: Mapping[str, Any],
+    heard: Mapping[str, Heard],
+    decisions: Mapping[str, Any],
+) -> Status:
+    """`application` is of Serve's details; `heard` goes by replica."""
+    peers = {one.incarnation: one.address for one in heard.values()}
+    pools = [
+        _pool(name, details, heard, peers, decisions.get(name))
+        for name, details in sorted(application["deployments"].items())
+    ]
+    state, message = str(application["status"]), application.get("message") or ""
+    return Status(url, ray_address, state, message, pools)
+
+
+def _pool(
+    name: str,
+    details: Mapping[str, Any],
+    heard: Mapping[str, Heard],
+    peers: Mapping[int, str],
+    decision: Mapping[str, Any] | None,
+) -> Pool:
+    is_scaled = bool(details["deployment_config"].get("autoscaling_config"))
+    scaling = None
+    if decision is not None and is_scaled:
+        scaling = Scaling(**{key: decision[key] for key in Scaling.__dataclass_fields__})
+    replicas = [_replica(one, heard.get(one["replica_id"]), peers) for one in details["replicas"]]
+    return Pool(
+        name,
+        str(details["status"]),
+        details.get("message") or "",
+        int(details["target_num_replicas"]),
+        is_scaled,
+        replicas,
+        scaling,
+    )
+
+
+def _replica(details: Mapping[str, Any], heard: Heard | None, peers: Mapping[int, str]) -> Replica:
+    load = None
+    if heard is not None and heard.report is not None:
+        load = _load(heard.report, peers)
+    return Replica(
+        str(details["replica_id"]),
+        str(details["state"]),
+        str(details.get("node_ip") or ""),
+        details.get("pid"),
+        None if heard is None else heard.address,
+        load,
+    )
+
+
+def _load(report: LoadReport, peers: Mapping[int, str]) -> Load:
+    uses = [(one.held + one.quarantined) / max(1, one.total) for one in report.blocks]
+    hits, queries = report.num_hit_tokens, report.num_query_tokens
+    links = [
+        Link(
+            peers.get(link.peer_incarnation, f"{link.peer_incarnation:x}"),
+            link.connector,
+            link.transport,
+            link.bytes_per_s,
+            link.latency_s,
+        )
+        for link in report.links
+    ]
+    return Load(
+        report.num_running,
+        report.num_waiting,
+        report.num_fetching,
+        report.num_leases,
+        report.num_queued_tokens,
+        max(uses, default=0.0),
+        hits / queries if queries else None,
+        report.draining,
+        report.unhealthy,
+        links,
+    )

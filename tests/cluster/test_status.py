@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import cli
+from cluster.status.local_clusters import LocalCluster, local_clusters, noted
+from cluster.status.table import as_text
+from cluster.status.view import Heard, status_of
+from protos.events_pb2 import BlockCounts, LinkReport, LoadReport
+from protos.rpc import Plane, RpcConfig
+from protos.secret import VARIABLE
+
+SECRET = "a secret of sixteen and more"
+
+
+def cluster(pid: int, port: int = 8000, **rpc: str) -> LocalCluster:
+    return LocalCluster(pid, f"http://127.0.0.1:{port}/v1", "10.0.0.1:6379", "token", rpc)
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+def test_a_cluster_is_known_as_long_as_it_runs(environ: dict[str, str]) -> None:
+    environ[VARIABLE] = SECRET
+    folder = Path(environ["XDG_RUNTIME_DIR"]) / "kvrelay"
+    with noted(cluster(os.getpid()), environ):
+        (found,) = local_clusters(environ)
+        assert found.ray_address == "10.0.0.1:6379"
+        assert SECRET not in (folder / f"{os.getpid()}.json").read_text()
+        plane = Plane.load(RpcConfig(**found.rpc), {})
+        assert plane.secret is not None
+        assert plane.secret.value == SECRET.encode()
+        assert folder.stat().st_mode & 0o077 == 0
+        assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    assert list(folder.iterdir()) == []
+    assert local_clusters(environ) == []
+
+
+def test_a_secret_file_of_the_user_s_own_is_named_and_kept(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    own = tmp_path / "secret"
+    own.write_text(SECRET)
+    environ[VARIABLE] = "another secret, which counts less"
+    with noted(cluster(os.getpid(), secret_file=str(own)), environ):
+        assert local_clusters(environ)[0].rpc["secret_file"] == str(own)
+    assert own.read_text() == SECRET
+
+
+def test_what_a_killed_server_left_behind_is_removed(environ: dict[str, str]) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    environ[VARIABLE] = SECRET
+    left = noted(cluster(ended.pid), environ)
+    left.__enter__()
+    folder = Path(environ["XDG_RUNTIME_DIR"]) / "kvrelay"
+    assert len(list(folder.iterdir())) == 2
+    assert local_clusters(environ) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_that_says_nothing_is_passed_over(environ: dict[str, str]) -> None:
+    folder = Path(environ["XDG_RUNTIME_DIR"]) / "kvrelay"
+    folder.mkdir()
+    (folder / "1.json").write_text("{")
+    (folder / "2.json").write_text('{"pid": 2}')
+    assert local_clusters(environ) == []
+
+
+def test_status_says_what_is_wrong(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def words(*flags: str) -> str:
+        assert cli.main(["status", *flags]) == 2
+        return capsys.readouterr().err
+
+    assert "does not run on this machine" in words()
+    with noted(cluster(os.getpid(), 8001), environ), noted(cluster(os.getppid(), 8002), environ):
+        assert "port: which one? http://127.0.0.1:8001/v1, http" in words()
+        assert "does not run on this machine at port 8003" in words("--port", "8003")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{nobody.getsockname()[1]}")
+        assert "no Ray cluster answers at 127.0.0.1" in words()
+        assert "port: is of a cluster on this machine" in words("--port", "8001")
+
+
+def deployment(target: int, *replicas: dict[str, Any], **config: Any) -> dict[str, Any]:
+    return {
+        "status": "UPSCALING" if target > len(replicas) else "HEALTHY",
+        "message": "1 replica has not started" if target > len(replicas) else "",
+        "target_num_replicas": target,
+        "deployment_config": config,
+        "replicas": list(replicas),
+    }
+
+
+def replica(name: str, state: str = "RUNNING") -> dict[str, Any]:
+    return {"replica_id": name, "state": state, "node_ip": "10.0.0.7", "pid": 41}
+
+
+REPORT = LoadReport(
+    num_running=5,
+    num_waiting=1,
+    num_fetching=2,
+    num_queued_tokens=1234,
+    num_query_tokens=1000,
+    num_hit_tokens=250,
+    blocks=[BlockCounts(total=100, held=30, quarantined=5)],
+    links=[
+        LinkReport(peer_incarnation=9, connector="nixl", transport="ucx", bytes_per_s=3e9),
+        LinkReport(peer_incarnation=0xABC, connector="socket", transport="tcp", latency_s=0.001),
+    ],
+)
+DECISION = {
+    "least": 1,
+    "most": 4,
+    "target": 3,
+    "num_running": 2,
+    "num_reporting": 2,
+    "at": 999.0,
+    "why": "sequences 95%",
+    "changed_at": 880.0,
+    "change": "2 -> 3: sequences 95%",
+}
+
+
+def test_what_everybody_says_is_joined() -> None:
+    application = {
+        "status": "RUNNING",
+        "deployments": {
+            "decode": deployment(3, replica("d1"), replica("d2"), autoscaling_config={"x": 1}),
+            "prefill": deployment(1, replica("p1")),
+            "ingress": deployment(2, replica("i1"), replica("i2", "STARTING")),
+        },
+    }
+    heard = {
+        "d1": Heard("10.0.0.7:500", 7, REPORT),
+        "d2": Heard("10.0.0.8:500", 8, None),
+        "p1": Heard("10.0.0.9:500", 9, LoadReport(draining=True, unhealthy="stuck")),
+    }
+    status = status_of("http://x/v1", "10.0.0.1:6379", application, heard, {"decode": DECISION})
+    decode, ingress, prefill = status.pools
+    load = decode.replicas[0].load
+    assert load is not None
+    assert (load.kv_use, load.hit_rate) == (0.35, 0.25)
+    assert [link.peer for link in load.links] == ["10.0.0.9:500", "abc"]
+    assert decode.replicas[1].load is None
+    assert decode.scaling is not None
+    assert prefill.scaling is None
+    assert prefill.replicas[0].load is not None
+    assert prefill.replicas[0].load.hit_rate is None
+    assert [one.state for one in ingress.replicas] == ["RUNNING", "STARTING"]
+
+    text = as_text(status, 1000.0)
+    line = {words[1]: words for row in text.splitlines() if len(words := row.split()) > 2}
+    assert " ".join(line["d1"]) == "decode d1 running 10.0.0.7:500 5 3 1234 tok 35% 25%"
+    assert line["d2"][-3:] == ["does", "not", "answer"]
+    assert " ".join(line["p1"]).endswith("- draining, unhealthy: stuck")
+    assert "2 of 3 (upscaling: 1 replica has not started)" in text
+    assert "1-4; 1 s ago: sequences 95%; 2 min ago: 2 -> 3: sequences 95%" in text
+    assert "10.0.0.7:500 from 10.0.0.9:500  nixl (ucx)" in text
+
+
+def test_a_range_that_nobody_scales_is_told() -> None:
+    application = {
+        "status": "DEPLOYING",
+        "message": "wait",
+        "deployments": {"decode": deployment(1, autoscaling_config={"x": 1})},
+    }
+    text = as_text(status_of("u", "a", application, {}, {}), 0.0)
+    assert "no policy of ours has looked at it yet" in text
+    assert "wait" in text
