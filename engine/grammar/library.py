@@ -41,17 +41,13 @@ class Vocabulary:
         large stack."""
         text = _as_library_text(grammar)
         matcher = LLMatcher(self._tokenizer, text, log_level=_SILENT, limits=_LIMITS)
-        template = Template(matcher)
-        first = bytearray(-(-self.vocab_size // 32) * 4)
         problem = _problem(matcher)
         if problem is None:
-            first[:] = matcher.compute_bitmask()[: len(first)]
-            problem = _problem(matcher)
-        if problem is None and not any(first):
-            problem = "no text fits it"
+            fits = matcher.compute_bitmask().strip(b"\0")
+            problem = _problem(matcher) or (None if fits else "no text fits it")
         if problem is not None:
             raise RequestError("grammar", problem)
-        return template
+        return Template(matcher)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
