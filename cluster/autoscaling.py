@@ -51,7 +51,7 @@ class WorkerLoad(NamedTuple):
     kv_use: float  # share of the blocks that sequences hold
     sequence_use: float  # sequences as a share of the most that run at once
     queued_s: float  # that the prompts in its queue take to compute
-    busy: float  # seconds of work on prompts that were begun, a second; of a prefill worker
+    busy: float  # share of its time that it spent in steps
     step_base_s: float  # of a step, whatever is in it
     step_load_s: float  # of a step, for the sequences that are in it
     startup_s: float
@@ -210,7 +210,7 @@ def _prefill_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Ne
     # One prompt is computed by one worker.
     wanted = min(wanted, math.ceil(sum(load.num_sequences for load in workers)))
     reason = f"prompts wait {wait_s:.2g} s of {objective_s:g}, workers {demand:.2g} busy"
-    busy = min(sum(load.busy for load in workers), sample.num_running)
+    busy = sum(load.busy for load in workers)
     load = max(busy, demand, state.queued_s / objective_s)
     return [_Need(reason, wanted, _fewest(load))]
 

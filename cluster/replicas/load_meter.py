@@ -15,12 +15,14 @@ class LoadMeter:
 
     max_num_seqs: int
     startup_s: float
-    computes_for_others: bool
-    _num_computed: int | None = None
+    _steps_s: float | None = None
     _at: float = 0.0
 
-    def read(self, report: LoadReport, num_waiting_tokens: int, now: float) -> WorkerLoad:
-        """`num_waiting_tokens`: of prompts in the engine's queue."""
+    def read(
+        self, report: LoadReport, num_waiting_tokens: int, steps_s: float, now: float
+    ) -> WorkerLoad:
+        """`num_waiting_tokens`: of prompts in the engine's queue; `steps_s`: that all of its
+        steps have taken."""
         times = report.step_times
         token_s = whole_prompt_token_s(times.base_s, times.prompt_token_s, times.sequence_s)
         num_sequences = report.num_running + report.num_waiting + report.num_fetching
@@ -32,20 +34,18 @@ class LoadMeter:
             kv_use=max((_use(blocks) for blocks in report.blocks), default=0.0),
             sequence_use=num_sequences / self.max_num_seqs,
             queued_s=num_queued * token_s,
-            busy=self._busy(report, token_s, now) if self.computes_for_others else 0.0,
+            busy=self._busy(steps_s, now),
             step_base_s=times.base_s,
             step_load_s=load_s + times.context_token_s * report.num_context_tokens,
             startup_s=self.startup_s,
         )
 
-    def _busy(self, report: LoadReport, token_s: float, now: float) -> float:
-        """Work that was begun since the last report, a second."""
-        num_computed = report.num_query_tokens - report.num_hit_tokens - report.num_prefix_tokens
-        before, passed_s = self._num_computed, now - self._at
-        self._num_computed, self._at = num_computed, now
+    def _busy(self, steps_s: float, now: float) -> float:
+        before, passed_s = self._steps_s, now - self._at
+        self._steps_s, self._at = steps_s, now
         if before is None or passed_s <= 0:
             return 0.0
-        return max(0, num_computed - before) * token_s / passed_s
+        return min(1.0, max(0.0, steps_s - before) / passed_s)
 
 
 def _use(blocks: BlockCounts) -> float:

@@ -48,8 +48,7 @@ class WorkerReplica:
         address = await self._node.serve()
         fingerprint = self._node.description.format.fingerprint
         self._worker = Worker(address, self._node.incarnation, fingerprint)
-        startup_s, for_others = time.monotonic() - began, leg == Leg.PREFILL
-        self._meter = LoadMeter(config.engine.max_num_seqs, startup_s, for_others)
+        self._meter = LoadMeter(config.engine.max_num_seqs, time.monotonic() - began)
 
     def record_replica_metadata(self) -> dict[str, str]:
         return metadata_of(self._worker, self._release)
@@ -59,7 +58,8 @@ class WorkerReplica:
         report = await reporter.load()
         stats = reporter.last_stats
         num_waiting = 0 if stats is None else stats.num_queued_tokens
-        load = self._meter.read(report, num_waiting, time.monotonic())
+        steps_s = self._node.engine.engine.steps_s
+        load = self._meter.read(report, num_waiting, steps_s, time.monotonic())
         return {**load._asdict(), **self._objectives._asdict()}
 
     async def check_health(self) -> None:

@@ -27,7 +27,7 @@ def test_a_report_in_the_policy_s_words() -> None:
             BlockCounts(total=10, free=2, held=5, cached=2, quarantined=1),
         ],
     )
-    load = LoadMeter(16, 4.5, computes_for_others=False).read(report, 200, 1.0)
+    load = LoadMeter(16, 4.5).read(report, 200, 0.0, 1.0)
     assert (load.num_sequences, load.num_running, load.startup_s) == (8, 6, 4.5)
     assert load.kv_use == pytest.approx(0.6)  # of the group that is fuller
     assert load.sequence_use == pytest.approx(0.5)
@@ -37,21 +37,18 @@ def test_a_report_in_the_policy_s_words() -> None:
     assert load.busy == 0
 
 
-def test_work_that_was_begun_between_two_reports() -> None:
-    meter = LoadMeter(16, 4.5, computes_for_others=True)
+def test_the_share_of_its_time_in_steps() -> None:
+    meter = LoadMeter(16, 4.5)
 
-    def read(now: float, query: int, hit: int, prefix: int) -> float:
-        report = LoadReport(
-            step_times=TIMES, num_query_tokens=query, num_hit_tokens=hit, num_prefix_tokens=prefix
-        )
-        return meter.read(report, 0, now).busy
+    def busy(now: float, steps_s: float) -> float:
+        return meter.read(LoadReport(step_times=TIMES), 0, steps_s, now).busy
 
-    assert read(10.0, 5000, 0, 0) == 0
-    assert read(12.0, 8000, 1500, 500) == pytest.approx(1000 * PROMPT_TOKEN_S / 2)
-    assert read(13.0, 8000, 1500, 500) == 0
-    assert read(14.0, 0, 0, 0) == 0  # no less than nothing
-    empty = LoadMeter(1, 1.0, computes_for_others=True).read(LoadReport(), 0, 1.0)
-    assert set(empty) == {0.0, 1.0}
+    assert busy(10.0, 5.0) == 0
+    assert busy(12.0, 6.5) == pytest.approx(0.75)
+    assert busy(13.0, 6.5) == 0
+    assert busy(14.0, 8.0) == 1  # a step that began sooner
+    assert busy(15.0, 0.0) == 0  # counted anew
+    assert set(LoadMeter(1, 1.0).read(LoadReport(), 0, 0.0, 1.0)) == {0.0, 1.0}
 
 
 def test_a_range_is_scaled_and_a_number_is_not() -> None:
