@@ -22,6 +22,8 @@ PERIOD_S = 1.0  # Serve calls ten times as often
 DECISIONS_KEY = "kvrelay:autoscaling:"  # in Ray's key-value store; the application's name follows
 # Fewer replicas must hold the load with so much to spare.
 _FIT = 0.8
+# Of decode workers' time for their sequences: beyond it, chance arrivals pile up.
+_MOST_SHARE = 0.7
 _DEMAND_MEMORY_S = 10.0
 _HOLD_STARTS = 2.0  # starts of a replica that a hold outlasts
 _MOST_PATIENCE = 16.0
@@ -292,7 +294,7 @@ class _Decoding(NamedTuple):
             return 1.0
         tokens = self.num_running / step_s
         share = tokens * each_s / num_workers
-        if share >= 1:
+        if share >= _MOST_SHARE:
             return math.inf
         num_running = tokens * max(self.base_s / (1 - share), self.base_s + each_s)
         return max(1.0, num_running / self.num_running)
