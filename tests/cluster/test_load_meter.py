@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from cluster.app import build
+from cluster.app import SCALING_POLICY, build
 from cluster.cluster_args import ClusterArgs
 from cluster.deployment import serve_config
 from cluster.replicas.load_meter import LoadMeter
@@ -76,3 +78,9 @@ def test_a_range_is_scaled_and_a_number_is_not() -> None:
 def test_wrong_words_about_scaling_are_named(scaling: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ClusterArgs.checked({"scaling": scaling})
+
+
+@pytest.mark.parametrize("name", ["serve.yaml", "rayservice.yaml"])
+def test_the_files_to_deploy_by_name_the_policy(name: str) -> None:
+    text = (Path(__file__).parents[2] / "deploy" / name).read_text()
+    assert text.count(f'policy_function: "{SCALING_POLICY}"') == 1
