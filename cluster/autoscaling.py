@@ -401,5 +401,9 @@ def _tell(
     }
     # Where this runs, Ray is there; where it is tested, it need not be.
     store = importlib.import_module("ray.experimental.internal_kv")
+    errors = importlib.import_module("ray.exceptions")
     for name in {context.app_name for context in contexts.values()}:
-        store._internal_kv_put(DECISIONS_KEY + name, json.dumps(told), overwrite=True)
+        try:
+            store._internal_kv_put(DECISIONS_KEY + name, json.dumps(told), overwrite=True)
+        except errors.RayError as error:  # what was decided holds, whoever hears of it
+            logger.warning("kvrelay's scaling could not be told: %s", error)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ray import cloudpickle
+from ray.exceptions import RpcError
 
 from cluster import autoscaling
 from cluster.autoscaling import (
@@ -240,6 +241,19 @@ def test_serve_gets_replicas_and_states_and_the_user_the_reason(told: dict[str, 
     told.clear()
     assert scale({"d": decode, "p": prefill})[0] == {"d": 1, "p": 1}
     assert not told
+
+
+def test_who_cannot_be_told_does_not_stop_it(
+    told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RpcError("no store")  # type: ignore[no-untyped-call]
+
+    store = sys.modules["ray.experimental.internal_kv"]
+    monkeypatch.setattr(store, "_internal_kv_put", fail)
+    targets, states = scale({"d": context("decode", 1, recorded({"a": busy(kv_use=0.95)}))})
+    assert targets == {"d": 2}
+    assert states["d"]["at"] is not None
 
 
 def test_a_number_that_is_none_is_no_report(told: dict[str, Any]) -> None:
