@@ -19,7 +19,7 @@ from engine.errors import EngineError, RequestError, UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.wire.failures import decode_failure
 from protos.failures import failure_of
-from protos.limits import MAX_MESSAGE_BYTES, PROTOCOL
+from protos.limits import MAX_MESSAGE_BYTES, PROTOCOL, SESSION_OPEN
 from protos.rpc import Plane
 from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Step
 from protos.session_pb2_grpc import SessionStub
@@ -179,6 +179,9 @@ class SessionBackend:
     async def _greet(self, call: grpc.aio.StreamStreamCall[IngressMessage, DecodeMessage]) -> None:
         hello = Hello(protocol=PROTOCOL, version=version(), fingerprint=self._fingerprint)
         async with asyncio.timeout(WELCOME_TIMEOUT_S):
+            # gRPC forgets why a call was refused when it is written to, so a refusal is read first.
+            if SESSION_OPEN not in tuple(await call.initial_metadata() or ()):
+                await call.read()
             await call.write(IngressMessage(hello=hello))
             message = await call.read()
         if not isinstance(message, DecodeMessage):

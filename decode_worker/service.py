@@ -16,6 +16,7 @@ from decode_worker.answerer import Answerer
 from decode_worker.session import MAX_UNSENT_BYTES, Session
 from engine.errors import EngineError
 from protos.generation_pb2 import Failure
+from protos.limits import SESSION_OPEN
 from protos.session_pb2 import DecodeMessage, IngressMessage
 from protos.session_pb2_grpc import SessionServicer
 from protos.worker_pb2 import WorkerDescription
@@ -73,6 +74,7 @@ class SessionService(SessionServicer):
         request_iterator: AsyncIterator[IngressMessage],
         context: grpc.aio.ServicerContext[IngressMessage, DecodeMessage],
     ) -> None:
+        await context.send_initial_metadata((SESSION_OPEN,))
         number = next(self._numbers)
         session = Session(
             f"{number}/", self._answerer, self._description, self._limits.max_unsent_bytes

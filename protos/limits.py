@@ -4,3 +4,5 @@ PROTOCOL = 1
 MAX_MESSAGE_BYTES = 4 << 20
 # What is split stays below this, which leaves room for what surrounds a part.
 PART_BYTES = 2 << 20
+# In a session's initial metadata: whoever may open one is told so before anything is read.
+SESSION_OPEN = ("kvrelay-session", "open")
