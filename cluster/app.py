@@ -6,7 +6,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from cluster.cluster_args import ClusterArgs, Placement
-from cluster.replica_watch import ReplicaWatch
+from cluster.replica_watch import IngressWatch, ReplicaWatch
 from cluster.replicas.ingress_replica import IngressReplica
 from cluster.replicas.worker_replica import WorkerReplica
 from router.workers import Leg
@@ -29,8 +29,12 @@ def build(args: ClusterArgs) -> serve.Application:
     pools = [decode]
     if not args.is_colocated:
         pools.append(_worker_pool(args, Leg.PREFILL, args.prefill).bind(options, Leg.PREFILL.value))
+    watch = RequestRouterConfig(request_router_class=IngressWatch)  # type: ignore[arg-type]
     deployed = serve.deployment(
-        name=INGRESS, max_ongoing_requests=_MANY, **_options(args, args.ingress)
+        name=INGRESS,
+        max_ongoing_requests=_MANY,
+        request_router_config=watch,
+        **_options(args, args.ingress),
     )
     return deployed(serve.ingress()(IngressReplica)).bind(options, *pools)
 

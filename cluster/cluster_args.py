@@ -9,12 +9,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cluster.exchange import HttpLimits
 from cluster.front_args import FrontArgs
+from cluster.log_format import LogArgs
 from cluster.scaling_args import ScalingArgs
 from cluster.validation import checked
 from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
@@ -100,7 +102,16 @@ class ClusterArgs(_Args):
     request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
     max_body_bytes: int = Field(default=HttpLimits.max_body_bytes, ge=1024)
     front: FrontArgs = FrontArgs()
+    log: LogArgs = LogArgs()
+    metrics_targets_file: str | None = None
     scaling: ScalingArgs = ScalingArgs()
+
+    @field_validator("metrics_targets_file")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        if path is not None and not Path(path).is_absolute():
+            raise ValueError(f"{path!r}, must be an absolute path")
+        return path
 
     @field_validator("served_model_name")
     @classmethod

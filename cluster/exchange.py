@@ -96,6 +96,11 @@ class Exchange:
         await self._start(status, [_JSON, length, *extra])
         await self._send({"type": "http.response.body", "body": body})
 
+    async def send_text(self, body: bytes, content_type: str) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(200, [(b"content-type", content_type.encode()), length])
+        await self._send({"type": "http.response.body", "body": body})
+
     async def start_events(self) -> None:
         self._streams = True
         await self._start(200, list(_EVENTS))

@@ -1,6 +1,7 @@
 """What each HTTP route does."""
 
 import asyncio
+import json
 import math
 import time
 import uuid
@@ -11,6 +12,9 @@ from cluster.answering import Answer
 from cluster.backend import Backend
 from cluster.exchange import Exchange, HttpLimits
 from cluster.gate import Gate
+from cluster.metrics.meter import Meter
+from cluster.metrics.page import CONTENT_TYPE
+from cluster.metrics.record import Origin
 from cluster.openai.body import parse
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.chat_wording import ChatWording
@@ -46,7 +50,9 @@ class Front:
         limits: HttpLimits,
         gate: Gate,
         request_limits: RequestLimits | None = None,
+        meter: Meter | None = None,
     ) -> None:
+        self._meter = meter or Meter(model)
         self._backend = backend
         self._model = model
         self._limits = limits
@@ -116,6 +122,14 @@ class Front:
             self._was_ready = True
         await _send(exchange, {"status": "ready"})
 
+    async def metrics(self, exchange: Exchange) -> None:
+        """Of the whole cluster, for Prometheus."""
+        await exchange.send_text(await self._meter.pages.page(), CONTENT_TYPE)
+
+    async def metrics_targets(self, exchange: Exchange) -> None:
+        """Where Prometheus finds every process's own page."""
+        await exchange.send_json(json.dumps(self._meter.pages.targets()).encode())
+
     async def no_embeddings(self, exchange: Exchange) -> None:
         raise bad_request(None, "embeddings are not supported: this server generates text")
 
@@ -139,7 +153,7 @@ class Front:
         exchange: Exchange,
         prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
     ) -> None:
-        _name(exchange)
+        origin = Origin(_name(exchange), time.monotonic())
         if self._refusal is not None:
             raise self._refusal
         timeout_s = self._timeout_s(exchange)
@@ -152,7 +166,7 @@ class Front:
             self._gate.spend(exchange, plan.num_prompt_tokens)
             answer = Answer(plan, wording, self._model, exchange)
             try:
-                await answer.write(self._backend, timeout_s)
+                await answer.write(self._meter.observed(self._backend, origin), timeout_s)
             finally:
                 self._gate.spend(exchange, answer.num_output_tokens)
 
@@ -218,15 +232,15 @@ class Front:
         return min(timeout_s, self._limits.request_timeout_s)
 
 
-def _name(exchange: Exchange) -> None:
+def _name(exchange: Exchange) -> str:
     """The client's own id, if it sends one, comes back with the response."""
     value = exchange.header("x-request-id")
     if value is None:
-        exchange.name_response(uuid.uuid4().hex)
-    elif 0 < len(value) <= 128 and all(0x21 <= ord(char) <= 0x7E for char in value):
-        exchange.name_response(value)
-    else:
+        value = uuid.uuid4().hex
+    elif not (0 < len(value) <= 128 and all(0x21 <= ord(char) <= 0x7E for char in value)):
         raise bad_request("X-Request-Id", "X-Request-Id: must be 1 to 128 visible ASCII characters")
+    exchange.name_response(value)
+    return value
 
 
 async def _off_loop(work: Callable[[bytes], T], body: bytes) -> T:

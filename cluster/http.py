@@ -10,6 +10,7 @@ from cluster.backend import Backend
 from cluster.exchange import Endpoint, Handler, HttpLimits
 from cluster.front import Front
 from cluster.gate import Gate
+from cluster.metrics.meter import Meter
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import RequestLimits
 from cluster.served_model import ServedModel
@@ -21,13 +22,14 @@ def build_app(
     limits: HttpLimits | None = None,
     gate: Gate | None = None,
     request_limits: RequestLimits | None = None,
+    meter: Meter | None = None,
 ) -> tuple[Starlette, Front]:
     """An ASGI application for any server, and the handlers behind it.
 
     Routes are for those with a key, but for what load balancers and monitors ask.
     """
     gate = gate or Gate()
-    front = Front(backend, model, limits or HttpLimits(), gate, request_limits)
+    front = Front(backend, model, limits or HttpLimits(), gate, request_limits, meter)
     routes = [
         _route("POST", "/v1/completions", gate.limited(front.completions)),
         _route("POST", "/v1/chat/completions", gate.limited(front.chat_completions)),
@@ -39,6 +41,8 @@ def build_app(
         _route("GET", "/health", front.health),
         _route("GET", "/ready", front.ready),
         _route("GET", "/version", front.version),
+        _route("GET", "/metrics", front.metrics),
+        _route("GET", "/metrics/targets", front.metrics_targets),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False

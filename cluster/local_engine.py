@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cluster.metrics.engine import EngineCollector
+from cluster.metrics.page import Collects
 from cluster.served_model import ServedModel
 from cluster.text_side import load_text_side
 from engine.config import EngineConfig
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 class LocalEngine:
     backend: AsyncEngine
     model: ServedModel
+
+    @property
+    def collectors(self) -> list[Collects]:
+        return [EngineCollector(self.backend.engine)]
 
     async def start(self) -> ServedModel:
         self.backend.start()

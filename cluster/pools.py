@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cluster.membership import Replicas
+from cluster.metrics.targets import KEY as METRICS
 from cluster.session import SessionBackend
 from protos.rpc import Plane
 from protos.worker_pb2 import WorkerDescription
@@ -170,13 +171,15 @@ def read_metadata(metadata: Mapping[str, Any]) -> Published | None:
         return None
 
 
-def metadata_of(worker: Worker, release: str) -> dict[str, str]:
-    """What `read_metadata` reads; of simple types, since Serve carries it as JSON."""
+def metadata_of(worker: Worker, release: str, metrics: str = "") -> dict[str, str]:
+    """What `read_metadata` reads, and where its metrics are; of simple types, since Serve carries
+    it as JSON."""
     return {
         "address": worker.address,
         "incarnation": f"{worker.incarnation:x}",
         "fingerprint": worker.fingerprint,
         "release": release,
+        METRICS: metrics,
     }
 
 

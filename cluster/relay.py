@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -40,7 +41,7 @@ class Relay:
         self.pools = pools
         self.config = config or RelayConfig()
         self._streams: set[RelayStream] = set()
-        self.num_rerouted = 0
+        self.reroutes: Counter[str] = Counter()  # by what became of the worker
         pools.on_move = self._move
 
     def submit(self, request: GenerationRequest) -> RelayStream:
@@ -53,6 +54,10 @@ class Relay:
     def num_open(self) -> int:
         """Requests under way."""
         return len(self._streams)
+
+    @property
+    def num_rerouted(self) -> int:
+        return self.reroutes.total()
 
     def check_health(self) -> None:
         if self.pools.best_decode() is None:
@@ -84,6 +89,9 @@ class RelayStream:
         self._refused: set[SessionBackend] = set()
         self._placed: _Placed | None = None
         self._closed = False
+        self._began = time.monotonic()
+        self.routed_s = 0.0  # until a worker had it; where it was moved, until the last one had
+        self.num_moves = 0
 
     def __aiter__(self) -> Self:
         return self
@@ -120,6 +128,7 @@ class RelayStream:
         standings = [member.standing, *candidates[:1]]
         num_tokens = len(self._request.prompt_token_ids)
         self._placed = _Placed(stream, member.session, standings, num_tokens)
+        self.routed_s = time.monotonic() - self._began
         return self._placed
 
     def leave(self, session: SessionBackend) -> None:
@@ -164,7 +173,8 @@ class RelayStream:
             self._refused.add(session)
             if not session.leaving and self._relay.pools.best_decode(self._refused) is None:
                 raise error
-        self._relay.num_rerouted += 1
+        self.num_moves += 1
+        self._relay.reroutes[_what_became(error, session)] += 1
         logger.warning("%s goes on elsewhere: %s", request_id, error)
 
     def _unplace(self) -> None:
@@ -238,6 +248,12 @@ class _Sent:
             return ()
         pairs = zip(self.token_ids, self.finished, strict=True)
         return tuple(ChoiceSoFar(list(tokens), finished) for tokens, finished in pairs)
+
+
+def _what_became(error: EngineError, session: SessionBackend) -> str:
+    if isinstance(error, SessionBroken):
+        return "died"
+    return "left" if session.leaving else "refused"
 
 
 def _deadline(request: GenerationRequest) -> float | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cluster.metrics.page import Collects
 from cluster.served_model import ServedModel
 from cluster.session import SessionBackend
 from cluster.text_side import TextSide
@@ -15,6 +16,11 @@ from protos.worker_pb2 import WorkerDescription
 class RemoteEngine:
     backend: SessionBackend
     text: TextSide
+
+    @property
+    def collectors(self) -> list[Collects]:
+        """The worker has a page of its own."""
+        return []
 
     async def start(self) -> ServedModel:
         """UnavailableError if the worker cannot be reached; ConfigError if its model cannot be

@@ -4,6 +4,8 @@ import logging
 import sys
 from typing import TextIO
 
+from cluster.log_format import LogArgs
+
 
 def say(text: str) -> None:
     sys.stderr.write(text + "\n")
@@ -15,13 +17,16 @@ def answer(text: str, end: str = "\n") -> None:
     sys.stdout.flush()
 
 
-def show_progress(stream: TextIO | None = None) -> None:
+def show_progress(stream: TextIO | None = None, log: LogArgs | None = None) -> None:
     """The engine's and the server's own words about what they are doing; to stderr if no other
     stream is named."""
+    log = log or LogArgs()
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    handler.setFormatter(log.formatter())
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     for name in ("engine", "kv_cache", "kv_transfer", "prefill_worker", "decode_worker", "kvrelay"):
         logging.getLogger(name).setLevel(logging.INFO)
+    level = logging.INFO if log.requests else logging.WARNING
+    logging.getLogger("kvrelay.requests").setLevel(level)

@@ -18,12 +18,15 @@ from cluster.api_keys import ApiKeys
 from cluster.commands.console import say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
 from cluster.commands.front_flags import add_front_flags, given_front_flags
+from cluster.commands.seen_flags import add_log_flags, given_log_flags
 from cluster.commands.session_flags import add_session_flags, open_engine
 from cluster.exchange import HttpLimits
 from cluster.front import Front
 from cluster.front_args import FrontArgs
 from cluster.http import build_app
 from cluster.local_engine import LocalEngine
+from cluster.log_format import LogArgs
+from cluster.metrics.meter import Meter
 from cluster.remote_engine import RemoteEngine
 from cluster.validation import checked
 from engine.errors import ConfigError, UnavailableError
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_front_flags(parser)
     add_session_flags(parser)
+    add_log_flags(parser)
     add_engine_flags(parser)
 
 
@@ -54,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_access(keys, front.allow_unauthenticated, host=arguments.host)
     # Before the model, so that an address in use is told at once.
     with listen(arguments.host, arguments.port) as listener:
-        show_progress()
+        show_progress(log=checked(LogArgs, given_log_flags(arguments)))
         engine = open_engine(arguments, config, names)
         asyncio.run(_serve(engine, limits, front, keys, listener))
     say("stopped")
@@ -71,7 +75,12 @@ async def _serve(
     model = front_args.model(await engine.start())
     try:
         app, front = build_app(
-            engine.backend, model, limits, front_args.gate(keys), front_args.limits
+            engine.backend,
+            model,
+            limits,
+            front_args.gate(keys),
+            front_args.limits,
+            Meter(model, engine.collectors),
         )
         config = uvicorn.Config(
             app,

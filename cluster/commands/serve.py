@@ -20,6 +20,12 @@ from cluster.commands.engine_flags import add_engine_flags, given_knobs
 from cluster.commands.front_flags import add_front_flags, given_front_flags
 from cluster.commands.local import announcement, front_url, listen
 from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
+from cluster.commands.seen_flags import (
+    add_log_flags,
+    add_metrics_flags,
+    given_log_flags,
+    given_targets_file,
+)
 from cluster.status.local_clusters import LocalCluster, noted
 from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
@@ -55,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a worker that is stopped keeps for so long what another one could take",
     )
     add_plane_flags(parser)
+    add_log_flags(parser)
+    add_metrics_flags(parser)
     add_engine_flags(parser)
 
 
@@ -96,6 +104,8 @@ def cluster_args(arguments: argparse.Namespace) -> ClusterArgs:
         "engine": given_knobs(arguments),
         "rpc": given_plane_flags(arguments),
         "front": given_front_flags(arguments),
+        "log": given_log_flags(arguments),
+        "metrics_targets_file": given_targets_file(arguments),
         "worker_host": "127.0.0.1" if _starts_ray() else None,
         **{pool: said for pool, said in pools.items() if said["replicas"] is not None},
     }

@@ -19,7 +19,13 @@ from cluster.commands.plane_flags import (
     load_plane,
     plane_errors_as_config_errors,
 )
+from cluster.commands.seen_flags import add_log_flags, given_log_flags
+from cluster.log_format import LogArgs
 from cluster.make_worker import start_worker
+from cluster.metrics.meter import labels_of, process_page
+from cluster.metrics.server import PATH, MetricsServer
+from cluster.metrics.worker import worker_collectors
+from cluster.validation import checked
 from cluster.worker_config import (
     ConnectorChoice,
     WorkerConfig,
@@ -63,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"for requests under way, when it is to end (default: {WorkerConfig.drain_s:g})",
     )
     add_plane_flags(parser)
+    add_log_flags(parser)
     add_engine_flags(parser)
 
 
@@ -71,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     plane = load_plane(config.rpc)
     # Before the model, so that an address in use is told at once.
     with claimed_ports(config, plane):
-        show_progress()
+        show_progress(log=checked(LogArgs, given_log_flags(arguments)))
 
         from engine.engine import Engine
 
@@ -118,8 +125,12 @@ async def _serve(config: WorkerConfig, plane: Plane, engine: Engine) -> None:
     try:
         with plane_errors_as_config_errors():
             address = await worker.serve()
+        labels = labels_of(engine.info.source.name, config.role, address)
+        metrics = MetricsServer(process_page(labels, worker_collectors(worker)).render)
+        say(f"metrics at http://{await metrics.start(config.host)}{PATH}")
         answer(f"{config.role} worker at {address}")
         await _until_drained(worker, config.drain_s)
+        await metrics.stop()
     finally:
         await _stop(worker)
 

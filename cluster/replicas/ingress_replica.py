@@ -7,22 +7,29 @@ import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
 from cluster.access import check_access
 from cluster.api_keys import ApiKeys
-from cluster.autoscaling import IngressLoad
+from cluster.autoscaling import INGRESS, IngressLoad
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
 from cluster.exchange import HttpLimits
 from cluster.http import build_app
 from cluster.membership import MEMBERSHIP, Replicas
+from cluster.metrics.meter import Meter, RelayCollector
+from cluster.metrics.server import MetricsServer
+from cluster.metrics.targets import KEY as METRICS
+from cluster.metrics.targets import Target
 from cluster.pools import Pools
 from cluster.ray_cluster import front_host, num_nodes
 from cluster.relay import Relay, RelayConfig
+from cluster.replicas.worker_replica import replica_id, worker_host
 from cluster.text_side import load_text_side
 from engine.errors import UnavailableError
 from engine.generation_defaults import read_generation_defaults
@@ -40,8 +47,8 @@ class IngressReplica:
         prefill: DeploymentHandle[Any] | None = None,
     ) -> None:
         began = time.monotonic()
-        show_progress(sys.__stderr__)  # Serve keeps sys.stderr for its files
         args = ClusterArgs.model_validate(options)
+        show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
         keys = args.front.keys(os.environ)
         await asyncio.to_thread(_check_access, keys, args)
         weights = args.engine_config.load_format != "dummy"
@@ -51,9 +58,12 @@ class IngressReplica:
         plane = Plane.load(RpcConfig(**args.rpc))
         self._pools = Pools(plane, args.release)
         # Making its routers is what a handle is for here: they tell MEMBERSHIP.
-        handles = (decode,) if prefill is None else (decode, prefill)
+        app_name = serve.get_replica_context().app_name
+        own = await asyncio.to_thread(serve.get_deployment_handle, INGRESS, app_name)
+        handles = (decode, own) if prefill is None else (decode, prefill, own)
         self._handles = [handle.options(method_name="check_health") for handle in handles]
-        self._unsubscribe = MEMBERSHIP.subscribe(self._listener(asyncio.get_running_loop()))
+        listener = self._listener(asyncio.get_running_loop())
+        self._subscriptions = [MEMBERSHIP.subscribe(listener)]
         description = await self._pools.first_description()
         limits = description.limits
         model = text.model(
@@ -63,11 +73,35 @@ class IngressReplica:
         )
         self._relay = Relay(self._pools, RelayConfig(args.local_prefill_mode))
         http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
+        meter = Meter(model, [RelayCollector(self._relay)])
         self._http, self._front = build_app(
-            self._relay, args.front.model(model), http, args.front.gate(keys), args.front.limits
+            self._relay,
+            args.front.model(model),
+            http,
+            args.front.gate(keys),
+            args.front.limits,
+            meter,
         )
+        await self._show_metrics(meter, args)
         self._objectives = args.scaling.objectives
         self._startup_s = time.monotonic() - began
+
+    async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:
+        """On a port of this process's own, and of everybody on the front's."""
+        page = meter.page_of(INGRESS, replica_id())
+        self._metrics = MetricsServer(page.render)
+        self._metrics_address = await self._metrics.start(worker_host(args))
+        own = Target(INGRESS, replica_id(), self._metrics_address)
+        file = None if args.metrics_targets_file is None else Path(args.metrics_targets_file)
+        cluster, loop = meter.show_cluster(own, page, file), asyncio.get_running_loop()
+
+        def listen(pool: str, replicas: Replicas) -> None:
+            loop.call_soon_threadsafe(cluster.update, pool, replicas)
+
+        self._subscriptions.append(MEMBERSHIP.subscribe(listen))
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        return {METRICS: self._metrics_address}
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return self._http
@@ -81,14 +115,17 @@ class IngressReplica:
         await self._front.end_answers(grace_s, UnavailableError("the server is stopping"))
 
     async def __del__(self) -> None:
-        if hasattr(self, "_unsubscribe"):
-            self._unsubscribe()
+        for unsubscribe in getattr(self, "_subscriptions", ()):
+            unsubscribe()
+        if hasattr(self, "_metrics_address"):
+            await self._metrics.stop()
         if hasattr(self, "_pools"):
             await self._pools.close()
 
     def _listener(self, loop: asyncio.AbstractEventLoop) -> Any:
         def listen(pool: str, replicas: Replicas) -> None:
-            loop.call_soon_threadsafe(self._pools.update, Leg(pool), replicas)
+            if pool != INGRESS:
+                loop.call_soon_threadsafe(self._pools.update, Leg(pool), replicas)
 
         return listen
 

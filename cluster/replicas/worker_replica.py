@@ -9,10 +9,14 @@ import time
 from typing import Any
 
 import ray
+from ray import serve
 
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
 from cluster.make_worker import start_worker
+from cluster.metrics.meter import labels_of, process_page
+from cluster.metrics.server import MetricsServer
+from cluster.metrics.worker import worker_collectors
 from cluster.pools import metadata_of
 from cluster.replicas.load_meter import LoadMeter
 from engine.errors import UnavailableError
@@ -31,8 +35,8 @@ class WorkerReplica:
         self, options: dict[str, Any], leg: str
     ) -> None:
         began = time.monotonic()
-        show_progress(sys.__stderr__)  # Serve keeps sys.stderr for its files
         args = ClusterArgs.model_validate(options)
+        show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
         self._release = args.release
         self._drain_s = args.drain_s
         self._objectives = args.scaling.objectives
@@ -49,9 +53,13 @@ class WorkerReplica:
         fingerprint = self._node.description.format.fingerprint
         self._worker = Worker(address, self._node.incarnation, fingerprint)
         self._meter = LoadMeter(config.engine.max_num_seqs, time.monotonic() - began)
+        name = (*args.served_model_name, engine.info.source.name)[0]
+        page = process_page(labels_of(name, leg, replica_id()), worker_collectors(self._node))
+        self._metrics = MetricsServer(page.render)
+        self._metrics_address = await self._metrics.start(host)
 
     def record_replica_metadata(self) -> dict[str, str]:
-        return metadata_of(self._worker, self._release)
+        return metadata_of(self._worker, self._release, self._metrics_address)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         reporter = self._node.reporter
@@ -74,6 +82,13 @@ class WorkerReplica:
             pass
         async with asyncio.timeout(STOP_S):
             await node.stop()
+        if hasattr(self, "_metrics_address"):
+            await self._metrics.stop()
+
+
+def replica_id() -> str:
+    """As Serve tells it to those who route."""
+    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 def worker_host(args: ClusterArgs) -> str:

@@ -1,0 +1,1 @@
+"""What can be seen of a cluster from outside: Prometheus pages and lines of log."""

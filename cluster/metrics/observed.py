@@ -1,0 +1,68 @@
+"""A backend whose requests are observed as they go by."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, Self, runtime_checkable
+
+from cluster.backend import Backend
+from cluster.metrics.record import Origin, RequestRecord
+from cluster.metrics.requests import RequestMetrics
+from engine.errors import EngineError
+from engine.generation_stream import GenerationStream
+from engine.request import GenerationRequest, GenerationUpdate
+
+
+@runtime_checkable
+class Routed(Protocol):
+    """A stream that somebody finds a worker for."""
+
+    routed_s: float  # from its submission until a worker had it
+    num_moves: int  # from one worker to another
+
+
+class ObservedBackend:
+    """The backend, for the prompts of one HTTP request."""
+
+    def __init__(self, backend: Backend, origin: Origin, metrics: RequestMetrics) -> None:
+        self._backend = backend
+        self._origin = origin
+        self._metrics = metrics
+
+    def submit(self, request: GenerationRequest) -> ObservedStream:
+        waited_s = time.monotonic() - self._origin.arrived_s
+        record = RequestRecord(request, self._origin, self._metrics)
+        return ObservedStream(self._backend.submit(request), record, waited_s)
+
+    def check_health(self) -> None:
+        self._backend.check_health()
+
+
+class ObservedStream:
+    def __init__(self, stream: GenerationStream, record: RequestRecord, waited_s: float) -> None:
+        self._stream = stream
+        self._routed = stream if isinstance(stream, Routed) else None
+        self._record = record
+        self._waited_s = waited_s
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerationUpdate:
+        try:
+            update = await anext(self._stream)
+        except EngineError as error:
+            self._record.fail(error)
+            raise
+        routed_s = 0.0 if self._routed is None else self._routed.routed_s
+        self._record.note(update, time.monotonic(), self._waited_s + routed_s)
+        return update
+
+    def stop_choice(self, choice: int) -> None:
+        self._record.stop(choice)
+        self._stream.stop_choice(choice)
+
+    def close(self) -> None:
+        self._stream.close()
+        num_moves = 0 if self._routed is None else self._routed.num_moves
+        self._record.end(time.monotonic(), num_moves)

@@ -1,0 +1,139 @@
+"""One request as its ingress sees it go by."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from cluster.metrics.requests import RequestMetrics
+from engine.errors import EngineError
+from engine.request import GenerationRequest, GenerationUpdate, PromptReport
+
+logger = logging.getLogger("kvrelay.requests")
+
+ABORTED, FAILED, STOPPED = "abort", "error", "stop"
+
+
+class Origin(NamedTuple):
+    """The HTTP request that it is a part of; `arrived_s` is of `time.monotonic`."""
+
+    request_id: str
+    arrived_s: float
+
+
+class Legs(NamedTuple):
+    """Where the time to the first token went, in seconds."""
+
+    routed: float
+    queued: float
+    prefill: float
+    transfer: float
+    first_decode: float  # and the way to the ingress
+
+
+class RequestRecord:
+    """Observes as it goes, and says it all in one line at the end. Times are passed in.
+
+    Knows numbers and ids, and no text: what clients say and are told goes nowhere.
+    """
+
+    def __init__(self, request: GenerationRequest, origin: Origin, metrics: RequestMetrics) -> None:
+        self._metrics = metrics
+        self._origin = origin
+        self._id = request.request_id
+        self._num_prompt = len(request.prompt_token_ids)
+        self._reasons: dict[int, str | None] = dict.fromkeys(range(request.params.n))
+        self._last_s: dict[int, float] = {}  # each choice's last token
+        self._first_s: float | None = None
+        self._num_output = 0
+        self._report: PromptReport | None = None
+        self._legs: Legs | None = None
+        self._error: str | None = None
+        self._ended = False
+        metrics.num_open.inc()
+        metrics.prompt_tokens.inc(self._num_prompt)
+
+    def note(self, update: GenerationUpdate, now_s: float, routed_s: float) -> None:
+        """`routed_s`: from the arrival until a worker had it."""
+        if update.prompt is not None:
+            self._report = update.prompt
+        num_tokens = 0
+        for choice, token_ids, _, reason, _ in update.deltas:
+            num_tokens += len(token_ids)
+            if token_ids:
+                self._note_tokens(choice, len(token_ids), now_s)
+            if reason is not None and self._reasons[choice] is None:
+                self._reasons[choice] = reason.value
+        if num_tokens:
+            self._num_output += num_tokens
+            self._metrics.generation_tokens.inc(num_tokens)
+            if self._first_s is None:
+                self._note_first(now_s, routed_s)
+
+    def _note_tokens(self, choice: int, num_tokens: int, now_s: float) -> None:
+        """Those that come at once are as far apart as they were made, on average."""
+        before_s = self._last_s.get(choice)
+        self._last_s[choice] = now_s
+        if before_s is not None:
+            for _ in range(num_tokens):
+                self._metrics.inter_token_s.observe((now_s - before_s) / num_tokens)
+
+    def _note_first(self, now_s: float, routed_s: float) -> None:
+        self._first_s = now_s
+        total_s = now_s - self._origin.arrived_s
+        self._metrics.first_token_s.observe(total_s)
+        if self._report is None or self._report.times is None:
+            return
+        queued_s, prefill_s, transfer_s = self._report.times
+        rest_s = total_s - routed_s - queued_s - prefill_s - transfer_s
+        self._legs = Legs(routed_s, queued_s, prefill_s, transfer_s, max(0.0, rest_s))
+        for leg, seconds in self._legs._asdict().items():
+            self._metrics.legs[leg].observe(seconds)
+        self._metrics.queued_s.observe(queued_s)
+        self._metrics.prefill_s.observe(prefill_s)
+
+    def stop(self, choice: int) -> None:
+        """A stop string was found in its text."""
+        if self._reasons[choice] is None:
+            self._reasons[choice] = STOPPED
+
+    def fail(self, error: EngineError) -> None:
+        """Only what kind of error it was: its words may quote what a client sent."""
+        self._error = type(error).__name__
+
+    def end(self, now_s: float, num_moves: int) -> None:
+        """Idempotent."""
+        if self._ended:
+            return
+        self._ended = True
+        metrics, unfinished = self._metrics, ABORTED if self._error is None else FAILED
+        reasons = [reason or unfinished for reason in self._reasons.values()]
+        metrics.num_open.dec()
+        for reason in reasons:
+            metrics.ended.labels(reason).inc()
+        metrics.whole_s.observe(now_s - self._origin.arrived_s)
+        metrics.prompt_length.observe(self._num_prompt)
+        metrics.answer_length.observe(self._num_output)
+        if self._first_s is not None:
+            metrics.decode_s.observe(max(self._last_s.values()) - self._first_s)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("finished", extra={"fields": self._fields(now_s, reasons, num_moves)})
+
+    def _fields(self, now_s: float, reasons: list[str], num_moves: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "request_id": self._origin.request_id,
+            "id": self._id,
+            "finish_reasons": reasons,
+            "prompt_tokens": self._num_prompt,
+            "cached_tokens": self._report.num_cached_tokens if self._report else None,
+            "output_tokens": self._num_output,
+            "e2e_s": round(now_s - self._origin.arrived_s, 6),
+            "reroutes": num_moves,
+        }
+        if self._first_s is not None:
+            fields["ttft_s"] = round(self._first_s - self._origin.arrived_s, 6)
+        if self._legs is not None:
+            fields["legs_s"] = {leg: round(s, 6) for leg, s in self._legs._asdict().items()}
+        if self._error is not None:
+            fields["error"] = self._error
+        return fields
