@@ -1,7 +1,7 @@
 """A prefill and a decode worker behind HTTP: ours, and vLLM's."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,18 +51,23 @@ def our_front(model: Path, logs: Path, workers: Workers, local_prefill: str) -> 
 
 
 @contextmanager
-def vllm_pair(python: Path, model: Path, logs: Path) -> Iterator[str]:
+def vllm_pair(
+    python: Path, model: Path, logs: Path, further: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """vLLM's own connector over NIXL, one core each as its documentation binds them, and the
-    two-phase proxy in front. Its NIXL progress threads spin on the same cores."""
+    two-phase proxy in front. Its NIXL progress threads spin on the same cores. `further` is of
+    the environment of all three."""
     transfer = json.dumps(
         {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
     )
     ports = {"prefill": free_port(), "decode": free_port(), "proxy": free_port()}
     servers = []
+    further = further or {}
     try:
         for role, core in zip(("prefill", "decode"), cores(), strict=False):
             side = vllm(python, [core])
-            environment = {**side.environment, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+            environment = {**side.environment, **further}
+            environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
             command = [
                 str(python),
                 "-m",
@@ -83,7 +88,7 @@ def vllm_pair(python: Path, model: Path, logs: Path) -> Iterator[str]:
             server.wait_for_port(ports[role])
         urls = [f"http://127.0.0.1:{ports[role]}" for role in ("prefill", "decode")]
         words = ["-m", "benchmarks.peers.vllm_proxy", str(ports["proxy"]), *urls]
-        servers.append(Server([str(python), *words], {}, logs / "vllm-proxy.log"))
+        servers.append(Server([str(python), *words], further, logs / "vllm-proxy.log"))
         servers[-1].wait_for_port(ports["proxy"])
         yield f"http://127.0.0.1:{ports['proxy']}"
     finally:

@@ -92,7 +92,8 @@ class Workload:
 
 SMALL = ModelShape("llama-125m", 768, 12, 12, 4, 2048, 32000)
 THIN = ModelShape("thin", 64, 12, 2, 1, 128, 512)
-SHAPES = {shape.name: shape for shape in (SMALL, THIN)}
+TINY = ModelShape("llama-5m", 256, 4, 4, 2, 640, 4096)
+SHAPES = {shape.name: shape for shape in (SMALL, THIN, TINY)}
 
 WORKLOADS = {
     w.name: w

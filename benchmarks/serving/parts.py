@@ -1,0 +1,181 @@
+"""The parts of the benchmark: what each asks of a system that runs, and the figures it gives."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.process import Child
+from benchmarks.serving.loads import Asked, crowd, every, measure, steadiness
+from benchmarks.serving.systems import Place, Running, System
+from benchmarks.sides import KV_BYTES, Folders, ours
+from benchmarks.workloads import SMALL, TINY, WEIGHT_BYTES, ModelShape
+from cluster.bench.arrivals import ClosedLoop
+
+PROMPT, OUTPUT = 512, 64
+_MS, _MB = 1e3, 1e-6
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one system, in one turn. `case` tells rows of one system apart."""
+
+    case: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Turn:
+    system: System
+    place: Place
+    running: Running
+    seeds: Iterator[int]
+    quick: bool  # a few requests, to see that it works
+
+    def requests(self, num: int, streams: int) -> int:
+        return max(1, min(num, 2 * streams, 8)) if self.quick else num
+
+
+def load(turn: Turn) -> Iterator[Figures]:
+    """512 in, 64 out."""
+    for streams, num in {1: 6, 8: 32, 32: 64}.items():
+        asked = Asked(PROMPT, OUTPUT, ClosedLoop(streams), turn.requests(num, streams))
+        summary = measure(turn.running, asked, next(turn.seeds))
+        assert summary.ttft
+        assert summary.tpot
+        yield Figures(
+            f"{streams}",
+            {
+                "tokens/s": summary.output_tokens_per_s,
+                "mean first token, ms": summary.ttft.mean * _MS,
+                "median token, ms": summary.tpot.median * _MS,
+            },
+        )
+
+
+def steady(turn: Turn) -> Iterator[Figures]:
+    """8 streams, and a prompt of 2,048 tokens every two seconds."""
+    seconds = 4.0 if turn.quick else 24.0
+    streams = Asked(64, 256, ClosedLoop(8), duration_s=seconds)
+    if turn.quick:
+        streams = dataclasses.replace(streams, output=32)
+    prompts = Asked(2048, 1, every(2.0), duration_s=seconds)
+    running, disturbing = steadiness(turn.running, streams, prompts, next(turn.seeds))
+    assert running.itl
+    assert disturbing.ttft
+    yield Figures(
+        "8 + prompts",
+        {
+            "p50 gap, ms": running.itl.percentiles[50] * _MS,
+            "p99 gap, ms": running.itl.percentiles[99] * _MS,
+            "largest gap, ms": running.itl.largest * _MS,
+            "tokens/s": running.output_tokens_per_s,
+            "prompts' first token, ms": disturbing.ttft.mean * _MS,
+        },
+    )
+
+
+def http(turn: Turn) -> Iterator[Figures]:
+    """64 streams of 32 in, 64 out, then of one token."""
+    for case, output, num in (("32 in, 64 out", 64, 512), ("32 in, 1 out", 1, 1024)):
+        asked = Asked(32, output, ClosedLoop(64), turn.requests(num, 64))
+        summary = measure(turn.running, asked, next(turn.seeds))
+        assert summary.ttft
+        yield Figures(
+            case,
+            {
+                "tokens/s": summary.output_tokens_per_s,
+                "requests/s": summary.requests_per_s,
+                "median first token, ms": summary.ttft.median * _MS,
+            },
+        )
+
+
+def added(turn: Turn) -> Iterator[Figures]:
+    """One request at a time of 512 in, 1 out: through HTTP, and on the engine alone, in turns."""
+    environment = {**ours().environment, **turn.running.family.environment}
+    side = dataclasses.replace(ours(), environment=environment)
+    folders = Folders(turn.place.model.parent, turn.place.logs)
+    engine = side.start(turn.place.shape, folders, settled=True)
+    alone, through = [], []
+    try:
+        for number in range(3 if turn.quick else 12):
+            seed = next(turn.seeds)
+            one = Asked(PROMPT, 1, ClosedLoop(1), 1)
+            asked = measure(turn.running, one, seed)
+            assert asked.ttft
+            by_engine = _first_token_s(engine, seed)
+            if number >= 2:  # what both warm up
+                through.append(asked.ttft.median)
+                alone.append(by_engine)
+    finally:
+        engine.close()
+    yield Figures(
+        "1",
+        {
+            "engine alone, ms": median(alone) * _MS,
+            "through HTTP, ms": median(through) * _MS,
+            "added, ms": (median(through) - median(alone)) * _MS,
+        },
+    )
+
+
+def _first_token_s(engine: Child, seed: int) -> float:
+    (first,) = engine.ask("prefill-512", seed)["first_token_s"]
+    return float(first)
+
+
+def streams(turn: Turn) -> Iterator[Figures]:
+    """1,000 at once, of 32 in and 64 out."""
+    num = 100 if turn.quick else 1000
+    result = crowd(turn.running, Asked(32, 64, ClosedLoop(num), num), next(turn.seeds))
+    summary = result.summary
+    yield Figures(
+        f"{num:,}",
+        {
+            "complete": summary.num_complete - summary.num_short,
+            "of": summary.num_sent,
+            "seconds": summary.span_s,
+            "tokens/s": summary.output_tokens_per_s,
+            "peak memory, MB": result.peak_bytes * _MB,
+        },
+    )
+
+
+def start(turn: Turn) -> Iterator[Figures]:
+    """From the first process to the first token; memory after what else was asked of it. Caches
+    that no token has touched yet hold none, so the least that is beyond is told."""
+    model = turn.place.shape.num_parameters * WEIGHT_BYTES
+    known = turn.system.num_engines * (model + KV_BYTES)
+    pss = turn.running.family.pss_bytes()
+    yield Figures(
+        turn.place.shape.name,
+        {
+            "first token, s": turn.running.start_s,
+            "memory, MB": pss * _MB,
+            "weights and caches, MB": known * _MB,
+            "beyond them, MB": (pss - known) * _MB,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """`systems` are those that it is about; `measure` runs once a turn on each."""
+
+    shape: ModelShape
+    systems: tuple[str, ...]
+    measure: Callable[[Turn], Iterator[Figures]]
+
+
+_OURS = ("kvrelay", "kvrelay-never", "kvrelay-colocated")
+_ALL = (*_OURS, "vllm", "vllm-pair", "ray-llm")
+# In the order in which a system that runs is asked; `start` reads its memory after the load.
+PARTS = {
+    "load": Part(SMALL, _ALL, load),
+    "steady": Part(SMALL, _ALL, steady),
+    "start": Part(SMALL, _ALL, start),
+    "added": Part(SMALL, _OURS, added),
+    "streams": Part(SMALL, ("kvrelay",), streams),
+    "http": Part(TINY, ("kvrelay", "kvrelay-colocated", "vllm", "empty-ingress"), http),
+}
