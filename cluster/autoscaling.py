@@ -25,6 +25,8 @@ _FIT = 0.8
 # Of decode workers' time for their sequences: beyond it, chance arrivals pile up.
 _MOST_SHARE = 0.7
 _DEMAND_MEMORY_S = 10.0
+_SATURATED_S = 8.0  # a queue that lasts longer than what is averaged over
+_LEAST_CAPACITY = 0.1
 _HOLD_STARTS = 2.0  # starts of a replica that a hold outlasts
 _MOST_PATIENCE = 16.0
 _SOON_HOLDS = 8.0
@@ -84,7 +86,9 @@ class PoolState(NamedTuple):
 
     at: float | None = None  # of the last decision
     queued_s: float = 0.0
+    late_since: float | None = None  # prompts wait too long, without a pause
     demand: float | None = None  # prompts that come, in seconds of work a second
+    capacity: float = 1.0  # of a worker that was never without work, in the same measure
     starting_since: float | None = None
     high_since: float | None = None
     low_since: float | None = None
@@ -171,7 +175,7 @@ def _hold_s(sample: PoolSample, state: PoolState) -> float:
 
 
 def _startup_s(sample: PoolSample) -> float:
-    return max(load.startup_s for load in sample.loads)
+    return sum(load.startup_s for load in sample.loads) / len(sample.loads)
 
 
 def _within(sample: PoolSample, wanted: int) -> int:
@@ -195,7 +199,14 @@ def _estimate_demand(sample: PoolSample, state: PoolState, now: float) -> PoolSt
         passed_s = now - state.at
         comes = max(0.0, busy + (queued_s - state.queued_s) / passed_s)
         demand = comes + (state.demand - comes) * math.exp(-passed_s / _DEMAND_MEMORY_S)
-    return state._replace(queued_s=queued_s, demand=demand)
+    state = state._replace(queued_s=queued_s, demand=demand)
+    if queued_s <= sample.objectives.ttft_s * sample.num_running:
+        return state._replace(late_since=None)
+    if state.late_since is None:
+        return state._replace(late_since=now)
+    if now - state.late_since < _SATURATED_S:
+        return state
+    return state._replace(capacity=max(load.busy for load in workers))
 
 
 def _prefill_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Need]:
@@ -212,8 +223,8 @@ def _prefill_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Ne
     # One prompt is computed by one worker.
     wanted = min(wanted, math.ceil(sum(load.num_sequences for load in workers)))
     reason = f"prompts wait {wait_s:.2g} s of {objective_s:g}, workers {demand:.2g} busy"
-    busy = sum(load.busy for load in workers)
-    load = max(busy, demand, state.queued_s / objective_s)
+    busy = max(demand, sum(load.busy for load in workers))
+    load = max(busy / max(state.capacity, _LEAST_CAPACITY), state.queued_s / objective_s)
     return [_Need(reason, wanted, _fewest(load))]
 
 
@@ -222,7 +233,7 @@ def _soon_done_s(
 ) -> float:
     """Of the queue, before a replica that is asked for now could begin: by what runs, beyond
     what comes; and what those that are starting would have done, had they been there."""
-    done_s = max(0.0, sample.num_running - demand) * startup_s
+    done_s = max(0.0, sample.num_running * state.capacity - demand) * startup_s
     if state.starting_since is not None:
         passed_s = min(now - state.starting_since, startup_s)
         done_s += (sample.target - sample.num_running) * passed_s

@@ -29,6 +29,7 @@ class PrefillWorkers:
     """Each computes one prompt after the other; a prompt is so many seconds of work."""
 
     name: str = "prefill"
+    efficiency: float = 1.0  # the most of its time that a worker can be at work
     queue: deque[float] = field(default_factory=deque)
     under_way: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
@@ -39,7 +40,7 @@ class PrefillWorkers:
         self.queued_s += sum(arrivals)
         free_s = 0.0
         for _ in range(num_workers):
-            left_s = STEP_S
+            left_s = STEP_S * self.efficiency
             if self.under_way:
                 work_s = self.under_way.pop(0)
             elif self.queue:
@@ -57,12 +58,13 @@ class PrefillWorkers:
                 self.under_way.append(work_s - left_s)
             else:
                 free_s += left_s
-        self.queued_s = max(0.0, self.queued_s - (num_workers * STEP_S - free_s))
+        able_s = num_workers * STEP_S * self.efficiency
+        self.queued_s = max(0.0, self.queued_s - (able_s - free_s))
         self.waits_s.append(self.queued_s / num_workers)
         return IDLE._replace(
             num_sequences=len(self.queue) + len(self.under_way),
             queued_s=self.queued_s,
-            busy=num_workers - free_s / STEP_S,
+            busy=(able_s - free_s) / STEP_S,
         )
 
 

@@ -83,6 +83,17 @@ def test_a_random_load_is_not_chased(name: str, load: float, seed: int) -> None:
 
 
 @SLOW
+@given(load=LOADS, seed=st.integers(0, 10**6))
+def test_workers_that_cannot_be_busy_all_the_time_are_full_sooner(load: float, seed: int) -> None:
+    """`load` of them, at work for seven tenths of their time at most, are just enough."""
+    workers = PrefillWorkers(efficiency=0.7)
+    rate = 0.7 * load / PROMPT_S
+    run = simulate(workers, at_random(random.Random(seed), rate, PROMPT_S), 3600)
+    assert in_95_of_100(workers) <= 2.0
+    assert len(run.changes_after(1800)) <= 4, run.changes
+
+
+@SLOW
 @given(half_s=st.integers(15, 240), high=st.floats(1.5, 5.0), startup_s=st.floats(2, 40))
 def test_a_square_wave_is_not_followed(half_s: int, high: float, startup_s: float) -> None:
     busy, calm = evenly(high / PROMPT_S, PROMPT_S), evenly(0.2 / PROMPT_S, PROMPT_S)
