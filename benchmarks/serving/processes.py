@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.machine import TICKS
 
@@ -13,13 +14,22 @@ _MARK = "KVRELAY_BENCHMARK"
 _END_S = 30.0
 
 
+class _Process(NamedTuple):
+    """`started`, in ticks since boot, tells it from a later one of the same number."""
+
+    pid: int
+    started: int
+
+
 class Family:
-    """Known by a variable of the environment that they all inherit: a cluster's processes leave
-    the session and the parent that they were started by."""
+    """Known by a variable of the environment that they inherit, since a cluster's processes leave
+    the session and the parent that they were started by; and by their parents, since a process
+    that gives itself a long name writes it over that variable. Once seen, they stay known."""
 
     def __init__(self) -> None:
         self._id = uuid.uuid4().hex
         self._said = f"{_MARK}={self._id}".encode()
+        self._known: set[_Process] = set()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -36,33 +46,51 @@ class Family:
     def end(self) -> None:
         """Whoever outlived the process that had started them."""
         deadline = time.monotonic() + _END_S
-        while self._pids() and time.monotonic() < deadline:
+        while self.look() and time.monotonic() < deadline:
             self._signal(signal.SIGKILL)
             time.sleep(0.05)
 
+    def look(self) -> set[int]:
+        """Who lives now. Those whose parent ends between two looks may be lost."""
+        parents = dict(_everybody())
+        found = {one for one in parents if one in self._known or self._has_mark(one.pid)}
+        pids = {one.pid for one in found}
+        while more := {one for one, up in parents.items() if up in pids and one not in found}:
+            found |= more
+            pids |= {one.pid for one in more}
+        self._known = found
+        return pids
+
+    def _has_mark(self, pid: int) -> bool:
+        try:
+            return self._said in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False  # another user's, or it has ended meanwhile
+
     def _signal(self, number: signal.Signals) -> None:
-        for pid in self._pids():
+        for pid in self.look():
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
 
-    def _pids(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if self._said in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended meanwhile
-        return found
-
     def _of_each(self, read: Callable[[int], float]) -> Iterator[float]:
-        for pid in self._pids():
+        for pid in self.look():
             try:
                 yield read(pid)
             except (OSError, IndexError):
                 continue  # it has ended meanwhile
+
+
+def _everybody() -> Iterator[tuple[_Process, int]]:
+    """With their parents' numbers; without those that have ended and are not waited for yet."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if state != "Z":
+            yield _Process(int(entry.name), int(rest[17])), int(parent)
 
 
 def _pss_bytes(pid: int) -> int:

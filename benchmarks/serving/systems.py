@@ -63,6 +63,7 @@ class System:
                 _await_first_token(url, name)
                 start_s = time.perf_counter() - began
                 yield Running(url, name, place.shape.vocab_size, family, start_s)
+                family.look()
         finally:
             family.end()
 

@@ -16,6 +16,9 @@ _PARENT = (
     "import subprocess, sys;"
     f"subprocess.run([sys.executable, '-c', {_SLEEPER!r}], start_new_session=True)"
 )
+_NAMELESS = (
+    f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SLEEPER!r}], env={{}})"
+)
 
 
 def results(*rates: tuple[int, str, float]) -> Results:
@@ -49,11 +52,11 @@ def test_goals_are_about_what_is_measured() -> None:
         assert (ratio.part, ratio.against) in names
 
 
-@pytest.fixture
-def grandchild() -> Iterator[tuple[Family, subprocess.Popen[str]]]:
+@pytest.fixture(params=[_PARENT, _NAMELESS], ids=["session", "environment"])
+def grandchild(request: pytest.FixtureRequest) -> Iterator[tuple[Family, subprocess.Popen[str]]]:
     family = Family()
     child = subprocess.Popen(
-        [sys.executable, "-c", _PARENT],
+        [sys.executable, "-c", request.param],
         env=family.environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -66,7 +69,7 @@ def grandchild() -> Iterator[tuple[Family, subprocess.Popen[str]]]:
     child.communicate()
 
 
-def test_a_family_is_found_outside_its_session(
+def test_a_family_is_found_outside_its_session_and_its_environment(
     grandchild: tuple[Family, subprocess.Popen[str]],
 ) -> None:
     family, child = grandchild
