@@ -1,0 +1,107 @@
+"""What two workers say of prompts that one reads and the other answers: exact numbers."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from cluster.metrics.meter import Meter, RelayCollector, labels_of, process_page
+from cluster.metrics.worker import worker_collectors
+from cluster.relay import Relay
+from decode_worker.answerer import LocalPrefill
+from engine.sampling import SamplingParams
+from prefill_worker.node import Node
+from tests.cluster.fakes import small_model
+from tests.cluster.metrics.samples import Samples, read, value
+from tests.decode_worker.worker_pair import WorkerPair
+from tests.engine.models_on_disk import make_tiny
+from tests.engine.pair import make_engine
+from tests.engine.test_exact import random_prompts
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+(PROMPT,) = random_prompts(1, 100, 100, seed=4)
+SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+@pytest_asyncio.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[WorkerPair]:
+    folder = str(make_tiny("llama", tmp_path).folder)
+    pair = await WorkerPair.start(make_engine(folder), make_engine(folder), ("inprocess",))
+    yield pair
+    await pair.check_idle()
+    await pair.stop()
+
+
+def samples_of(node: Node) -> Samples:
+    return read(process_page({}, worker_collectors(node)).render())
+
+
+def by_source(samples: Samples) -> list[float]:
+    return [value(samples, "prompt_tokens_by_source_total", source=one) for one in SOURCES]
+
+
+async def test_each_token_is_counted_where_it_came_from(pair: WorkerPair) -> None:
+    for node in (pair.prefill, pair.decode):
+        assert by_source(samples_of(node)) == [0, 0, 0], "the warm-up is nobody's"
+    for _ in range(2):
+        await pair.ask(PROMPT, PARAMS, LocalPrefill.NEVER)
+    prefill, decode = samples_of(pair.prefill), samples_of(pair.decode)
+    # The second time the prompt's whole blocks, 96 tokens, are cached on either side.
+    assert by_source(decode) == [0, 96, 104]
+    assert by_source(prefill) == [104, 96, 0]
+    assert value(decode, "drawn_tokens_total") == 4
+    assert value(prefill, "drawn_tokens_total") == 2
+    assert value(decode, "prefix_cache_queries_total") == 200
+    assert value(decode, "prefix_cache_hits_total") == 96
+
+
+async def test_hand_offs_are_counted_on_both_sides(pair: WorkerPair) -> None:
+    await pair.ask(PROMPT, PARAMS, LocalPrefill.NEVER)
+    await pair.check_idle()
+    prefill, decode = samples_of(pair.prefill), samples_of(pair.decode)
+    by = {"connector": "inprocess"}
+    assert value(decode, "handoffs_total", end="done", **by) == 1
+    assert value(decode, "handoff_descriptors_total", **by) == 7
+    blob_bytes = pair.decode.engine.engine.slabs[0].layout.blob_bytes
+    assert value(decode, "handoff_bytes_total", **by) == 7 * blob_bytes
+    assert value(decode, "handoff_transfer_seconds_count", **by) == 1
+    assert value(decode, "links", transport="memcpy", **by) == 1
+    assert value(decode, "fetches_total", outcome="delivered") == 1
+    assert value(decode, "prefill_decisions_total", where="remote", reason="asked") == 1
+    assert value(prefill, "leases_granted_total") == 1
+    assert value(prefill, "leases") == 0
+    assert value(prefill, "handoff_commits_total", verdict="held") == 1
+    assert value(prefill, "handoff_commits_total", verdict="refused") == 0
+
+
+async def test_times_of_a_prompt_come_with_its_first_token(pair: WorkerPair) -> None:
+    for local in (LocalPrefill.ALWAYS, LocalPrefill.NEVER):
+        await pair.forget(pair.prefill, pair.decode)
+        answer = await pair.ask(PROMPT, PARAMS, local)
+        assert answer.prompt is not None
+        times = answer.prompt.times
+        assert times is not None
+        assert times.prefill_s > 0
+        assert (times.transfer_s > 0) is (local is LocalPrefill.NEVER)
+
+
+def rows() -> set[str]:
+    """Names in the first column of the table."""
+    lines = DOCS.read_text().splitlines()
+    return {line.split("`")[1] for line in lines if line.startswith("| `kvrelay:")}
+
+
+async def test_every_metric_is_explained_and_nothing_else(pair: WorkerPair) -> None:
+    relay = Relay.__new__(Relay)
+    relay.reroutes = {}  # type: ignore[assignment]
+    meter = Meter(small_model(), [RelayCollector(relay)])
+    own = meter.page_of("ingress", "i")
+    nodes = [process_page(labels_of("m", "p", "r"), worker_collectors(pair.decode))]
+    shown = {
+        metric.name + ("_total" if metric.type == "counter" else "")
+        for page in (own, *nodes)
+        for metric in page.collect()
+        if metric.name.startswith("kvrelay:")
+    }
+    assert rows() == shown | {"kvrelay:replica_up"}
