@@ -1,0 +1,111 @@
+"""Ray on `hosts`, each started there by hand as deploy/serve.yaml says, and our application on
+them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.hosts import HOME, ROOT, Host, Lan
+
+FRONT = "http://127.0.0.1:8000"
+PORT = 6379
+DEPLOYED_S = 240.0
+_BIN = Path(sys.executable).parent
+_CONFIG = f"{HOME}/serve.yaml"
+
+
+def settings() -> dict[str, str]:
+    """What deploy/serve.yaml says to export before `ray start`."""
+    said = (ROOT / "deploy/serve.yaml").read_text()
+    return dict(re.findall(r"^#   (RAY_\w+)=(\S+)", said, re.MULTILINE))
+
+
+class RayHosts:
+    """The first host is the head, where the front and the clients are."""
+
+    def __init__(self, lan: Lan, roles: Mapping[str, str], *, start: bool = True) -> None:
+        """`roles`: of each host's name. Without `start`, something else starts Ray there."""
+        self.lan = lan
+        self.head, *self.others = lan.hosts
+        self._roles = roles
+        self.environment = {
+            **settings(),
+            "PATH": f"{_BIN}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "RAY_AUTH_MODE": "token",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "KVRELAY_SECRET": secrets.token_urlsafe(32),
+            "KVRELAY_API_KEYS": secrets.token_urlsafe(32),
+        }
+        if start:
+            self._start_all()
+
+    def _start_all(self) -> None:
+        self.run(self.head, "ray", "get-auth-token", "--generate")
+        self._start(self.head, "--head", f"--port={PORT}")
+        token = self.run(self.head, "cat", f"{HOME}/.ray/auth_token")
+        for host in self.others:
+            host.write(f"{HOME}/.ray/auth_token", token)
+            self.join(host)
+
+    def run(self, host: Host, *command: str, timeout_s: float = 120) -> str:
+        return host.run(*command, timeout_s=timeout_s, **self.environment)
+
+    def join(self, host: Host) -> None:
+        self._start(host, f"--address={self.lan.address(self.head)}:{PORT}")
+
+    def _start(self, host: Host, *words: str) -> None:
+        labels = f"--labels=kvrelay-role={self._roles[host.name]}"
+        small = ("--num-cpus=4", "--object-store-memory=100000000")
+        self.run(host, "ray", "start", *words, labels, *small)
+
+    def deploy(self, args: Mapping[str, Any]) -> None:
+        """Returns when all that was asked for is there."""
+        config = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
+        config["applications"][0]["args"] = dict(args)
+        self.head.write(_CONFIG, yaml.safe_dump(config))
+        self.run(self.head, "serve", "deploy", _CONFIG)
+        wait_until(self.is_ready, DEPLOYED_S, lambda: self.run(self.head, "serve", "status"))
+
+    def is_ready(self) -> bool:
+        said = self.run(self.head, "serve", "status")
+        if "DEPLOY_FAILED" in said:
+            raise RuntimeError(said)
+        running = yaml.safe_load(said)["applications"].get("kvrelay", {}).get("status")
+        return running == "RUNNING" and self.answers("/ready") == "200"
+
+    def answers(self, path: str) -> str:
+        """The status, by curl on the head; 000 without one."""
+        key = f"Authorization: Bearer {self.environment['KVRELAY_API_KEYS']}"
+        words = ("curl", "-s", "-m", "30", "-o", "/dev/null", "-w", "%{http_code}", "-H", key)
+        return self.run(self.head, "sh", "-c", '"$@" || true', "-", *words, FRONT + path)
+
+    def status(self) -> str:
+        """What `kvrelay status` shows."""
+        address = f"{self.lan.address(self.head)}:{PORT}"
+        return self.run(self.head, "env", f"RAY_ADDRESS={address}", "kvrelay", "status")
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """On the head."""
+        return self.head.start(*command, **self.environment)
+
+
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = lambda: ""
+) -> float:
+    """How long it took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() > began + timeout_s:
+            raise TimeoutError(f"not within {timeout_s:g} s: {why()}")
+        time.sleep(0.2)
+    return time.monotonic() - began

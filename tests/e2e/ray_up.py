@@ -1,0 +1,96 @@
+"""`ray up` and `ray down` of deploy/ray-local.yaml for real: over ssh, to hosts of our own.
+
+python -m tests.e2e.ray_up    as root, with sshd and rsync (Debian: openssh-server, rsync)
+
+Never outside of such hosts: both run `ray stop`, which ends every Ray process that it sees.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from tests.e2e.hosts import HOME, ROOT, Host, Lan
+from tests.e2e.ray_hosts import RayHosts
+
+ROLES = {"head": "head", "first": "prefill", "second": "decode"}
+UP_S, DOWN_S = 300.0, 120.0
+_FILE = f"{HOME}/ray-local.yaml"
+_OF_THE_USER = ("PATH", "PYTHONPATH", "RAY_USAGE_STATS_ENABLED")
+_KEY = f"{HOME}/.ssh/id_ed25519"
+
+
+def main() -> None:
+    with Lan(list(ROLES)) as lan:
+        hosts = RayHosts(lan, ROLES, start=False)
+        _let_in(hosts)
+        head = hosts.head
+        head.write(_FILE, yaml.safe_dump(config(hosts)))
+        hosts.run(head, "ray", "up", "--yes", "--no-config-cache", _FILE, timeout_s=UP_S)
+        hosts.deploy(
+            {
+                "model": "bundled",
+                "rpc": {"secret_file": f"{HOME}/.kvrelay-secret"},
+                "front": {"api_key_file": f"{HOME}/.kvrelay-api-keys"},
+                "prefill": {"label_selector": {"kvrelay-role": "prefill"}},
+                "decode": {"label_selector": {"kvrelay-role": "decode"}},
+            }
+        )
+        _say(hosts.run(head, "ray", "list", "nodes"))
+        _say(hosts.status())
+        hosts.run(head, "ray", "down", "--yes", _FILE, timeout_s=DOWN_S)
+        for host in lan.hosts:
+            left = [line for line in host.run("ps", "-eo", "args").splitlines() if "ray" in line]
+            _say(f"{host.name}: {len(left)} processes of Ray left after ray down {left}")
+
+
+def config(hosts: RayHosts) -> dict[str, Any]:
+    """The file as it is, but for the addresses, the user, and what is installed already."""
+    said = (ROOT / "deploy/ray-local.yaml").read_text().replace("/home/ubuntu", HOME)
+    config: dict[str, Any] = yaml.safe_load(said)
+    head, *others = (hosts.lan.address(host) for host in hosts.lan.hosts)
+    config["provider"] |= {"head_ip": head, "worker_ips": others}
+    config["auth"] = {"ssh_user": "root", "ssh_private_key": _KEY}
+    config["setup_commands"] = []
+    return config
+
+
+def _let_in(hosts: RayHosts) -> None:
+    """Every host has the same user, with one key and a role; the file spreads the rest."""
+    head = hosts.head
+    hosts.run(head, "mkdir", "-p", f"{HOME}/.ssh")
+    hosts.run(head, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", _KEY)
+    hosts.run(head, "ray", "get-auth-token", "--generate")
+    head.write(f"{HOME}/.kvrelay-secret", hosts.environment["KVRELAY_SECRET"])
+    head.write(f"{HOME}/.kvrelay-api-keys", hosts.environment["KVRELAY_API_KEYS"])
+    public = hosts.run(head, "cat", f"{_KEY}.pub")
+    for host in hosts.lan.hosts:
+        host.write(f"{HOME}/.ssh/authorized_keys", public)
+        host.write(f"{HOME}/.kvrelay-labels", f"kvrelay-role={ROLES[host.name]}\n")
+        _serve_ssh(host, hosts.environment)
+
+
+def _serve_ssh(host: Host, environment: Mapping[str, str]) -> None:
+    """With the files of the host, not of the machine that it is on."""
+    ours = {name: environment[name] for name in _OF_THE_USER}
+    exports = "".join(f"export {name}={value}\n" for name, value in ours.items())
+    host.write(f"{HOME}/.bashrc", exports)  # Ray reads it before every command
+    host.write(
+        f"{HOME}/sshd_config",
+        f"HostKey {HOME}/host_key\nAuthorizedKeysFile {HOME}/.ssh/authorized_keys\n"
+        "PermitRootLogin prohibit-password\nStrictModes no\nPidFile none\nUsePAM no\n",
+    )
+    host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{HOME}/host_key")
+    host.run("sh", "-c", f"mkdir -p /run/sshd && /usr/sbin/sshd -f {HOME}/sshd_config")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

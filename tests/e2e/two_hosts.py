@@ -1,0 +1,185 @@
+"""A cluster on two hosts, one of which is cut off under load: what fails, and for how long.
+A table for docs/operations.md; what each link chose, and the ports, come first.
+
+python -m tests.e2e.two_hosts [LAYOUT ...]    as root
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tests.e2e.hosts import Host, Lan
+from tests.e2e.ports import show_ports
+from tests.e2e.ray_hosts import FRONT, PORT, RayHosts, wait_until
+from tests.e2e.traffic import Request
+
+BEFORE_S, BLINK_S, AFTER_S = 5.0, 1.0, 25.0
+DEAD_S, ENDED_S, BACK_S = 180.0, 30.0, 180.0
+ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 48 << 20, "max_num_seqs": 16}
+
+
+class Layout(NamedTuple):
+    """The roles of the head and of the host that is cut off, and how many decode workers."""
+
+    head: str
+    other: str
+    num_decode: int
+
+    @property
+    def args(self) -> dict[str, Any]:
+        args: dict[str, Any] = {"model": "bundled", "engine": ENGINE}
+        for pool in ("prefill", "decode"):
+            args[pool] = {"label_selector": {"kvrelay-role": f"in({pool},both)"}}
+        args["decode"] |= {"replicas": self.num_decode, "max_replicas_per_node": 1}
+        args["ingress"] = {"num_cpus": 0, "label_selector": {"kvrelay-role": self.head}}
+        return args
+
+
+LAYOUTS = {
+    "the prefill worker": Layout("decode", "prefill", 1),
+    "one of two decode workers and the prefill worker": Layout("decode", "both", 2),
+    "the decode worker": Layout("prefill", "decode", 1),
+}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or LAYOUTS:
+        layout = LAYOUTS[name]
+        with Lan(["head", "other"]) as lan:
+            hosts = RayHosts(lan, {"head": layout.head, "other": layout.other})
+            hosts.deploy(layout.args)
+            _say(f"\n## Cut off: {name}\n")
+            with _nodes(hosts) as nodes, _traffic(hosts) as requests:
+                time.sleep(BEFORE_S)
+                _say(hosts.status())
+                _say(show_ports(lan.hosts, [lan.address(one) for one in lan.hosts]))
+                _say(
+                    "| cut off | requests | of them failed | longest | streams | broken"
+                    " | longest pause | last failure after |\n" + "| --- " * 8 + "|"
+                )
+                blink(hosts, requests)
+                outlast(hosts, nodes, requests)
+
+
+def blink(hosts: RayHosts, requests: Sequence[Request]) -> None:
+    (other,) = hosts.others
+    began = time.time()
+    hosts.lan.cut(other)
+    time.sleep(BLINK_S)
+    hosts.lan.mend(other)
+    time.sleep(AFTER_S)
+    _report(f"{BLINK_S:g} s", began, requests)
+
+
+def outlast(hosts: RayHosts, nodes: Sequence[Nodes], requests: Sequence[Request]) -> None:
+    """Until Ray takes the node for dead; then it is started anew."""
+    (other,) = hosts.others
+    address = hosts.lan.address(other)
+    began = time.time()
+    hosts.lan.cut(other)
+    wait_until(lambda: address not in nodes[-1].addresses, DEAD_S)
+    dead = nodes[-1]
+    _report("until its node was dead", began, requests)
+    hosts.lan.mend(other)
+    time.sleep(ENDED_S)
+    left = _rays(other)
+    hosts.run(other, "ray", "stop")
+    hosts.join(other)
+    back_s = wait_until(hosts.is_ready, BACK_S, hosts.status)
+    time.sleep(AFTER_S)
+    _report("from then on", dead.at, requests)
+    _say(
+        f"\ndead to Ray after {dead.at - began:.0f} s; of its processes there were {left}"
+        f" {ENDED_S:g} s after it could reach the head again; all replicas were there"
+        f" {back_s:.0f} s after it was started anew\n\n{hosts.status()}"
+    )
+
+
+class Nodes(NamedTuple):
+    """Alive to Ray from this Unix time on."""
+
+    at: float
+    addresses: list[str]
+
+
+def _rays(host: Host) -> list[str]:
+    """Ray's processes, and ours on it."""
+    lines = host.run("ps", "-eo", "args").splitlines()
+    return [line[:80] for line in lines if "raylet" in line or line.startswith("ray::")]
+
+
+@contextmanager
+def _nodes(hosts: RayHosts) -> Iterator[list[Nodes]]:
+    address = f"{hosts.lan.address(hosts.head)}:{PORT}"
+    nodes: list[Nodes] = []
+    with _reading(hosts, lambda said: nodes.append(Nodes(*said)), "node_watch", address):
+        wait_until(lambda: bool(nodes), 30)
+        yield nodes
+
+
+@contextmanager
+def _traffic(hosts: RayHosts) -> Iterator[list[Request]]:
+    requests: list[Request] = []
+    with _reading(hosts, lambda said: requests.append(Request(**said)), "traffic", FRONT):
+        yield requests
+
+
+@contextmanager
+def _reading(hosts: RayHosts, note: Callable[[Any], None], *words: str) -> Iterator[None]:
+    """What a module of ours says on the head, line by line."""
+    module, *rest = words
+    process = hosts.start("python", "-m", f"tests.e2e.{module}", *rest)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    lines = process.stdout
+
+    def read() -> None:
+        for line in lines:
+            if line.startswith(("[", "{")):  # Ray has its say on the same output
+                note(json.loads(line))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        process.wait()
+        reader.join()
+
+
+def _report(what: str, since: float, requests: Sequence[Request]) -> None:
+    """Of requests that ended since then."""
+    ended = [one for one in requests if one.ended >= since]
+    probes = [one for one in ended if one.kind == "probe"]
+    streams = [one for one in ended if one.kind == "stream"]
+    bad = [one for one in ended if one.problem]
+    last_s = max((one.ended for one in bad), default=since) - since
+    cells = [
+        what,
+        len(probes),
+        sum(bool(one.problem) for one in probes),
+        f"{max((one.ended - one.began for one in probes), default=0):.1f} s",
+        len(streams),
+        sum(bool(one.problem) for one in streams),
+        f"{max((one.longest_pause_s for one in streams), default=0):.1f} s",
+        f"{last_s:.1f} s",
+    ]
+    _say("| " + " | ".join(map(str, cells)) + " |")
+    for problem in sorted({one.problem for one in bad}):
+        sys.stderr.write(f"  {problem}\n")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
