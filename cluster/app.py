@@ -3,6 +3,7 @@
 from typing import Any
 
 from ray import serve
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import RequestRouterConfig
 
 from cluster.cluster_args import ClusterArgs, Placement
@@ -29,13 +30,12 @@ def build(args: ClusterArgs) -> serve.Application:
     pools = [decode]
     if not args.is_colocated:
         pools.append(_worker_pool(args, Leg.PREFILL, args.prefill).bind(options, Leg.PREFILL.value))
-    watch = RequestRouterConfig(request_router_class=IngressWatch)  # type: ignore[arg-type]
-    deployed = serve.deployment(
-        name=INGRESS,
-        max_ongoing_requests=_MANY,
-        request_router_config=watch,
-        **_options(args, args.ingress),
-    )
+    options_of_ingress = _options(args, args.ingress)
+    if not RAY_SERVE_ENABLE_HA_PROXY:
+        # Where it is set, as where Serve builds a config, Serve refuses a router of the ingress's.
+        watch = RequestRouterConfig(request_router_class=IngressWatch)  # type: ignore[arg-type]
+        options_of_ingress["request_router_config"] = watch
+    deployed = serve.deployment(name=INGRESS, max_ongoing_requests=_MANY, **options_of_ingress)
     return deployed(serve.ingress()(IngressReplica)).bind(options, *pools)
 
 

@@ -87,6 +87,7 @@ def _start(num_cpus: int) -> None:
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     ray.init(
+        address="local",  # whatever Ray runs on this machine already
         num_cpus=num_cpus,
         include_dashboard=False,
         log_to_driver=True,
