@@ -27,6 +27,7 @@ ALLOWED_IN = {
     "ray": ("cluster",),
     "nixl": ("kv_transfer.nixl",),
     "llguidance": ("engine.grammar.library",),
+    "prometheus_client": ("cluster.metrics",),
     "grpc": (
         "protos",
         "kv_transfer",
