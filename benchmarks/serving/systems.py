@@ -106,10 +106,12 @@ def _ray_llm(place: Place, family: Family) -> Iterator[str]:
     command = [str(place.vllm_python), "-m", "benchmarks.peers.ray_llm", str(port)]
     command += [str(place.model), _RAY_LLM_NAME, f"{first},{second}", str(KV_BYTES), str(MAX_LEN)]
     environment = {
-        **vllm(place.vllm_python, [first]).environment,  # each engine's core is its own setting
+        **vllm(place.vllm_python, [first]).environment,
         **family.environment,
         "RAY_USAGE_STATS_ENABLED": "0",
     }
+    # Ray's own processes would be bound to it, and all engines under them to that one core.
+    del environment["VLLM_CPU_OMP_THREADS_BIND"]
     with _serving(command, environment, place.logs / "ray-llm.log", port) as url:
         yield url
 
