@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -168,8 +169,11 @@ class Node:
         self.draining = True
         self.exchange.holder.drain()
 
-    async def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
-        """Until no lease is left; those left at the deadline end with their streams."""
+    async def drain(
+        self, deadline_s: float | None, move_after_s: float = math.inf
+    ) -> AsyncIterator[DrainProgress]:
+        """Until no lease is left; those left at the deadline end with their streams. A lease
+        cannot be moved: its reader computes the prompt itself, or asks another worker."""
         self.begin_drain()
         end = None if deadline_s is None else time.monotonic() + deadline_s
         while self.num_leases and (end is None or time.monotonic() < end):
