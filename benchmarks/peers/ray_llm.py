@@ -12,7 +12,6 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.llm import build_pd_openai_app
 
 SIDE_CHANNEL_PORTS = {"prefill_config": 20400, "decode_config": 22400}
 
@@ -42,6 +41,9 @@ def main() -> None:
     }
     # Ray counts CPUs; that they are more than there are lets it place everything on one machine.
     ray.init(address="local", num_cpus=16, include_dashboard=False)
+    # Importing vLLM binds a process to one core, and Ray's own would inherit that.
+    from ray.serve.llm import build_pd_openai_app
+
     serve.start(http_options={"host": "127.0.0.1", "port": int(port)})
     serve.run(build_pd_openai_app(configs), blocking=False)
     stop = threading.Event()
