@@ -5,7 +5,7 @@ PYTHON ?= python3
 MODEL ?= bundled
 ARGS ?=
 TESTS ?= tests
-# processes that run tests side by side
+# processes side by side, of tests and of the type checker
 JOBS ?= 2
 
 BIN := .venv/bin
@@ -32,12 +32,12 @@ serve: setup
 	$(BIN)/kvrelay serve $(MODEL) $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy .
+	$(BIN)/mypy --num-workers $(JOBS) .
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/python -m pytest tests/test_imports.py
 

@@ -33,7 +33,7 @@ MIB = 1 << 20
 TOTALS = (1 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 GROUP_BYTES = 288 * MIB
 TURNS = {1 * MIB: 200, 16 * MIB: 60, 64 * MIB: 25, 256 * MIB: 10}
-IDLE_S = 4.0
+SETTLE_S, IDLE_S = 3.0, 4.0
 
 MEMCPY, BARE_SOCKET, BARE_CMA = "memcpy", "bare sockets", "bare CMA"
 BARE = {"nixl": BARE_CMA, "socket": BARE_SOCKET}
@@ -94,12 +94,12 @@ class Benchmark:
         self.holder = Holder([name for name in names if name != "inprocess"])
         self.sides: dict[str, Side] = {}
         self.rows: list[dict[str, Any]] = []
-        self.idle: dict[str, float] = {}
+        self.idle = 0.0  # share of a core that both processes take
 
     async def open(self, stack: AsyncExitStack) -> None:
         stack.callback(self.holder.close)
         info = self.holder.info
-        self.holder.ask("busy")
+        self.holder.ask("expect")
         for name in self._names:
             connector = await self._open(stack, name, self.ours)
             if name == "inprocess":
@@ -169,12 +169,12 @@ class Benchmark:
             print(" ".join(_cells(row)), file=sys.stderr, flush=True)
 
     async def measure_idle(self) -> None:
-        """Share of one core that the pair of processes takes while nothing is read."""
-        for order, name in (("busy", "with leases out"), ("idle", "idle")):
-            before, started = self.holder.ask(order) + time.process_time(), time.perf_counter()
-            await asyncio.sleep(IDLE_S)
-            spent = self.holder.ask("cpu") + time.process_time() - before
-            self.idle[name] = spent / (time.perf_counter() - started)
+        """When nothing is read, and nobody has connected just now."""
+        await asyncio.sleep(SETTLE_S)
+        before, started = self.holder.ask("cpu") + time.process_time(), time.perf_counter()
+        await asyncio.sleep(IDLE_S)
+        spent = self.holder.ask("cpu") + time.process_time() - before
+        self.idle = spent / (time.perf_counter() - started)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -199,7 +199,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         await benchmark.open(stack)
         await benchmark.measure_idle()
-        benchmark.holder.ask("busy")
+        benchmark.holder.ask("expect")
         for group in range(len(BLOB_BYTES)):
             for total in TOTALS:
                 await benchmark.measure(group, total)
@@ -210,8 +210,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     print("python -m benchmarks.transfer " + " ".join(sys.argv[1:]))
     print("machine: " + ", ".join(f"{k} {v}" for k, v in described.items()))
     print(f"load before {load:.2f}; other processes took {foreign:.0%} of the CPU meanwhile")
-    for name, share in benchmark.idle.items():
-        print(f"the pair of processes, {name}: {share:.1%} of a core")
+    print(f"the pair of processes, idle: {benchmark.idle:.1%} of a core")
     print(table.lines([HEADINGS, *(_cells(row) for row in benchmark.rows)]))
     if arguments.json:
         result = {"machine": described, "foreign": foreign, "idle": benchmark.idle}

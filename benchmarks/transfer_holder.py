@@ -80,9 +80,9 @@ async def serve(names: list[str], group_bytes: int, answers: Any) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         order = line.strip()
-        if order in ("busy", "idle"):
+        if order == "expect":
             for connector in connectors.values():
-                connector.set_busy(order == "busy")
+                connector.expect_peer()
         answers.write(json.dumps(time.process_time()) + "\n")
     os._exit(0)
 

@@ -1,10 +1,9 @@
 """Memory to copy from and to, touched, for every size of blob."""
 
-import mmap
-
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_cache.huge_pages import anonymous_memory
 from kv_transfer.connector import PoolRegion
 
 BLOB_BYTES = (16 << 10, 128 << 10, 1 << 20)
@@ -18,8 +17,7 @@ class BenchPool:
         self.regions: list[PoolRegion] = []
         for blob_bytes in BLOB_BYTES:
             num_blocks = group_bytes // blob_bytes
-            memory = mmap.mmap(-1, num_blocks * blob_bytes)
-            memory.madvise(mmap.MADV_HUGEPAGE)  # as the engine's slabs are
+            memory = anonymous_memory(num_blocks * blob_bytes)  # as the engine's slabs are
             blobs = np.frombuffer(memory, np.uint8).reshape(num_blocks, blob_bytes)
             blobs[:] = (np.arange(num_blocks, dtype=np.uint64)[:, None] + fill).astype(np.uint8)
             self.blobs.append(blobs)

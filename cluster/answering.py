@@ -60,6 +60,7 @@ class Answer:
                     priority=plan.priority,
                     cache_salt=plan.cache_salt,
                     timeout_s=timeout_s,
+                    tenant=self._exchange.caller,
                 )
                 stream = backend.submit(request)
                 first = number * plan.params.n

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from engine.errors import ConfigError
+from protos.errors import PlaneError
+from protos.private_file import read_private_file
 
 VARIABLE = "KVRELAY_API_KEYS"
 FILE_FIELD = "api_key_file"
@@ -49,20 +49,10 @@ class ApiKeys:
     def from_file(cls, path: Path) -> Self:
         """Refuses a file that anyone but its owner may touch."""
         try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise ConfigError(FILE_FIELD, f"{path} is no regular file")
-                if status.st_mode & 0o077:
-                    mode = stat.S_IMODE(status.st_mode)
-                    raise ConfigError(
-                        FILE_FIELD,
-                        f"{path} is open to others (mode {mode:04o}); chmod 600 closes it",
-                    )
-                text = file.read(_MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
-        except OSError as error:
-            raise ConfigError(FILE_FIELD, f"{path} cannot be read: {error.strerror}") from error
-        return cls._parse(FILE_FIELD, text.splitlines())
+            text = read_private_file(FILE_FIELD, path, _MAX_FILE_BYTES)
+        except PlaneError as error:
+            raise ConfigError(error.field, error.message) from error
+        return cls._parse(FILE_FIELD, text.decode("utf-8", "surrogateescape").splitlines())
 
     @classmethod
     def _parse(cls, source: str, lines: Iterable[str]) -> Self:

@@ -3,13 +3,13 @@
 from typing import Any
 
 from ray import serve
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import RequestRouterConfig
 
 from cluster.cluster_args import ClusterArgs, Placement
-from cluster.replica_watch import IngressWatch, ReplicaWatch
+from cluster.replica_watch import ReplicaWatch
 from cluster.replicas.ingress_replica import IngressReplica
 from cluster.replicas.worker_replica import WorkerReplica
+from cluster.succession import SUCCESSION_S
 from router.workers import Leg
 
 APP_NAME = "kvrelay"
@@ -30,18 +30,15 @@ def build(args: ClusterArgs) -> serve.Application:
     pools = [decode]
     if not args.is_colocated:
         pools.append(_worker_pool(args, Leg.PREFILL, args.prefill).bind(options, Leg.PREFILL.value))
-    options_of_ingress = _options(args, args.ingress)
-    if not RAY_SERVE_ENABLE_HA_PROXY:
-        # Where it is set, as where Serve builds a config, Serve refuses a router of the ingress's.
-        watch = RequestRouterConfig(request_router_class=IngressWatch)  # type: ignore[arg-type]
-        options_of_ingress["request_router_config"] = watch
-    deployed = serve.deployment(name=INGRESS, max_ongoing_requests=_MANY, **options_of_ingress)
+    deployed = serve.deployment(
+        name=INGRESS, max_ongoing_requests=_MANY, **_options(args, args.ingress)
+    )
     return deployed(serve.ingress()(IngressReplica)).bind(options, *pools)
 
 
 def shutdown_limit_s(args: ClusterArgs) -> float:
     """How long a replica that is stopped may take: whatever it answers ends sooner."""
-    return args.request_timeout_s + args.drain_s + _SHUTDOWN_MARGIN_S
+    return SUCCESSION_S + args.request_timeout_s + args.drain_s + _SHUTDOWN_MARGIN_S
 
 
 def _worker_pool(args: ClusterArgs, leg: Leg, placement: Placement) -> serve.Deployment:

@@ -1,9 +1,10 @@
 """What the HTTP side needs of an engine, wherever that runs."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest
+from router.ask import Placement
 
 
 class Backend(Protocol):
@@ -17,3 +18,21 @@ class Backend(Protocol):
     def check_health(self) -> None:
         """Raises `UnavailableError`, with the reason, when nothing can be generated any more."""
         ...
+
+
+@runtime_checkable
+class Refusing(Protocol):
+    """A backend that knows when it would refuse whatever was asked."""
+
+    def check_open(self) -> None:
+        """Raises `QueueFullError` then: a request need not be read to be refused."""
+        ...
+
+
+class Routed:
+    """What a stream that somebody finds a worker for has besides. A class and no protocol: each
+    request asks for it, which takes microseconds where attributes are compared."""
+
+    routed_s: float  # from its submission until a worker had it
+    num_moves: int  # from one worker to another
+    placement: Placement | None  # the last one

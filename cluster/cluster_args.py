@@ -17,12 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from cluster.exchange import HttpLimits
 from cluster.front_args import FrontArgs
 from cluster.log_format import LogArgs
+from cluster.router_args import RouterArgs
 from cluster.scaling_args import ScalingArgs
 from cluster.validation import checked
 from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
 from decode_worker.answerer import LocalPrefill
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from router.config import RouterConfig
 from router.workers import Leg
 
 MAX_REPLICAS = 10_000
@@ -105,6 +107,7 @@ class ClusterArgs(_Args):
     log: LogArgs = LogArgs()
     metrics_targets_file: str | None = None
     scaling: ScalingArgs = ScalingArgs()
+    router: RouterArgs = RouterArgs()
 
     @field_validator("metrics_targets_file")
     @classmethod
@@ -174,6 +177,10 @@ class ClusterArgs(_Args):
     @property
     def local_prefill_mode(self) -> LocalPrefill:
         return LocalPrefill[self.local_prefill.upper()]
+
+    @property
+    def router_config(self) -> RouterConfig:
+        return self.router.config(may_stay=self.local_prefill_mode is not LocalPrefill.NEVER)
 
     @property
     def release(self) -> str:

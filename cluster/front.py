@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cluster.answering import Answer
-from cluster.backend import Backend
+from cluster.backend import Backend, Refusing
 from cluster.exchange import Exchange, HttpLimits
 from cluster.gate import Gate
 from cluster.metrics.meter import Meter
@@ -54,6 +54,7 @@ class Front:
     ) -> None:
         self._meter = meter or Meter(model)
         self._backend = backend
+        self._refusing = backend if isinstance(backend, Refusing) else None
         self._model = model
         self._limits = limits
         self._gate = gate
@@ -158,6 +159,8 @@ class Front:
             raise self._refusal
         timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
+        if self._refusing is not None:
+            self._refusing.check_open()
 
         async def work() -> None:
             plan, wording = await _off_loop(prepare, body)

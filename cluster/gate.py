@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from cluster.api_keys import ApiKeys
 from cluster.exchange import Exchange, Handler
 from cluster.openai.errors import ApiError
 from cluster.rate_limit import RateLimiter, Rates
+
+
+class Asking(Protocol):
+    """A request, however it came."""
+
+    caller: str  # the name of the key that it came with
+
+    def header(self, name: str) -> str | None: ...
 
 
 class Gate:
@@ -29,7 +38,7 @@ class Gate:
         """Only with a key, where there are any."""
 
         async def handle(exchange: Exchange) -> None:
-            exchange.caller = self._caller(exchange)
+            self.enter(exchange)
             await handler(exchange)
 
         return handle
@@ -38,21 +47,29 @@ class Gate:
         """With a key, and counted as a request of its caller's."""
 
         async def handle(exchange: Exchange) -> None:
-            wait_s = self._limiter.admit(exchange.caller, self._now())
-            if wait_s:
-                raise _too_many(wait_s)
+            self.count(exchange)
             await handler(exchange)
 
         return self.guarded(handle)
 
-    def spend(self, exchange: Exchange, num_tokens: int) -> None:
-        """Counts tokens, read or written, as the caller's."""
-        self._limiter.spend(exchange.caller, num_tokens, self._now())
+    def enter(self, asking: Asking) -> None:
+        """ApiError for who has no key, where there are any."""
+        asking.caller = self._caller(asking)
 
-    def _caller(self, exchange: Exchange) -> str:
+    def count(self, asking: Asking) -> None:
+        """ApiError if it is one request of its caller's too many."""
+        wait_s = self._limiter.admit(asking.caller, self._now())
+        if wait_s:
+            raise _too_many(wait_s)
+
+    def spend(self, asking: Asking, num_tokens: int) -> None:
+        """Counts tokens, read or written, as the caller's."""
+        self._limiter.spend(asking.caller, num_tokens, self._now())
+
+    def _caller(self, asking: Asking) -> str:
         if self._keys is None:
             return ""
-        authorization = exchange.header("authorization")
+        authorization = asking.header("authorization")
         key = self._keys.find(authorization)
         if key is None:
             raise _unauthorized(

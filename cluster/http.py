@@ -1,5 +1,8 @@
 """The HTTP application: routes, and errors in OpenAI's shape for what no route answers."""
 
+import json
+from collections.abc import Callable
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -7,12 +10,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cluster.backend import Backend
-from cluster.exchange import Endpoint, Handler, HttpLimits
+from cluster.exchange import Endpoint, Exchange, Handler, HttpLimits
 from cluster.front import Front
 from cluster.gate import Gate
 from cluster.metrics.meter import Meter
 from cluster.openai.errors import ApiError
+from cluster.openai.openapi import document
 from cluster.openai.request_limits import RequestLimits
+from cluster.openai.wording import Json
 from cluster.served_model import ServedModel
 
 
@@ -23,10 +28,12 @@ def build_app(
     gate: Gate | None = None,
     request_limits: RequestLimits | None = None,
     meter: Meter | None = None,
+    routing: Callable[[], Json] | None = None,
 ) -> tuple[Starlette, Front]:
     """An ASGI application for any server, and the handlers behind it.
 
-    Routes are for those with a key, but for what load balancers and monitors ask.
+    Routes are for those with a key, but for what load balancers and monitors ask. `routing`:
+    what is known and was decided of the workers, where there is a choice of them.
     """
     gate = gate or Gate()
     front = Front(backend, model, limits or HttpLimits(), gate, request_limits, meter)
@@ -43,10 +50,20 @@ def build_app(
         _route("GET", "/version", front.version),
         _route("GET", "/metrics", front.metrics),
         _route("GET", "/metrics/targets", front.metrics_targets),
+        _route("GET", "/openapi.json", _shown(document)),
     ]
+    if routing is not None:
+        routes.append(_route("GET", "/debug/routing", gate.guarded(_shown(routing))))
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False
     return app, front
+
+
+def _shown(view: Callable[[], Json]) -> Handler:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.send_json(json.dumps(view()).encode())
+
+    return handle
 
 
 def _route(method: str, path: str, handler: Handler) -> Route:

@@ -1,12 +1,13 @@
-"""Both pools as one ingress process sees them: a session to every decode worker, load reports
-of all of them."""
+"""Both pools as one ingress process sees them: a session to every decode worker, and the load
+reports and cache events of all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,10 +15,10 @@ from cluster.membership import Replicas
 from cluster.metrics.targets import KEY as METRICS
 from cluster.session import SessionBackend
 from protos.rpc import Plane
-from protos.worker_pb2 import WorkerDescription
-from router.least_loaded import for_decode, for_prefill
-from router.subscriber import LoadFeed
-from router.workers import Leg, Load, Standing, Worker
+from protos.worker_pb2 import CacheFormat, WorkerDescription
+from router.router import Router
+from router.subscriber import WorkerFeed
+from router.workers import CacheShape, Leg, Load, Worker
 
 logger = logging.getLogger("kvrelay.pools")
 
@@ -26,8 +27,9 @@ logger = logging.getLogger("kvrelay.pools")
 class Member:
     """A worker with all that this process keeps open to it."""
 
-    standing: Standing
-    feed: LoadFeed
+    leg: Leg
+    worker: Worker
+    feed: WorkerFeed
     close_channel: Callable[[], Coroutine[Any, Any, None]]
     session: SessionBackend | None = None  # of a decode worker
 
@@ -35,19 +37,29 @@ class Member:
     def is_idle(self) -> bool:
         return self.session is None or self.session.num_open == 0
 
+    @property
+    def takes_requests(self) -> bool:
+        return self.session is None or (self.session.is_open and not self.session.leaving)
+
 
 class Pools:
-    """Used on one event loop. `moved` is called with a session whose worker wants its requests
-    taken elsewhere."""
+    """Tells the router who is there and what they say of themselves. Used on one event loop.
 
-    def __init__(self, plane: Plane, release: str) -> None:
+    `on_change` is called when a worker came, went, or said something; `on_move` with a session
+    whose worker wants its requests taken elsewhere.
+    """
+
+    def __init__(self, plane: Plane, release: str, router: Router) -> None:
+        self.router = router
         self._plane = plane
         self._release = release
-        self._fingerprint = ""  # of the first decode worker that answers
+        self.cache: CacheFormat | None = None  # of the first decode worker that answers
+        self._fingerprint = ""  # its
         self._members: dict[Leg, dict[str, Member]] = {leg: {} for leg in Leg}
         self._gone: set[Member] = set()  # out of the routing, with requests under way
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
+        self.on_change: Callable[[], None] = lambda: None
         self.on_move: Callable[[SessionBackend], None] = lambda session: None
 
     def update(self, leg: Leg, replicas: Replicas) -> None:
@@ -55,8 +67,8 @@ class Pools:
         members = self._members[leg]
         for replica in members.keys() - replicas.keys():
             member = members.pop(replica)
-            member.standing.leaving = True
-            logger.info("%s %s is leaving", leg, member.standing.worker.address)
+            logger.info("%s %s is leaving", leg, member.worker.address)
+            self.router.leave(leg, member.worker)
             self._gone.add(member)
         for replica in replicas.keys() - members.keys():
             published = read_metadata(replicas[replica])
@@ -65,45 +77,39 @@ class Pools:
                 members[replica] = self._join(leg, published.worker)
         self._notice()
 
-    def best_decode(self, without: Collection[SessionBackend] = ()) -> Member | None:
-        """Whose session is open, who reports, and who has the least to do."""
-        usable = {id(one.standing): one for one in self._decode() if one.session not in without}
-        ranked = for_decode((one.standing for one in usable.values()), time.monotonic())
-        return usable[id(ranked[0])] if ranked else None
+    def usable(self, leg: Leg) -> list[Worker]:
+        """Who takes requests now: those with our weights that answer."""
+        return self.router.usable(leg, time.monotonic())
 
-    def usable_decode_addresses(self) -> list[str]:
-        standings = (one.standing for one in self._decode())
-        return [one.worker.address for one in for_decode(standings, time.monotonic())]
+    def has_decode(self, without: Collection[Worker] = ()) -> bool:
+        return any(worker not in without for worker in self.usable(Leg.DECODE))
 
-    def _decode(self) -> Iterator[Member]:
+    def has_pair(self, without: Collection[Worker] = ()) -> bool:
+        """A decode worker, and a prefill worker where there has to be one."""
+        return self.has_decode(without) and (
+            self.router.config.may_stay or bool(self.usable(Leg.PREFILL))
+        )
+
+    def staying(self) -> set[SessionBackend]:
+        """Of the usable decode workers, those that keep what they have."""
+        sessions = map(self.session_of, self.usable(Leg.DECODE))
+        return {one for one in sessions if one is not None and not one.is_left}
+
+    def session_of(self, worker: Worker) -> SessionBackend | None:
         for member in self._members[Leg.DECODE].values():
-            session, worker = member.session, member.standing.worker
-            if session is None or worker.fingerprint != self._fingerprint:
-                continue
-            if session.is_open and not session.leaving:
-                yield member
-
-    def prefill_candidates(self) -> list[Standing]:
-        standings = (member.standing for member in self._members[Leg.PREFILL].values())
-        return for_prefill(standings, self._fingerprint, time.monotonic())
+            if member.worker == worker:
+                return member.session
+        return None
 
     async def first_description(self) -> WorkerDescription:
         """Waits for a decode worker; from here on only workers with its weights are used."""
         while True:
             for member in self._members[Leg.DECODE].values():
                 if member.session is not None and member.session.description is not None:
-                    self._fingerprint = member.standing.worker.fingerprint
+                    if not self._fingerprint:
+                        self._choose(member.worker, member.session.description)
                     return member.session.description
             await self._changed.wait()
-
-    async def wait_for_change(self, timeout_s: float) -> None:
-        """Returns early when a worker comes, goes, or says something of itself."""
-        changed = self._changed
-        try:
-            async with asyncio.timeout(timeout_s):
-                await changed.wait()
-        except TimeoutError:
-            pass
 
     def check_gone(self) -> None:
         """Lets go of those that have nothing of ours any more."""
@@ -123,13 +129,12 @@ class Pools:
 
     def _join(self, leg: Leg, worker: Worker) -> Member:
         channel = self._plane.channel(worker.address)
-        standing = Standing(worker)
 
         def note(load: Load) -> None:
-            standing.load = load
+            self.router.note(leg, worker, load)
             self._notice()
 
-        member = Member(standing, LoadFeed(channel, note), channel.close)
+        member = Member(leg, worker, WorkerFeed(channel, note), channel.close)
         if leg is Leg.DECODE:
             member.session = SessionBackend(
                 worker.address,
@@ -138,9 +143,28 @@ class Pools:
                 changed=lambda: self._session_changed(member),
             )
             member.session.open()
+        self._route_to(member)
         return member
 
+    def _choose(self, worker: Worker, description: WorkerDescription) -> None:
+        self._fingerprint = worker.fingerprint
+        self.cache = description.format
+        self.router.set_shape(cache_shape(description.format))
+        for members in self._members.values():
+            for member in members.values():
+                self._route_to(member)
+        self._notice()
+
+    def _route_to(self, member: Member) -> None:
+        """Once the weights are known that all of ours have."""
+        if not self._fingerprint or member.worker.fingerprint != self._fingerprint:
+            return
+        self.router.add(member.leg, member.worker)
+        self.router.reach(member.leg, member.worker, member.takes_requests)
+        member.feed.follow(self.router.index.of(member.worker))
+
     def _session_changed(self, member: Member) -> None:
+        self.router.reach(member.leg, member.worker, member.takes_requests)
         self._notice()
         if member.session is not None and member.session.wants_move:
             self.on_move(member.session)
@@ -149,11 +173,29 @@ class Pools:
         self._changed.set()
         self._changed = asyncio.Event()
         self.check_gone()
+        self.on_change()
 
     def _close(self, member: Member) -> None:
+        self.router.remove(member.leg, member.worker)
         task = asyncio.create_task(_close(member))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def cache_shape(cache: CacheFormat) -> CacheShape:
+    """The full-attention group is followed, or else the one that looks back the farthest."""
+
+    def reach(group: int) -> float:
+        return cache.groups[group].window if cache.groups[group].HasField("window") else math.inf
+
+    followed = max(range(len(cache.groups)), key=reach)
+    one = cache.groups[followed]
+    return CacheShape(
+        cache.block_size,
+        sum(group.blob_bytes for group in cache.groups),
+        followed,
+        one.window if one.HasField("window") else None,
+    )
 
 
 class Published(NamedTuple):

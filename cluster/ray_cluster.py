@@ -6,18 +6,21 @@ import importlib.util
 import logging
 import os
 import secrets
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray import serve
 
+from protos.port import free_port
 from protos.secret import VARIABLE
 
 logger = logging.getLogger("kvrelay.ray")
+
+SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 
 # Serve's own processes read these from their environment.
 _HAPROXY_SETTINGS = {
@@ -33,6 +36,11 @@ _OWN_SETTINGS = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",  # its files have it; our own words are what users wait for
+    # Our code blocks no event loop; one of its own costs a change of threads a message.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    # Workers give way by themselves: an ingress in want of a core answers nobody in time.
+    "RAY_worker_niceness": "0",
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 << 20),  # read before anyone is asked for a key
 }
 
 
@@ -51,8 +59,11 @@ def ray_cluster(own: bool, num_cpus: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def start_front(host: str, port: int) -> None:
-    serve.start(http_options={"host": host, "port": port})
+def start_front(host: str, port: int, grpc_port: int | None = None) -> None:
+    options: dict[str, Any] = {}
+    if grpc_port is not None:
+        options["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
+    serve.start(http_options={"host": host, "port": port}, **options)
 
 
 def address() -> str:
@@ -104,13 +115,8 @@ def _haproxy_places() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port("127.0.0.1")),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port("127.0.0.1")),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port("127.0.0.1")),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port("127.0.0.1")),
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

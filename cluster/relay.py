@@ -1,37 +1,64 @@
-"""Both pools as a Backend: each request goes to a pair of workers, and to another one when its
-worker dies or leaves, with what its client has already."""
+"""Both pools as a Backend: each request waits until the router has a pair of workers for it, and
+goes to another one when its worker dies or leaves, with what its client has already."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Self
 
+from cluster.backend import Routed
 from cluster.pools import Pools
 from cluster.session import SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
-from engine.errors import EngineError, QueueFullError, StepError, UnavailableError
+from engine.errors import (
+    DeadlineError,
+    EngineError,
+    QueueFullError,
+    StepError,
+    UnavailableError,
+)
 from engine.request import ChoiceSoFar, GenerationRequest, GenerationUpdate
-from router.workers import Standing
+from kv_cache.names import cache_identity, name_blocks, root_name
+from prefill_worker.named_workers import PrefixSource
+from router.admission import Refused
+from router.ask import Ask, Placement, keys_of
+from router.workers import Leg, Worker
 
 logger = logging.getLogger("kvrelay.relay")
+
+# Naming the blocks of so many tokens takes a quarter of a millisecond of the event loop.
+_SHORT_PROMPT = 2048
+_TICK_S = 0.05  # while anything waits at the router
+_CHECK_S = 0.5  # whether anybody is there at all
+_FORGETTING = 0.98  # of how long answers are
+_FIRST_GUESS = 128
 
 
 @dataclass(frozen=True)
 class RelayConfig:
     """`max_lost_workers`: a request that so many workers died under is the likely cause. A
-    worker that was not heard of since the request came may have been dead before, as when a
+    worker that did not say that the request had come may have been dead before, as when a
     whole machine goes; one such more is forgiven. `max_wait_s`: for a worker to come, where
-    there is none."""
+    there is none, of a request that lost its own; `max_new_wait_s`: of a new one, whose client can
+    ask elsewhere. `stall_s`: a worker that has made no step for so long, though it answers, loses
+    its requests to others."""
 
     local_prefill: LocalPrefill = LocalPrefill.AUTO
     max_lost_workers: int = 2
     max_wait_s: float = 30.0
+    max_new_wait_s: float = 0.8
     max_candidates: int = 3
+    stall_s: float = 10.0
+
+
+class WorkerStuck(UnavailableError):
+    """The worker answers, and gets nowhere."""
 
 
 class Relay:
@@ -39,15 +66,19 @@ class Relay:
 
     def __init__(self, pools: Pools, config: RelayConfig | None = None) -> None:
         self.pools = pools
+        self.router = pools.router
         self.config = config or RelayConfig()
-        self._streams: set[RelayStream] = set()
+        self._streams: dict[str, RelayStream] = {}
+        self._tick: asyncio.TimerHandle | None = None
+        self.answer_tokens = float(_FIRST_GUESS)  # of a choice, lately
         self.reroutes: Counter[str] = Counter()  # by what became of the worker
         pools.on_move = self._move
+        pools.on_change = self.dispatch
 
     def submit(self, request: GenerationRequest) -> RelayStream:
         stream = RelayStream(self, request)
-        self._streams.add(stream)
-        stream.place()
+        self._streams[request.request_id] = stream
+        stream.enter()
         return stream
 
     @property
@@ -60,38 +91,85 @@ class Relay:
         return self.reroutes.total()
 
     def check_health(self) -> None:
-        if self.pools.best_decode() is None:
+        if not self.pools.has_decode():
             raise UnavailableError("no decode worker answers")
 
+    def check_open(self) -> None:
+        try:
+            self.router.check_open(time.monotonic())
+        except Refused as refused:
+            raise _full(refused) from None
+
+    def dispatch(self) -> None:
+        """To be called whenever something has changed for those that wait."""
+        now = time.monotonic()
+        for ask, placement in self.router.dispatch(now):
+            self._streams[ask.request_id].place(placement)
+        for ask in self.router.take_expired():
+            self._streams[ask.request_id].expire()
+        for worker in self.router.stuck(Leg.DECODE, self.config.stall_s):
+            session = self.pools.session_of(worker)
+            if session is not None and session.num_open:
+                self._take_from(session, WorkerStuck(f"{worker.address} makes no steps"))
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        if self.router.num_waiting:
+            self._tick = asyncio.get_running_loop().call_later(_TICK_S, self.dispatch)
+
     def forget(self, stream: RelayStream) -> None:
-        self._streams.discard(stream)
+        self._streams.pop(stream.request_id, None)
         self.pools.check_gone()
+        self.dispatch()
+
+    def note_length(self, num_tokens: int) -> None:
+        """Of a choice that was answered to its end."""
+        self.answer_tokens += (1 - _FORGETTING) * (num_tokens - self.answer_tokens)
 
     def _move(self, session: SessionBackend) -> None:
-        """As many as another worker may take; the rest ends where it is."""
-        if self.pools.best_decode({session}) is None:
-            return
-        for stream in list(self._streams):
-            stream.leave(session)
+        self._take_from(session, UnavailableError("the worker is leaving"))
+
+    def _take_from(self, session: SessionBackend, why: UnavailableError) -> None:
+        """As many as another worker may take, which is not about to leave itself; the rest ends
+        where it is."""
+        heirs = self.pools.staying() - {session}
+        for stream in list(self._streams.values()):
+            stream.leave(session, heirs, why)
 
 
-class RelayStream:
-    """One answer, whoever gives it."""
+class RelayStream(Routed):
+    """One answer, whoever gives it.
+
+    ```
+    enter ──> (naming) ──> at the router ──place──> at a worker ──> whole
+                ^            │ expire, refused         │ died, left, refused
+                └────────────┴── error                 └──> enter
+    ```
+    """
 
     def __init__(self, relay: Relay, request: GenerationRequest) -> None:
         self._relay = relay
         self._request = request
         self._deadline = _deadline(request)
         self._sent = _Sent.of(request)
+        self._keys: Sequence[int] | None = None
+        self._naming: asyncio.Task[None] | None = None
         self._prompt_reported = False
-        self._lost: list[str] = []  # workers that died under it
-        self._num_lost_alive = 0  # of them, heard of since it came
-        self._refused: set[SessionBackend] = set()
+        self._lost: dict[Worker, str] = {}  # that died under it, and how
+        self._lost_alive: set[Worker] = set()  # of them, those that it had come to
+        self._without: frozenset[Worker] = frozenset()
         self._placed: _Placed | None = None
+        self._problem: EngineError | None = None  # why it has no worker
+        self._came = asyncio.Event()  # a worker, or a problem
         self._closed = False
         self._began = time.monotonic()
         self.routed_s = 0.0  # until a worker had it; where it was moved, until the last one had
         self.num_moves = 0
+        self.placement: Placement | None = None  # the last one
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
 
     def __aiter__(self) -> Self:
         return self
@@ -104,6 +182,7 @@ class RelayStream:
             except (UnavailableError, QueueFullError) as error:
                 self._unplace()
                 self._go_on_or_raise(error, placed)
+                self.enter()
         raise StopAsyncIteration
 
     def stop_choice(self, choice: int) -> None:
@@ -114,110 +193,171 @@ class RelayStream:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            if self._naming is not None:
+                self._naming.cancel()
+            self._relay.router.withdraw(self.request_id, time.monotonic())
             self._unplace()
             self._relay.forget(self)
 
-    def place(self) -> _Placed | None:
-        """Submits what is left to the best worker there is now; None where there is none."""
-        member = self._relay.pools.best_decode(self._refused)
-        if member is None or member.session is None:
-            return None
-        config = self._relay.config
-        candidates = self._relay.pools.prefill_candidates()[: config.max_candidates]
-        stream = member.session.submit(self._rest(), _route(candidates, config.local_prefill))
-        standings = [member.standing, *candidates[:1]]
-        num_tokens = len(self._request.prompt_token_ids)
-        self._placed = _Placed(stream, member.session, standings, num_tokens)
-        self.routed_s = time.monotonic() - self._began
-        return self._placed
+    def enter(self) -> None:
+        """Asks the router for workers. The blocks of a long prompt are named off the loop."""
+        self._came.clear()
+        self._problem = None
+        if self._keys is None and len(self._request.prompt_token_ids) > _SHORT_PROMPT:
+            self._naming = asyncio.create_task(self._enter_later())
+            return
+        if self._keys is None:
+            self._keys = self._named()
+        self._ask(self._keys)
 
-    def leave(self, session: SessionBackend) -> None:
-        """What has come is read before it goes on elsewhere."""
-        if self._placed is not None and self._placed.session is session:
-            self._placed.stream.give_up(UnavailableError("the worker is leaving"))
+    def place(self, placement: Placement) -> None:
+        """The router's answer."""
+        self.placement = placement
+        session = self._relay.pools.session_of(placement.decode)
+        if session is None:  # it went this very moment
+            self._relay.router.ended(self.request_id, time.monotonic())
+            self._ask(self._keys or [])
+            return
+        config = self._relay.config
+        stream = session.submit(self._rest(), _route(placement, config))
+        self._placed = _Placed(stream, session, placement.decode)
+        self.routed_s = time.monotonic() - self._began
+        self._came.set()
+
+    def expire(self) -> None:
+        """It waited for as long as it may."""
+        waited_s = time.monotonic() - self._began
+        self._fail(DeadlineError(f"no worker had time for it in {waited_s:.0f} s"))
+
+    def leave(
+        self, session: SessionBackend, heirs: Set[SessionBackend], why: UnavailableError
+    ) -> None:
+        """To one of the heirs; what has come is read before."""
+        if self._placed is None or self._placed.session is not session:
+            return
+        refused = {self._relay.pools.session_of(worker) for worker in self._without}
+        if heirs - refused:
+            self._placed.stream.give_up(why)
+
+    async def _enter_later(self) -> None:
+        self._keys = await asyncio.to_thread(self._named)
+        self._ask(self._keys)
+
+    def _named(self) -> Sequence[int]:
+        """What the index knows the prompt's blocks by; none before the model is known."""
+        cache = self._relay.pools.cache
+        if cache is None:
+            return []
+        identity = cache_identity(cache.fingerprint, cache.kv_format, cache.block_size)
+        root = root_name(identity, self._request.cache_salt)
+        names = name_blocks(root, self._request.prompt_token_ids, cache.block_size)
+        return keys_of(names)
+
+    def _ask(self, keys: Sequence[int]) -> None:
+        request, sent = self._request, self._sent
+        expected = self._relay.answer_tokens
+        if request.params.max_tokens is not None:
+            expected = min(expected, request.params.max_tokens)
+        now = time.monotonic()
+        ask = Ask(
+            request_id=request.request_id,
+            num_tokens=len(request.prompt_token_ids) + sent.most_tokens,
+            keys=keys,
+            num_new=max(1, round(expected)),
+            num_choices=sent.num_left,
+            priority=request.priority,
+            tenant=request.tenant,
+            arrived=self._began,
+            deadline=self._deadline,
+            without=self._without,
+            moved=self.num_moves > 0,
+        )
+        try:
+            self._relay.router.submit(ask, now)
+        except Refused as refused:
+            self._fail(_full(refused))
+            return
+        self._relay.dispatch()
+
+    def _fail(self, problem: EngineError) -> None:
+        self._problem = problem
+        self._came.set()
 
     async def _wait_for_place(self) -> _Placed:
-        end = time.monotonic() + self._relay.config.max_wait_s
-        if self._deadline is not None:
-            end = min(end, self._deadline)
-        while (placed := self.place()) is None:
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                raise UnavailableError("no decode worker answers")
-            await self._relay.pools.wait_for_change(left_s)
-        return placed
+        """As long as its deadline allows; but not for somebody to come where nobody is."""
+        alone_since: float | None = None
+        config, pools = self._relay.config, self._relay.pools
+        while self._placed is None:
+            if self._problem is not None:
+                raise self._problem
+            now = time.monotonic()
+            waits = self.num_moves or pools.has_decode(self._without)
+            most_s = config.max_wait_s if waits else config.max_new_wait_s
+            if pools.has_pair(self._without):
+                alone_since = None
+            elif alone_since is None:
+                alone_since = now
+            elif now - alone_since >= most_s:
+                self._relay.router.withdraw(self.request_id, now)
+                leg = Leg.PREFILL if pools.has_decode(self._without) else Leg.DECODE
+                raise UnavailableError(f"no {leg} worker answers")
+            left_s = most_s if alone_since is None else alone_since + most_s - now
+            try:
+                async with asyncio.timeout(min(_CHECK_S, left_s)):
+                    await self._came.wait()
+            except TimeoutError:
+                pass
+        return self._placed
 
     def _rest(self) -> GenerationRequest:
         left_s = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
         return replace(self._request, sent=self._sent.so_far(), timeout_s=left_s)
 
     def _note(self, update: GenerationUpdate) -> GenerationUpdate:
-        self._sent.add(update)
-        if self._placed is not None:
-            self._placed.end_prompt()
+        for length in self._sent.add(update):
+            self._relay.note_length(length)
+        if self._placed is not None and not self._placed.began:
+            self._placed.began = True
+            self._relay.router.began(self.request_id, time.monotonic())
+            self._relay.dispatch()
         if self._prompt_reported:
             return update._replace(prompt=None)
         self._prompt_reported = update.prompt is not None
         return update
 
     def _go_on_or_raise(self, error: EngineError, placed: _Placed) -> None:
-        request_id, session = self._request.request_id, placed.session
+        session = placed.session
         if isinstance(error, SessionBroken):
-            self._lost.append(str(error))
-            self._num_lost_alive += placed.was_heard_of
+            self._lost[placed.worker] = str(error)
+            if error.had_come:
+                self._lost_alive.add(placed.worker)
             most = self._relay.config.max_lost_workers
-            if self._num_lost_alive >= most or len(self._lost) > most:
-                message = f"{len(self._lost)} workers died under request {request_id}"
-                raise StepError(f"{message}: {'; '.join(self._lost)}") from error
+            if len(self._lost_alive) >= most or len(self._lost) > most:
+                message = f"{len(self._lost)} workers died under request {self.request_id}"
+                raise StepError(f"{message}: {'; '.join(self._lost.values())}") from error
         else:
-            self._refused.add(session)
-            if not session.leaving and self._relay.pools.best_decode(self._refused) is None:
+            self._without |= {placed.worker}
+            if not session.is_left and not self._relay.pools.has_decode(self._without):
                 raise error
         self.num_moves += 1
         self._relay.reroutes[_what_became(error, session)] += 1
-        logger.warning("%s goes on elsewhere: %s", request_id, error)
+        logger.warning("%s goes on elsewhere: %s", self.request_id, error)
 
     def _unplace(self) -> None:
         if self._placed is not None:
-            self._placed.close()
+            self._placed.stream.close()
             self._placed = None
+            self._relay.router.ended(self.request_id, time.monotonic())
 
 
 class _Placed:
-    """A request at a decode worker; what it weighs there, and at the worker that may compute
-    its prompt, is in their standings until it ends."""
+    """A request at a decode worker."""
 
-    def __init__(
-        self,
-        stream: SessionStream,
-        session: SessionBackend,
-        standings: Sequence[Standing],
-        num_tokens: int,
-    ) -> None:
+    def __init__(self, stream: SessionStream, session: SessionBackend, worker: Worker) -> None:
         self.stream = stream
         self.session = session
-        self._num_messages = session.num_messages
-        self._standings = standings
-        self._num_tokens = num_tokens
-        for standing in standings:
-            standing.num_given += 1
-            standing.num_given_tokens += num_tokens
-
-    @property
-    def was_heard_of(self) -> bool:
-        """Whether the worker has said anything, of whichever request, since this one came."""
-        return self.session.num_messages > self._num_messages
-
-    def end_prompt(self) -> None:
-        for standing in self._standings:
-            standing.num_given_tokens -= self._num_tokens
-        self._num_tokens = 0
-
-    def close(self) -> None:
-        self.end_prompt()
-        self.stream.close()
-        for standing in self._standings:
-            standing.num_given -= 1
+        self.worker = worker
+        self.began = False  # its first token came
 
 
 @dataclass(slots=True)
@@ -236,11 +376,23 @@ class _Sent:
     def is_whole(self) -> bool:
         return all(self.finished)
 
-    def add(self, update: GenerationUpdate) -> None:
+    @property
+    def num_left(self) -> int:
+        return self.finished.count(False)
+
+    @property
+    def most_tokens(self) -> int:
+        return max(map(len, self.token_ids), default=0)
+
+    def add(self, update: GenerationUpdate) -> list[int]:
+        """How long the choices are that it ends."""
+        ended: list[int] = []
         for delta in update.deltas:
             self.token_ids[delta.choice] += delta.token_ids
             if delta.finish_reason is not None:
                 self.finished[delta.choice] = True
+                ended.append(len(self.token_ids[delta.choice]))
+        return ended
 
     def so_far(self) -> tuple[ChoiceSoFar, ...]:
         """Nothing where nothing has begun: such a request is like a new one."""
@@ -253,16 +405,27 @@ class _Sent:
 def _what_became(error: EngineError, session: SessionBackend) -> str:
     if isinstance(error, SessionBroken):
         return "died"
-    return "left" if session.leaving else "refused"
+    if isinstance(error, WorkerStuck):
+        return "stuck"
+    return "left" if session.is_left else "refused"
+
+
+def _full(refused: Refused) -> QueueFullError:
+    return QueueFullError(str(refused), refused.retry_after_s)
 
 
 def _deadline(request: GenerationRequest) -> float | None:
     return None if request.timeout_s is None else time.monotonic() + request.timeout_s
 
 
-def _route(candidates: Sequence[Standing], local_prefill: LocalPrefill) -> Route:
-    workers = (one.worker for one in candidates)
+def _route(placement: Placement, config: RelayConfig) -> Route:
+    """The decode worker decides once more, by what it knows better: its own queue."""
+    candidates = placement.prefill[: config.max_candidates]
     return Route(
-        tuple(PrefillCandidate(worker.address, worker.incarnation) for worker in workers),
-        local_prefill=local_prefill,
+        tuple(PrefillCandidate(worker.address, worker.incarnation) for worker in candidates),
+        tuple(
+            PrefixSource(source.worker.address, source.worker.incarnation, source.num_tokens)
+            for source in placement.sources
+        ),
+        config.local_prefill,
     )

@@ -3,7 +3,6 @@
 Requests do not travel through Serve's handles; a handle is made only so that this is called.
 """
 
-from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 
@@ -25,14 +24,3 @@ class ReplicaWatch(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """For whoever calls through the handle after all (Serve's own health checks do not)."""
         return [candidate_replicas]
-
-
-class IngressWatch(PowerOfTwoChoicesRequestRouter):
-    """The same of the ingresses, where Serve's own way of routing stays: its proxies use it."""
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        from cluster.membership import MEMBERSHIP
-
-        super().update_replicas(replicas)
-        known = {one.replica_id.unique_id: one.replica_metadata for one in replicas}
-        MEMBERSHIP.publish(self._deployment_id.name, known)

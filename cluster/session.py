@@ -34,7 +34,12 @@ _MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
 
 
 class SessionBroken(UnavailableError):
-    """The worker died under a request, or cannot be reached any more."""
+    """The worker died under a request, or cannot be reached any more. `had_come`: the worker has
+    said that the request is there."""
+
+    def __init__(self, message: str, had_come: bool) -> None:
+        super().__init__(message)
+        self.had_come = had_come
 
 
 class SessionBackend:
@@ -66,7 +71,8 @@ class SessionBackend:
         self._tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.description: WorkerDescription | None = None  # of the last worker that answered
-        self.num_messages = 0  # that have come from the worker
+        self.num_submitted = 0  # in this session
+        self.num_come = 0  # of these, as far as the worker has said
         self.leaving = False  # takes nothing new
         self.wants_move = False  # of what another worker can take
 
@@ -94,6 +100,11 @@ class SessionBackend:
             await self._channel.close()
 
     @property
+    def is_left(self) -> bool:
+        """Its requests end, or go on elsewhere."""
+        return self.leaving or self.wants_move
+
+    @property
     def is_open(self) -> bool:
         return self._problem is None
 
@@ -117,6 +128,8 @@ class SessionBackend:
         except EngineError as error:
             stream.fail(error)
             return stream
+        self.num_submitted += 1
+        stream.number = self.num_submitted
         self._streams[request.request_id] = stream
         self._send(IngressMessage(submit=message))
         return stream
@@ -134,7 +147,7 @@ class SessionBackend:
         self._problem = problem
         self._outgoing.clear()
         for stream in list(self._streams.values()):
-            stream.fail(SessionBroken(str(problem)))
+            stream.fail(SessionBroken(str(problem), stream.number <= self.num_come))
         self._changed()
 
     async def _keep_open(self, channel: grpc.aio.Channel) -> None:
@@ -194,6 +207,7 @@ class SessionBackend:
         # whoever answers at this address later answers for the same model
         self._fingerprint = message.welcome.format.fingerprint
         self._problem = None
+        self.num_submitted = self.num_come = 0
         self.leaving = self.wants_move = False
         self._tried.set()
         self._changed()
@@ -208,14 +222,15 @@ class SessionBackend:
                 await self._to_send.wait()
 
     def _receive(self, message: DecodeMessage) -> None:
-        self.num_messages += 1
+        self.num_come = message.num_submitted
         match message.WhichOneof("kind"):
             case "step":
                 self._deliver(message.step)
             case "failure":
                 raise decode_failure(message.failure)
             case "leaving":
-                self.leaving = True
+                # One that only asks still takes what nobody else can.
+                self.leaving = self.leaving or not message.leaving.move
                 self.wants_move = self.wants_move or message.leaving.move
                 self._changed()
             case kind:

@@ -20,6 +20,7 @@ class SessionStream:
         self, request: GenerationRequest, send: Send, forget: Callable[["SessionStream"], None]
     ) -> None:
         self.request_id = request.request_id
+        self.number = 0  # of those that its session asked for
         self._send = send
         self._forget = forget
         self._reader = NewsReader(len(request.prompt_token_ids), request.params.n)

@@ -62,7 +62,7 @@ class WorkerConfig:
         try:
             address = Address.parse(self.listen, "listen")
         except PlaneError as error:
-            raise ConfigError("listen", str(error).removeprefix("listen: ")) from error
+            raise ConfigError(error.field, error.message) from error
         if not 0 <= self.data_port <= MAX_PORT:
             raise ConfigError("data_port", f"{self.data_port}, must be in 0..{MAX_PORT}")
         if not 0 <= self.drain_s <= 86400:

@@ -28,6 +28,7 @@ from kv_transfer.link import Link
 from kv_transfer.links import Links
 from prefill_worker.fetching import Fetcher, FetchPlan
 from prefill_worker.prefix_cost import ROUND_TRIPS
+from protos.cores import Cores, contend
 
 
 class FetchingStream:
@@ -74,10 +75,13 @@ class FetchingAnswerer:
     """Decides, for each request, how long a prompt is worth a hand-off, and whose prefix it
     begins with if it is computed here."""
 
-    def __init__(self, engine: AsyncEngine, links: Links, fetcher: Fetcher) -> None:
+    def __init__(
+        self, engine: AsyncEngine, links: Links, fetcher: Fetcher, cores: Cores | None
+    ) -> None:
         self._engine = engine
         self._links = links
         self._fetcher = fetcher
+        self._cores = cores
         self._under_way = UnderWay()
         self.decisions: Counter[Decision] = Counter()
 
@@ -131,8 +135,9 @@ class FetchingAnswerer:
         age_s, load = time.monotonic() - link.heard_at, link.load
         if load is None:
             return Prospect(shunned=is_shunned(age_s, False, False))
+        times = load.step_times
         token_s = whole_prompt_token_s(
-            load.step_times.base_s, load.step_times.prompt_token_s, load.step_times.sequence_s
+            times.base_s, times.prompt_token_s, times.sequence_s, times.prompt_pair_s
         )
         # What was sent there since it reported, or waits for blocks here, is not in its report.
         queued = max(load.num_queued_tokens, self._under_way.num_queued_tokens(candidate.address))
@@ -140,6 +145,7 @@ class FetchingAnswerer:
             Station(queued * token_s, token_s),
             _hand_off_s(link),
             is_shunned(age_s, load.draining, bool(load.unhealthy)),
+            contend(self._cores, Cores.read(load.cores)),
         )
 
 

@@ -1,5 +1,6 @@
 """What came of an ingress's requests and was not sent yet."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.errors import EngineError
@@ -17,39 +18,60 @@ class _Unsent:
 
 
 class Outbox:
-    """Merges each request's updates until they are taken, in the order of the first ones."""
+    """Merges each request's updates until they are taken, in the order of the first ones.
+
+    Pressing are first tokens, ends and failures: somebody waits for these.
+    """
 
     def __init__(self) -> None:
         self._unsent: dict[RequestId, _Unsent] = {}
+        self._pressing: dict[RequestId, _Unsent] = {}  # of these
         self.num_bytes = 0  # of all that is unsent, about what its messages take
+
+    def __len__(self) -> int:
+        """Requests with something unsent."""
+        return len(self._unsent)
+
+    @property
+    def is_pressing(self) -> bool:
+        return bool(self._pressing)
 
     def add(self, request_id: RequestId, update: GenerationUpdate) -> None:
         unsent = self._grow(request_id, update_bytes(update))
         unsent.deltas += update.deltas
         unsent.prompt = unsent.prompt or update.prompt
+        if update.prompt is not None or any(d.finish_reason for d in update.deltas):
+            self._pressing[request_id] = unsent
 
     def fail(self, request_id: RequestId, error: EngineError) -> None:
         """Comes after the request's updates."""
-        self._grow(request_id, failure_bytes(error)).error = error
+        unsent = self._grow(request_id, failure_bytes(error))
+        unsent.error = error
+        self._pressing[request_id] = unsent
 
     def discard(self, request_id: RequestId) -> None:
+        self._pressing.pop(request_id, None)
         unsent = self._unsent.pop(request_id, None)
         if unsent is not None:
             self.num_bytes -= unsent.num_bytes
 
     def clear(self) -> None:
         self._unsent.clear()
+        self._pressing.clear()
         self.num_bytes = 0
 
     def take(self) -> list[Step]:
-        writer = StepWriter()
-        for request_id, unsent in self._unsent.items():
-            if unsent.deltas or unsent.prompt is not None:
-                writer.add(request_id, GenerationUpdate(unsent.deltas, unsent.prompt))
-            if unsent.error is not None:
-                writer.fail(request_id, unsent.error)
+        """All of it."""
+        steps = _steps(self._unsent)
         self.clear()
-        return writer.take()
+        return steps
+
+    def take_pressing(self) -> list[Step]:
+        """With all that is unsent of the same requests."""
+        steps = _steps(self._pressing)
+        for request_id in list(self._pressing):
+            self.discard(request_id)
+        return steps
 
     def _grow(self, request_id: RequestId, num_bytes: int) -> _Unsent:
         """An id counts too: of failures there may be many with little else."""
@@ -60,3 +82,32 @@ class Outbox:
         unsent.num_bytes += num_bytes
         self.num_bytes += num_bytes
         return unsent
+
+
+def _steps(of: dict[RequestId, _Unsent]) -> list[Step]:
+    writer = StepWriter()
+    for request_id, unsent in of.items():
+        if unsent.deltas or unsent.prompt is not None:
+            writer.add(request_id, GenerationUpdate(_joined(unsent.deltas), unsent.prompt))
+        if unsent.error is not None:
+            writer.fail(request_id, unsent.error)
+    return writer.take()
+
+
+def _joined(deltas: Sequence[ChoiceDelta]) -> Sequence[ChoiceDelta]:
+    """One for each choice. All of a request's have logprobs, or none has."""
+    if len(deltas) < 2:
+        return deltas
+    by_choice: dict[int, list[ChoiceDelta]] = {}
+    for delta in deltas:
+        by_choice.setdefault(delta.choice, []).append(delta)
+    return [
+        ChoiceDelta(
+            choice,
+            [token for delta in run for token in delta.token_ids],
+            None if run[0].logprobs is None else [e for d in run for e in d.logprobs or ()],
+            run[-1].finish_reason,
+            run[-1].stop_token_id,
+        )
+        for choice, run in by_choice.items()
+    ]

@@ -5,6 +5,9 @@ holds up every sequence that runs meanwhile, chunk by chunk, for as long as it t
 fetched waits for what is queued there, and for the hand-off. So a prompt stays where nobody is
 held up; with many running it goes, until the queue there is about as long as the batch here.
 From then on some stay: neither worker rests while the other one has a queue.
+
+Where both compute on the same cores nothing is sooner there, and those that run slow down evenly
+instead of pausing. So only a prompt goes that would be a long pause.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 STALE_S = 2.0  # four load reports that did not come
+LONG_PAUSE_S = 0.25  # of the sequences that run
+FETCHING_S = 0.002  # of a decode worker's own time, however short the prompt that it fetches
 
 
 class Reason(StrEnum):
@@ -23,6 +28,7 @@ class Reason(StrEnum):
     ALONE = "alone"  # no prefill worker was named
     SHUNNED = "shunned"  # every one that was is silent, unhealthy or leaving
     UNKNOWN = "unknown"  # asking makes the prefill worker known
+    SHARED = "shared"  # the prefill worker computes on the same cores
 
 
 class Decision(NamedTuple):
@@ -46,6 +52,7 @@ class Prospect(NamedTuple):
     there: Station | None = None  # None: asking makes it known
     hand_off_s: float = 0.0
     shunned: bool = False
+    shares_cores: bool = False  # with the decode worker, and there are too few for both
 
 
 def num_held_up(num_running: int, num_queued: int, num_fetched: int) -> int:
@@ -73,16 +80,19 @@ def fetch_above(here: Station, prospects: Sequence[Prospect], num_prompt_tokens:
     shunned; None: any number is.
 
     A second that a running sequence has to wait for a prompt counts like one of the prompt's
-    own. A prefill worker has none that run.
+    own; fetching holds it up a little, too. A prefill worker has none that run.
     """
     prospect = first_choice(prospects)
     if prospect is None:
         return None
     if prospect.there is None:
         return 0
+    if prospect.shares_cores:
+        return int(LONG_PAUSE_S / here.token_s) if here.num_held_up and here.token_s else None
     there = prospect.there
     gain_s = here.token_s * (1 + here.num_held_up) - there.token_s * (1 + there.num_held_up)
-    head_start_s = there.wait_s + prospect.hand_off_s - here.wait_s
+    fetching_s = prospect.hand_off_s + here.num_held_up * FETCHING_S
+    head_start_s = there.wait_s + fetching_s - here.wait_s
     if head_start_s >= num_prompt_tokens * gain_s:
         return None
     # With a queue here that is longer than the whole way there, every prompt goes.
@@ -98,7 +108,9 @@ def decide(
         return Decision(False, Reason.SHUNNED if prospects else Reason.ALONE)
     if prospect.there is None:
         return Decision(True, Reason.UNKNOWN)
+    remote = threshold is not None and num_prompt_tokens > threshold
+    if prospect.shares_cores and not remote:
+        return Decision(False, Reason.SHARED)
     if threshold is None:
         return Decision(False, Reason.SOONER)
-    remote = num_prompt_tokens > threshold
     return Decision(remote, Reason.SOONER if remote else Reason.SHORT)

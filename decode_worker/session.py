@@ -18,12 +18,17 @@ from engine.wire.failures import encode_failure
 from engine.wire.requests import check_request_id
 from protos.generation_pb2 import Failure
 from protos.limits import PROTOCOL
-from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Leaving, Submit
+from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Leaving, Step, Submit
 from protos.worker_pb2 import WorkerDescription
 
 logger = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES = 256 << 20
+# Each request in a message is a write of the ingress's, which takes so long with all that handles
+# it on its way. So after a message with many the next tokens wait, and share a write.
+WRITE_S = 0.0003
+LONGEST_PAUSE_S = 0.02
+_MANY = 8
 
 
 class _Phase(Enum):
@@ -43,7 +48,8 @@ class Session:
     """Takes the ingress's messages, gives the worker's; used on one event loop.
 
     Nothing the ingress sends raises: it ends the session, with a Failure as its last message.
-    Updates that wait for the stream are merged; past `max_unsent_bytes` the session fails.
+    Updates that wait for the stream are merged; past `max_unsent_bytes` the session fails. With
+    many requests so are those of a few milliseconds, but for first tokens and ends.
     """
 
     def __init__(
@@ -61,7 +67,10 @@ class Session:
         self._messages: list[DecodeMessage] = []  # before the next step
         self._farewell: Failure | None = None
         self._live: dict[RequestId, _Live] = {}
+        self._num_submitted = 0
+        self._num_told = 0  # of these, the ingress knows that they are here
         self._outbox = Outbox()
+        self._pausing: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
 
     @property
@@ -85,8 +94,8 @@ class Session:
             live.stream.stop_choice(message.stop_choice.choice)
 
     async def next_messages(self) -> list[DecodeMessage]:
-        """Waits for news; all that came since the last call, of one step or of several. After
-        an empty list nothing comes."""
+        """Waits for news; what came since the last call, of one step or of several. After an empty
+        list nothing comes."""
         while True:
             if self._is_over():
                 self._phase = _Phase.ENDED
@@ -144,6 +153,9 @@ class Session:
             self._news.set()
 
     def _submit(self, message: Submit) -> None:
+        """The ingress is told at once: a request that its worker dies of had come to it."""
+        self._num_submitted += 1
+        self._news.set()
         request_id = RequestId(message.request_id)
         try:
             check_request_id(request_id)
@@ -199,7 +211,8 @@ class Session:
         self._note_news()
 
     def _note_news(self) -> None:
-        self._news.set()
+        if self._pausing is None or self._outbox.is_pressing:
+            self._news.set()
         unsent = self._outbox.num_bytes
         if unsent > self._max_unsent_bytes:
             error = QueueFullError(f"{unsent} bytes wait for an ingress that is slow")
@@ -233,11 +246,30 @@ class Session:
 
     def _take(self) -> list[DecodeMessage]:
         messages, self._messages = self._messages, []
-        messages += [DecodeMessage(step=step) for step in self._outbox.take()]
+        messages += [DecodeMessage(step=step) for step in self._take_steps()]
         if self._phase is _Phase.ENDED and self._farewell is not None:
             messages.append(DecodeMessage(failure=self._farewell))
             self._farewell = None
+        if self._num_told < self._num_submitted and self._phase is not _Phase.ENDED:
+            messages = messages or [DecodeMessage(step=Step())]
+        self._num_told = self._num_submitted
+        for message in messages:
+            message.num_submitted = self._num_submitted
         return messages
+
+    def _take_steps(self) -> list[Step]:
+        if self._pausing is not None and self._phase is not _Phase.ENDED:
+            return self._outbox.take_pressing()
+        num_requests = len(self._outbox)
+        if num_requests >= _MANY:
+            pause_s = min(LONGEST_PAUSE_S, num_requests * WRITE_S)
+            self._pausing = asyncio.get_running_loop().call_later(pause_s, self._end_pause)
+        return self._outbox.take()
+
+    def _end_pause(self) -> None:
+        self._pausing = None
+        if len(self._outbox):
+            self._news.set()
 
 
 def _invalid(field: str, message: str) -> Failure:

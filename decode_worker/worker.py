@@ -20,7 +20,7 @@ class DecodeWorker(Node):
 
     async def start(self) -> None:
         await super().start()
-        self.answerer = FetchingAnswerer(self.engine, self.exchange.links, self.fetcher)
+        self.answerer = FetchingAnswerer(self.engine, self.exchange.links, self.fetcher, self.cores)
         self.sessions = SessionService(self.answerer, self.description)
         add_SessionServicer_to_server(self.sessions, self.server)
 
@@ -34,23 +34,35 @@ class DecodeWorker(Node):
         self.sessions.drain()
 
     async def drain(
-        self, deadline_s: float | None, move_after_s: float = math.inf
+        self,
+        deadline_s: float | None,
+        move_after_s: float = math.inf,
+        succession_s: float = 0.0,
     ) -> AsyncIterator[DrainProgress]:
         """Until no sequence and no lease is left; what is left at the deadline fails. After
-        `move_after_s` ingresses are asked to take elsewhere what another worker can take."""
-        self.begin_drain()
+        `move_after_s` ingresses are asked to take elsewhere what another worker can take. For
+        `succession_s` at most requests are still taken from the ingresses that stay: those that
+        know a successor leave by themselves."""
         began = time.monotonic()
         end = math.inf if deadline_s is None else began + deadline_s
         asked_to_move = False
-        while self._is_busy() and (now := time.monotonic()) < end:
+        while (now := time.monotonic()) < end:
+            if not self.draining and (now >= began + succession_s or self._is_left()):
+                self.begin_drain()
+            if self.draining and not self._is_busy():
+                break
             if now >= began + move_after_s and not asked_to_move:
                 self.sessions.ask_to_move()
                 asked_to_move = True
             yield self._progress()
             await asyncio.sleep(DRAIN_PERIOD_S)
+        self.begin_drain()
         self.sessions.fail_requests(UnavailableError("the worker is draining"))
         await self._end_leases()
         yield self._progress(done=True)
+
+    def _is_left(self) -> bool:
+        return self.sessions.num_sessions == 0
 
     def _is_busy(self) -> bool:
         return self.sessions.num_requests > 0 or self.num_leases > 0

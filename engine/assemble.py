@@ -25,6 +25,7 @@ from engine.slots import SlotTable
 from engine.touching import touch_in_background
 from kv_cache.cache import KvCache
 from kv_cache.config import CacheConfig
+from kv_cache.names import cache_identity
 from kv_cache.slab import KvSlab
 
 
@@ -91,7 +92,7 @@ def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerLimits:
         prefix_caching=config.enable_prefix_caching,
         vocab_size=info.model.vocab_size,
         eos_token_ids=frozenset(info.defaults.eos_token_ids),
-        fingerprint=f"{info.fingerprint}/{shape.kv_format.name}/{shape.block_size}",
+        fingerprint=cache_identity(info.fingerprint, shape.kv_format.name, shape.block_size),
     )
 
 

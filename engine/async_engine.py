@@ -182,6 +182,11 @@ class AsyncEngine:
     def _unavailable(self) -> UnavailableError:
         return UnavailableError(self._dead or "the engine is stopping")
 
+    @property
+    def still_s(self) -> float:
+        """For how long it has had work and made no step."""
+        return self._watchdog.still_s(time.monotonic())
+
     def check_health(self) -> None:
         if self._dead is not None:
             raise UnavailableError(self._dead)

@@ -26,6 +26,7 @@ from engine.models.load import load_model
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.draft import ScheduledStep
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import StepOutput
 from engine.scheduler.scheduler import SchedulerFigures, SchedulerStats
 from engine.sizing import EngineShape, decide_shape, size_cache
@@ -111,8 +112,8 @@ class Engine:
         return self._cache.snapshot()
 
     @property
-    def goes_by_priority(self) -> bool:
-        return self._scheduler.goes_by_priority
+    def limits(self) -> SchedulerLimits:
+        return self._scheduler.limits
 
     @property
     def num_fetching(self) -> int:

@@ -19,7 +19,11 @@ class RequestError(EngineError):
 
 
 class QueueFullError(EngineError):
-    """The waiting queue is at its bound; the request may be tried again later."""
+    """The waiting queue is at its bound; the request may be tried again, after `retry_after_s`."""
+
+    def __init__(self, message: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class UnavailableError(EngineError):

@@ -57,8 +57,9 @@ class GenerationRequest:
     """One prompt and what is asked of it, in token ids alone.
 
     `priority` orders waiting requests where the policy is `priority`: lower is sooner.
-    `cache_salt` separates tenants in the prefix cache. `timeout_s` counts from submission; then
-    the request ends with a DeadlineError, wherever it is.
+    `cache_salt` separates tenants in the prefix cache. `tenant`: whose share of a cluster it takes;
+    no engine asks. `timeout_s` counts from submission; then the request ends with a DeadlineError,
+    wherever it is.
 
     `hand_over`: another engine answers the prompt; `fetch_above` and `sent` do not go with it.
     `fetch_above`: another engine may compute the prompt if more tokens than so many are cached
@@ -75,6 +76,7 @@ class GenerationRequest:
     fetch_above: int | None = None
     prefix: RemotePrefix | None = None
     sent: tuple[ChoiceSoFar, ...] = ()
+    tenant: str = ""
 
     @property
     def drawn_grammar(self) -> Grammar | None:

@@ -13,6 +13,7 @@ from engine.grammar.interface import CompiledGrammar
 from engine.sampling import SamplingParams
 
 NOT_FINITE = "the model's logits are not finite"
+NO_TOKEN_LEFT = "no token is left by allowed_token_ids, grammar, logit_bias and min_tokens"
 
 
 class EnteringSequence(NamedTuple):

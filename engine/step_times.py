@@ -1,5 +1,6 @@
 """How long a step takes, learnt from the steps that were made."""
 
+from operator import mul
 from typing import NamedTuple
 
 from engine.step import StepPlan
@@ -11,9 +12,17 @@ SWEEPS = 12
 UNKNOWN = 1e-12  # of a cost's weight: nothing recent says anything about it
 
 
-def whole_prompt_token_s(base_s: float, prompt_token_s: float, sequence_s: float) -> float:
-    """A prompt's token, with its share of what a step costs besides."""
-    return prompt_token_s + (base_s + sequence_s) / TYPICAL_TOKENS
+def whole_prompt_token_s(
+    base_s: float, prompt_token_s: float, sequence_s: float, prompt_pair_s: float
+) -> float:
+    """A prompt's token, with its share of what a step costs besides, in a typical prompt."""
+    pairs_s = prompt_pair_s * num_pairs(0, TYPICAL_TOKENS)
+    return prompt_token_s + (base_s + sequence_s + pairs_s) / TYPICAL_TOKENS
+
+
+def num_pairs(start: int, end: int) -> float:
+    """Of a prompt's tokens from `start` to `end` with the tokens that each attends to."""
+    return (end * end - start * start) / 2
 
 
 class StepShape(NamedTuple):
@@ -22,15 +31,32 @@ class StepShape(NamedTuple):
     num_prompt_tokens: int
     num_context_tokens: int  # in the cache of the sequences that decode
     num_sequences: int
+    num_prompt_pairs: float = 0.0  # of the prompts' tokens with those that they attend to
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepShape":
         context = sum([s.start for s in plan.slices[: plan.num_decode]])
-        return cls(plan.num_tokens - plan.num_decode, context, len(plan.slices))
+        prompts = plan.slices[plan.num_decode :]
+        pairs = sum([num_pairs(s.start, s.start + s.num_tokens) for s in prompts])
+        return cls(plan.num_tokens - plan.num_decode, context, len(plan.slices), pairs)
+
+
+class StepCosts(NamedTuple):
+    """Seconds: of a step, and of each thing that its shape counts, in the shape's order."""
+
+    base_s: float
+    prompt_token_s: float
+    context_token_s: float
+    sequence_s: float
+    prompt_pair_s: float
+
+
+NUM_COSTS = len(StepCosts._fields)
 
 
 class StepTimes:
-    """seconds = base + a x prompt tokens + b x context tokens + c x sequences, none negative.
+    """seconds = base + a x prompt tokens + b x context tokens + c x sequences + d x prompt pairs,
+    none negative.
 
     Least squares over recent steps, which weigh less the older they are and the farther off the
     model. Keeps the sums of the normal equations, so a step costs the same however many there
@@ -39,18 +65,19 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self._costs = [0.0] * 4
-        self._sums = [[0.0] * 4 for _ in range(4)]
-        self._targets = [0.0] * 4
+        self._costs = [0.0] * NUM_COSTS
+        # Symmetric: only what is right of the diagonal, and the diagonal itself, is kept.
+        self._sums = [[0.0] * NUM_COSTS for _ in range(NUM_COSTS)]
+        self._targets = [0.0] * NUM_COSTS
         self._usual_error = 0.0
         self._fresh = True  # the costs are those of the sums
 
     def note(self, shape: StepShape, seconds: float) -> None:
         features = (1.0, *shape)
-        weight = self._weigh(abs(seconds - self._predict(features)), seconds)
+        weight = self._weigh(self._predict(features), seconds)
         for i, row in enumerate(self._sums):
             scaled = weight * features[i]
-            for j in range(4):
+            for j in range(i, NUM_COSTS):
                 row[j] = FORGETTING * row[j] + scaled * features[j]
             self._targets[i] = FORGETTING * self._targets[i] + scaled * seconds
         self.num_steps += 1
@@ -66,35 +93,37 @@ class StepTimes:
 
     @property
     def whole_prompt_token_s(self) -> float:
-        base_s, prompt_token_s, _, sequence_s = self.costs
-        return whole_prompt_token_s(base_s, prompt_token_s, sequence_s)
+        base_s, token_s, _, sequence_s, pair_s = self.costs
+        return whole_prompt_token_s(base_s, token_s, sequence_s, pair_s)
 
     @property
-    def costs(self) -> tuple[float, float, float, float]:
-        """Seconds: of a step, a prompt token, a context token, a sequence."""
+    def costs(self) -> StepCosts:
         if not self._fresh:
             self._solve()
-        base, prompt, context, sequence = self._costs
-        return base, prompt, context, sequence
+        return StepCosts(*self._costs)
 
     def _predict(self, features: tuple[float, ...]) -> float:
         return sum([cost * feature for cost, feature in zip(self._costs, features, strict=True)])
 
-    def _weigh(self, error: float, seconds: float) -> float:
+    def _weigh(self, predicted: float, seconds: float) -> float:
         """Relative to the step's own time, so that long steps do not drown short ones; an
-        outlier pulls no harder than a step at the bound."""
+        outlier pulls no harder than a step at the bound. Errors are shares of what was
+        expected: a prompt's step may take a thousand times what decoding does."""
+        error = abs(seconds - predicted) / max(predicted, 1e-6)
         bound = OUTLIER * self._usual_error
-        kept = error if self.num_steps < 8 else min(error, bound)
-        self._usual_error = max(0.9 * self._usual_error + 0.1 * kept, 1e-6)
+        kept = min(error, 1.0 if self.num_steps < 8 else bound)
+        self._usual_error = max(0.9 * self._usual_error + 0.1 * kept, 1e-3)
         trust = 1.0 if self.num_steps < 8 or error <= bound else bound / error
         return trust / max(seconds, 1e-6)
 
     def _solve(self) -> None:
         """Coordinate descent from the last costs; each sweep lowers the error."""
-        costs = self._costs
+        costs, sums, indices = self._costs, self._sums, range(NUM_COSTS)
+        rows = [[sums[min(i, j)][max(i, j)] for j in indices] for i in indices]
+        known = [i for i in indices if rows[i][i] > UNKNOWN]
         for _ in range(SWEEPS):
-            for i, row in enumerate(self._sums):
-                if row[i] > UNKNOWN:
-                    rest = sum([row[j] * costs[j] for j in range(4)]) - row[i] * costs[i]
-                    costs[i] = max(0.0, (self._targets[i] - rest) / row[i])
+            for i in known:
+                row = rows[i]
+                rest = sum(map(mul, row, costs)) - row[i] * costs[i]
+                costs[i] = max(0.0, (self._targets[i] - rest) / row[i])
         self._fresh = True

@@ -15,9 +15,12 @@ class Watchdog:
         if (steps, had_work) != (num_steps, has_work):
             self._last = (now, num_steps, has_work)
 
-    def stalled_s(self, now: float) -> float | None:
-        """For how long there has been work without a step, once that exceeds the timeout."""
+    def still_s(self, now: float) -> float:
+        """For how long there has been work without a step."""
         since, _, has_work = self._last
-        if not has_work or now - since <= self.timeout_s:
-            return None
-        return now - since
+        return now - since if has_work else 0.0
+
+    def stalled_s(self, now: float) -> float | None:
+        """The same, once that exceeds the timeout."""
+        still_s = self.still_s(now)
+        return still_s if still_s > self.timeout_s else None

@@ -21,6 +21,11 @@ NAME_BYTES = 16
 _PERSON = b"kvrelay.block.%d" % NAMES_VERSION
 
 
+def cache_identity(fingerprint: str, kv_format: str, block_size: int) -> str:
+    """The `fingerprint` of `root_name`, of a model and the format that its cache has."""
+    return f"{fingerprint}/{kv_format}/{block_size}"
+
+
 def root_name(fingerprint: str, salt: str = "", adapter: str = "") -> BlockName:
     """The parent of every first block under this model and format, tenant and adapter."""
     digest = blake2b(digest_size=NAME_BYTES, person=_PERSON)

@@ -1,6 +1,5 @@
 """The memory of one group's blobs, as the kernels see it."""
 
-import contextlib
 import ctypes
 import mmap
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from functools import cached_property
 
 import torch
 
+from kv_cache.huge_pages import anonymous_memory
 from kv_cache.layout import BlockLayout, round_up
 
 ELEMENT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,10 +43,7 @@ class KvSlab:
         num_bytes = num_blocks * layout.blob_bytes
         if device.type != "cpu":
             return cls(layout, torch.zeros(num_bytes // dtype.itemsize, dtype=dtype, device=device))
-        memory = mmap.mmap(-1, num_bytes)
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return cls(layout, torch.frombuffer(memory, dtype=dtype))
+        return cls(layout, torch.frombuffer(anonymous_memory(num_bytes), dtype=dtype))
 
     @property
     def num_blocks(self) -> int:

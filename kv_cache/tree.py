@@ -227,7 +227,7 @@ class PrefixTree:
                 self.evict(group)
         self._events.cleared()
         for stored in self.stored():
-            self._events.stored(*stored)
+            self._events.stored(stored.name, stored.parent, stored.group)
 
     def stored(self) -> Iterator[Stored]:
         """Every blob there is, parents before children where the tree is prefix-closed."""
@@ -253,6 +253,6 @@ class PrefixTree:
         for pool, count in zip(self._pools, labels, strict=True):
             assert sum(label is not None for label in pool.labels) == count, "a stray label"
         digests = [0] * len(self._pools)
-        for name, _, group in self.stored():
+        for name, _, group, _ in self.stored():
             digests[group] += name_digest(name)
         assert self._events.digests == tuple(d % DIGEST_MODULUS for d in digests)

@@ -87,8 +87,8 @@ class Connector(Protocol):
         IncompatiblePeer if its pool differs from ours or it is another incarnation's."""
         ...
 
-    def set_busy(self, busy: bool) -> None:
-        """Whether peers may be reading from us now (leases are out): poll often, or seldom."""
+    def expect_peer(self) -> None:
+        """Somebody has just got our metadata: who connects in the next seconds is helped soon."""
         ...
 
     async def close(self) -> None:

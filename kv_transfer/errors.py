@@ -18,6 +18,10 @@ class Unreachable(TransferError):
     """There is no link to the peer, so nothing was asked of it. There may be one soon."""
 
 
+class LinkLost(TransferError):
+    """The link broke while the peer was being asked. The peer may be there all the same."""
+
+
 class OneSidedRefused(TransferError):
     """The link is alive and cannot read without the holder's help; another connector must."""
 

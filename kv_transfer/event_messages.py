@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from kv_cache.events import Cleared, EventBatch, KvEvent, Removed, Snapshot, Stored
+from kv_cache.events import Cleared, EventBatch, KvEvent, Removed, Snapshot, Stored, Tier
 from kv_cache.names import NAME_BYTES, BlockName
 from kv_transfer.errors import TransferError
 from protos import events_pb2 as pb
@@ -14,6 +14,8 @@ _EVENT_BYTES = 64
 MAX_BATCH_EVENTS = PART_BYTES // _EVENT_BYTES
 # Of a part of a snapshot: the event loop is kept for some milliseconds.
 PART_EVENTS = 4096
+
+_TIERS = tuple(Tier)
 
 
 def fits(batch: EventBatch) -> bool:
@@ -34,8 +36,8 @@ def _encode_event(event: KvEvent) -> pb.CacheEvent:
     match event:
         case Stored():
             return pb.CacheEvent(stored=_encode_stored(event))
-        case Removed(name, group):
-            return pb.CacheEvent(removed=pb.RemovedBlob(name=name, group=group))
+        case Removed(name, group, tier):
+            return pb.CacheEvent(removed=pb.RemovedBlob(name=name, group=group, tier=tier))
         case Cleared():
             return pb.CacheEvent(cleared=pb.Cleared())
         case _:
@@ -43,7 +45,9 @@ def _encode_event(event: KvEvent) -> pb.CacheEvent:
 
 
 def _encode_stored(stored: Stored) -> pb.StoredBlob:
-    return pb.StoredBlob(name=stored.name, parent=stored.parent or b"", group=stored.group)
+    return pb.StoredBlob(
+        name=stored.name, parent=stored.parent or b"", group=stored.group, tier=stored.tier
+    )
 
 
 def encode_snapshot(
@@ -67,12 +71,19 @@ def decode_batch(message: pb.CacheBatch) -> EventBatch:
     return EventBatch(message.incarnation, message.number, events, tuple(message.digests))
 
 
+def decode_part(message: pb.CacheSnapshot) -> Snapshot:
+    """With what this part has of it."""
+    stored = tuple([decode_stored(one) for one in message.stored])
+    return Snapshot(message.incarnation, message.number, stored, tuple(message.digests))
+
+
 def _decode_event(message: pb.CacheEvent) -> KvEvent:
     match message.WhichOneof("kind"):
         case "stored":
             return decode_stored(message.stored)
         case "removed":
-            return Removed(_name(message.removed.name), message.removed.group)
+            removed = message.removed
+            return Removed(_name(removed.name), removed.group, _tier(removed.tier))
         case "cleared":
             return Cleared()
         case _:
@@ -81,7 +92,13 @@ def _decode_event(message: pb.CacheEvent) -> KvEvent:
 
 def decode_stored(message: pb.StoredBlob) -> Stored:
     parent = _name(message.parent) if message.parent else None
-    return Stored(_name(message.name), parent, message.group)
+    return Stored(_name(message.name), parent, message.group, _tier(message.tier))
+
+
+def _tier(number: int) -> Tier:
+    if number >= len(_TIERS):
+        raise TransferError(f"a blob in tier {number}, there are {len(_TIERS)}", retryable=False)
+    return _TIERS[number]
 
 
 def _name(name: bytes) -> BlockName:

@@ -55,7 +55,6 @@ class Exchange:
             HolderConfig(me.incarnation, config.max_leases),
             source,
             self._checksum if config.checksums else None,
-            self._set_busy,
             faults,
         )
 
@@ -65,6 +64,11 @@ class Exchange:
             ConnectorOffer(name=c.name, memory=memory, metadata=c.metadata())
             for c in self._connectors
         ]
+
+    def expect_peer(self) -> None:
+        """One that was told of the offers."""
+        for connector in self._connectors:
+            connector.expect_peer()
 
     def hand_off(self, link: Link, ask: Ask, target: HeldRange, timeout_s: float | None) -> HandOff:
         """To be run once by the caller, who owns the target's blocks."""
@@ -109,7 +113,3 @@ class Exchange:
 
     def _checksum(self, group: int, block: int) -> int:
         return checksum(self._regions[group], block)
-
-    def _set_busy(self, busy: bool) -> None:
-        for connector in self._connectors:
-            connector.set_busy(busy)

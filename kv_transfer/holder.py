@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[PullerMessage, HolderMessage]
 
 ASK_TIMEOUT_S = 5.0
-FIRST_WORD_S = 0.05  # a prompt that is ready sooner needs no prediction
-WAITING_PERIOD_S = 0.5
+WAITING_PERIOD_S = 0.5  # a prompt that is ready sooner needs no prediction
 WRITE_TIMEOUT_S = 10.0  # a puller that answers pings and reads nothing is stuck
 COMMIT_TIMEOUT_S = 600.0  # all bytes must have arrived by then
 MAX_LOGPROBS = 2048  # in a message: with 20 alternatives each they take 0.6 MB
@@ -57,13 +56,11 @@ class Holder(HandOffServicer):
         config: HolderConfig,
         source: PromptSource,
         checksum: Callable[[int, int], int] | None,  # of a group's block, if asked for
-        leases_out: Callable[[bool], None],
         faults: Faults,
     ) -> None:
         self._config = config
         self._source = source
         self._checksum = checksum
-        self._leases_out = leases_out
         self._faults = faults
         self.tally = HolderTally()
         self._num_leases = 0
@@ -94,7 +91,7 @@ class Holder(HandOffServicer):
             return
         self._faults.reach("holder.ask")
         self.tally.num_leases += 1
-        self._count(+1)
+        self._num_leases += 1
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
@@ -115,12 +112,7 @@ class Holder(HandOffServicer):
             stream.close()
             self._source.drop(lease.end())
             self._serving.discard(task)
-            self._count(-1)
-
-    def _count(self, change: int) -> None:
-        self._num_leases += change
-        if (self._num_leases, change) in ((1, 1), (0, -1)):
-            self._leases_out(self._num_leases > 0)
+            self._num_leases -= 1
 
     async def _first(self, requests: AsyncIterator[PullerMessage]) -> Ask:
         try:
@@ -193,7 +185,6 @@ class _HandOff:
         self._requests = requests
         self._next_message = asyncio.ensure_future(anext(requests, None))
         self._committed = False  # says the puller: it has read all
-        self._silence_s = FIRST_WORD_S
 
     async def run(self) -> None:
         try:
@@ -243,14 +234,13 @@ class _HandOff:
             while not news.done():
                 done, _ = await asyncio.wait(
                     {news, self._next_message},
-                    timeout=self._silence_s,
+                    timeout=WAITING_PERIOD_S,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if self._next_message.done() and not self._hear():
                     return False
                 if not done:
                     await self._say_waiting(queued)
-                    self._silence_s = WAITING_PERIOD_S
         finally:
             news.cancel()
         return True

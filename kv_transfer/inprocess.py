@@ -48,7 +48,7 @@ class InprocessConnector:
             raise TransferError(f"no pool of incarnation {incarnation:#x} in this process")
         return InprocessPeer(self, peer)
 
-    def set_busy(self, busy: bool) -> None:
+    def expect_peer(self) -> None:
         pass  # nobody waits for this side
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from kv_transfer.block_pairs import Blocks
 from kv_transfer.connector import PoolRegion
-from kv_transfer.errors import ConnectorUnavailable, TransferError
+from kv_transfer.errors import ConnectorUnavailable, LinkLost, TransferError
 
 RemoteName = NewType("RemoteName", str)
 
@@ -126,7 +126,7 @@ class Agent:
         try:
             status = self._agent.check_xfer_state(transfer.handle)
         except self._errors as e:
-            raise TransferError(f"the READ failed: {e}") from e
+            raise LinkLost(f"the READ failed: {e}") from e
         return self._has_ended(transfer, status)
 
     def progress(self) -> None:
@@ -152,7 +152,7 @@ class Agent:
         with contextlib.suppress(*self._errors):
             self._agent.release_xfer_handle(transfer.handle)
         if status != "DONE":
-            raise TransferError(f"the READ ended as {status}")
+            raise LinkLost(f"the READ ended as {status}")
         return True
 
     def _register(self, region: PoolRegion) -> Any:

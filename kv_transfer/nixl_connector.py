@@ -19,6 +19,7 @@ from kv_transfer.pool_description import PoolDescription
 NAME = "nixl"
 _MIN_PIECE_BYTES = 2 << 20  # below it a second lane gains nothing
 _LANE_PERIOD_S = 0.1  # of lanes that nobody connects to
+_HURRY_S = 2.0  # for whoever has got our metadata
 _CONNECT_S = 10.0  # it takes 10 ms
 _HOST_BYTES = 16
 
@@ -28,12 +29,13 @@ class NixlConfig:
     """`lanes`: agents that read side by side, each on a thread of its own while it copies; over
     CMA one thread copies at half of a memcpy's rate. None: two where there are cores for it.
 
-    A peer's first READ takes up to five of the holder's periods, then none.
+    A peer's first READ with an agent takes up to five of the holder's periods, then none: so the
+    holder polls seldom, but after it was asked for its metadata.
     """
 
     lanes: int | None = None
-    idle_period_s: float = 0.010
-    busy_period_s: float = 0.001
+    idle_period_s: float = 0.050  # half a percent of a core; 2 % at 10 ms
+    hurried_period_s: float = 0.001
 
 
 def default_lanes() -> int:
@@ -102,11 +104,8 @@ class NixlConnector:
             raise
         return NixlPeer(self, shared, "ucx on one host" if host == _host() else "ucx")
 
-    def set_busy(self, busy: bool) -> None:
-        config = self._config
-        self._lanes[0].period_s = config.busy_period_s if busy else config.idle_period_s
-        if busy:
-            self._lanes[0].wake()
+    def expect_peer(self) -> None:
+        self._lanes[0].hurry(self._config.hurried_period_s, _HURRY_S)
 
     async def close(self) -> None:
         self._backlog.close()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.connector import PoolRegion
-from kv_transfer.errors import OneSidedRefused, TransferError
+from kv_transfer.errors import LinkLost, OneSidedRefused, TransferError
 from kv_transfer.nixl import Agent, ReadRefused, RemoteName, Transfer
 from kv_transfer.piece_read import Backlog, PieceRead
 
@@ -55,14 +55,17 @@ class _Open(NamedTuple):
 class Lane:
     """One agent and its thread. Other threads only hand it work.
 
-    It sleeps `period_s` when nothing is in flight; peers that connect to it wait a few periods.
+    It sleeps `period_s` when nothing is in flight, unless it is to hurry; peers that connect to
+    it wait a few periods.
     """
 
     def __init__(
         self, name: str, regions: Sequence[PoolRegion], backlog: Backlog[Piece], period_s: float
     ) -> None:
-        self.period_s = period_s
         self.metadata: Future[bytes] = Future()  # of the agent, as soon as there is one
+        self._period_s = period_s
+        self._hurried_period_s = period_s
+        self._hurried_until = 0.0
         self._regions = tuple(regions)
         self._backlog = backlog
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -76,6 +79,12 @@ class Lane:
 
     def wake(self) -> None:
         self._inbox.put(None)
+
+    def hurry(self, period_s: float, seconds: float) -> None:
+        """Sleeps `period_s` for so long."""
+        self._hurried_period_s = period_s
+        self._hurried_until = time.monotonic() + seconds
+        self.wake()
 
     def add_peer(self, peer: SharedPeer) -> Future[None]:
         return self._ask(lambda: self._add_peer(peer))
@@ -153,9 +162,10 @@ class Lane:
     def _pause(self) -> float:
         if self._posted:
             return 0.0
+        now = time.monotonic()
         if not self._open:
-            return self.period_s
-        return 0.0 if time.monotonic() - self._last_post < _SPIN_S else _NAP_S
+            return self._hurried_period_s if now < self._hurried_until else self._period_s
+        return 0.0 if now - self._last_post < _SPIN_S else _NAP_S
 
     def _post(self) -> bool:
         """Whether there was a piece to post; only one a turn, since each may take its time."""
@@ -186,7 +196,7 @@ class Lane:
             return self._agent.post(pairs.group, pairs.local, blocks, pairs.remote)
         except ReadRefused as e:
             if pairs.group in shared.groups_read:
-                raise TransferError("the peer is gone") from e
+                raise LinkLost("the peer is gone") from e
             raise OneSidedRefused("no way to read without the holder's help") from e
 
     def _poll(self) -> None:

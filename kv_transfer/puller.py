@@ -10,7 +10,7 @@ import grpc
 
 from kv_cache.handover import HeldRange
 from kv_transfer.connector import Read
-from kv_transfer.errors import Refused, TransferError
+from kv_transfer.errors import LinkLost, Refused, TransferError
 from kv_transfer.faults import Faults
 from kv_transfer.link import Link
 from kv_transfer.pull import Copy, Pull, PullState, RemoteRun
@@ -101,9 +101,11 @@ class HandOff:
             await stream.write(PullerMessage(ask=self._ask))
             await self._follow(stream)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._link.lose(f"the stream broke: {error.details()}")
-            raise TransferError(f"the holder's stream broke: {error.details()}") from None
+            message = f"the holder's stream broke: {error.details()}"
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise TransferError(message) from None
+            self._link.lose(f"the stream broke: {error.details()}")
+            raise LinkLost(message) from None
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             # what is written to a call that has just ended
             raise TransferError(f"the holder's stream has ended: {error}") from None

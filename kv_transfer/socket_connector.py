@@ -101,7 +101,7 @@ class SocketConnector:
             raise
         return peer
 
-    def set_busy(self, busy: bool) -> None:
+    def expect_peer(self) -> None:
         pass  # its threads sleep until there is something to do
 
     async def close(self) -> None:

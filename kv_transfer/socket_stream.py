@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kv_transfer import socket_wire as wire
 from kv_transfer.block_pairs import BlockPairs
-from kv_transfer.errors import TransferError
+from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.piece_read import Backlog, PieceRead
 from kv_transfer.socket_memory import PoolBytes, receive_views
 from kv_transfer.socket_server import set_options
@@ -87,7 +87,7 @@ class Stream:
             return e
         except OSError as e:
             where = f"{self._target.host}:{self._target.port}"
-            return TransferError(f"the connection to {where} broke: {e}")
+            return LinkLost(f"the connection to {where} broke: {e}")
         return None
 
     def _connected(self, read: PieceRead[BlockPairs]) -> socket.socket:

@@ -28,6 +28,10 @@ class ServingWorker(Protocol):
     @property
     def description(self) -> WorkerDescription: ...
 
+    def expect_peer(self) -> None:
+        """Whoever has just been told of it may connect."""
+        ...
+
     async def check_health(self, check_integrity: bool) -> HealthReport:
         """Answers within seconds: a stuck engine is what it is asked about."""
         ...
@@ -53,6 +57,7 @@ class WorkerService(WorkerServicer):
             check_caller(description.format, request)
         except IncompatiblePeer as error:
             await abort_with(context, as_failure(error))
+        self._worker.expect_peer()
         return description
 
     async def CheckHealth(

@@ -1,8 +1,10 @@
 """Which of the prefill workers that a request names is asked next. Pure; time is passed in."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
+MAX_BREAKS = 2  # the data's connection, then the hand-off's own, which is found dead later
 Candidate = tuple[str, int]  # address and incarnation; 0 is whichever is there
 
 
@@ -11,7 +13,8 @@ class Candidates:
 
     Those that could not be reached are gone through again and again, for `patience_s` from when
     nobody else was left, and until `latest`: a worker that is started anew is there again in a
-    while.
+    while. So may one be whose connection broke while it was asked; but not without end, as the
+    prompt may be what ends it.
     """
 
     def __init__(
@@ -22,6 +25,7 @@ class Candidates:
         self._latest = latest
         self._failed: set[int] = set()
         self._unreached: set[int] = set()  # in this round
+        self._broke_off: Counter[int] = Counter()
         self._give_up_at: float | None = None
         self._problems: dict[int, str] = {}  # the last of each
 
@@ -43,6 +47,13 @@ class Candidates:
         self._unreached.add(number)
         self._problems[number] = problem
         return is_news
+
+    def note_broke_off(self, number: int, problem: str) -> None:
+        self._broke_off[number] += 1
+        if self._broke_off[number] > MAX_BREAKS:
+            self.note_failed(number, problem)
+        else:
+            self.note_unreached(number, problem)
 
     def begin_round(self, now: float) -> bool:
         """Whether there is somebody to be tried once more, and still time for it."""

@@ -20,7 +20,7 @@ from engine.handoff import (
     UnfinishedReads,
 )
 from engine.request import GenerationRequest, RequestId
-from kv_transfer.errors import TransferError, Unreachable
+from kv_transfer.errors import LinkLost, TransferError, Unreachable
 from kv_transfer.exchange import Exchange
 from kv_transfer.link import Link
 from kv_transfer.puller import HandOff, Pulled
@@ -75,9 +75,10 @@ class Fetcher:
     """Answers every reservation of its engine with exactly one end, whatever happens.
 
     Used on the event loop's thread. A candidate that fails is not asked again for the same
-    request. The next one gets the same blocks where every read has ended; where not, a prompt
-    gets fresh ones and a prefix is given up. `patience_s`: how long candidates that cannot be
-    reached are tried for a prompt that nobody else may compute.
+    request, unless it was the link that failed. The next one gets the same blocks where every
+    read has ended; where not, a prompt gets fresh ones and a prefix is given up. `patience_s`:
+    how long candidates that cannot be reached are tried for a prompt that nobody else may
+    compute.
     """
 
     def __init__(
@@ -208,7 +209,9 @@ class Fetcher:
             if candidates.note_unreached(number, str(error)):
                 logger.warning("prefill at %s: %s", address, error)
         except TransferError as error:
-            candidates.note_failed(number, str(error))
+            is_lost = isinstance(error, LinkLost)
+            note = candidates.note_broke_off if is_lost else candidates.note_failed
+            note(number, str(error))
             logger.warning("prefill at %s failed: %s", address, error)
         return None
 

@@ -25,6 +25,7 @@ from prefill_worker.fetching import Fetcher
 from prefill_worker.reporting import Reporter
 from prefill_worker.source import EngineSource
 from protos.address import Address
+from protos.cores import Cores
 from protos.events_pb2_grpc import add_WorkerEventsServicer_to_server
 from protos.handoff_pb2_grpc import add_HandOffServicer_to_server
 from protos.rpc import PROTOCOL, Plane
@@ -72,6 +73,7 @@ class Node:
         self.config = config
         self.engine = AsyncEngine(engine, config.stall_timeout_s, self._on_reserved)
         self.incarnation = engine.incarnation
+        self.cores = _cores(engine)
         self.draining = False
         self.server = config.plane.server()
         self._faults = faults or Faults.of_environment()
@@ -148,6 +150,9 @@ class Node:
             return str(error)
         return self.exchange.quarantine.problem
 
+    def expect_peer(self) -> None:
+        self.exchange.expect_peer()
+
     async def check_health(self, check_integrity: bool) -> HealthReport:
         problem = self.problem()
         if problem is None and check_integrity:
@@ -170,10 +175,14 @@ class Node:
         self.exchange.holder.drain()
 
     async def drain(
-        self, deadline_s: float | None, move_after_s: float = math.inf
+        self,
+        deadline_s: float | None,
+        move_after_s: float = math.inf,
+        succession_s: float = 0.0,
     ) -> AsyncIterator[DrainProgress]:
         """Until no lease is left; those left at the deadline end with their streams. A lease
-        cannot be moved: its reader computes the prompt itself, or asks another worker."""
+        cannot be moved, and nobody needs this worker to take new ones: who wanted to ask it
+        computes the prompt itself, or asks another worker."""
         self.begin_drain()
         end = None if deadline_s is None else time.monotonic() + deadline_s
         while self.num_leases and (end is None or time.monotonic() < end):
@@ -224,6 +233,11 @@ def _find_inconsistency(engine: Engine) -> str | None:
     except AssertionError as error:
         return f"the cache is inconsistent: {error}"
     return None
+
+
+def _cores(engine: Engine) -> Cores | None:
+    shape = engine.info.shape
+    return Cores.of_this_process(shape.num_threads) if shape.device.type == "cpu" else None
 
 
 def _regions(engine: Engine) -> list[PoolRegion]:

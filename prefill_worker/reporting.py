@@ -11,6 +11,7 @@ from engine.scheduler.scheduler import SchedulerStats
 from kv_cache.cache import CacheStats
 from kv_cache.events import EventBatch, Gap, Snapshot
 from kv_transfer.exchange import Exchange
+from protos.cores import Cores
 from protos.events_pb2 import BlockCounts, LoadReport, StepTimes
 
 ANSWER_S = 1.0
@@ -23,6 +24,7 @@ class Reported(Protocol):
     engine: AsyncEngine
     exchange: Exchange
     incarnation: int
+    cores: Cores | None
     draining: bool
 
     @property
@@ -52,6 +54,9 @@ class Reporter:
         return None if self._last is None else self._last[0]
 
     async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
+        """Subscribers ask often: only news are worth the engine's time."""
+        if self._worker.engine.engine.events.latest == number:
+            return ()
         batches = await self._ask(lambda engine: engine.events.since(number))
         return () if batches is None else batches
 
@@ -59,21 +64,27 @@ class Reporter:
         return await self._ask(lambda engine: engine.snapshot())
 
     async def load(self) -> LoadReport:
-        worker = self._worker
+        worker, engine = self._worker, self._worker.engine.engine
         stats = await self._ask(lambda engine: (engine.scheduler_stats(), engine.cache_stats()))
         self._last = stats or self._last
         report = LoadReport(
             incarnation=worker.incarnation,
-            num_steps=worker.engine.engine.num_steps,
+            num_steps=engine.num_steps,
             num_leases=worker.exchange.holder.num_leases,
             num_queued_tokens=worker.num_queued_tokens,
-            step_times=_step_times(worker.engine.engine),
+            step_times=_step_times(engine),
             transfer=worker.exchange.load(),
             links=worker.exchange.link_reports(),
             draining=worker.draining,
             unhealthy=worker.problem() or "",
             num_prefix_tokens=worker.num_prefix_tokens,
+            max_sequences=engine.limits.max_num_seqs,
+            max_step_tokens=engine.limits.max_num_batched_tokens,
+            block_size=engine.info.shape.block_size,
+            still_s=worker.engine.still_s,
         )
+        if worker.cores is not None:
+            worker.cores.write(report.cores)
         if self._last is not None:
             _add_stats(report, *self._last)
         return report
@@ -87,13 +98,7 @@ class Reporter:
 
 
 def _step_times(engine: Engine) -> StepTimes:
-    base_s, prompt_token_s, context_token_s, sequence_s = engine.step_times.costs
-    return StepTimes(
-        base_s=base_s,
-        prompt_token_s=prompt_token_s,
-        context_token_s=context_token_s,
-        sequence_s=sequence_s,
-    )
+    return StepTimes(**engine.step_times.costs._asdict())
 
 
 def _add_stats(report: LoadReport, stats: SchedulerStats, cache: CacheStats) -> None:

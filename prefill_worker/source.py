@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from engine.async_engine import AsyncEngine
@@ -11,7 +11,6 @@ from engine.async_streams import HandOverStream
 from engine.errors import EngineError, RequestError
 from engine.handoff import PromptChunk, PromptEnd
 from engine.request import GenerationRequest, HandOver, RequestId
-from engine.step_times import StepShape
 from engine.wire.failures import encode_failure
 from engine.wire.logprobs import encode_logprobs
 from engine.wire.params import decode_params
@@ -20,19 +19,13 @@ from kv_cache.transfers import TransferHold
 from kv_transfer.errors import Refused
 from kv_transfer.faults import Faults
 from kv_transfer.source import PromptStream, ReadyChunk, ReadyEnd
+from prefill_worker.ahead import Ahead
 from prefill_worker.fetching import Fetcher, FetchPlan
 from prefill_worker.named_workers import decode_sources
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, FirstToken, PrefixSource
 
 STUCK_S = 6.0  # of an engine that was asked to be
-
-
-@dataclass(slots=True)
-class _Ahead:
-    """Prompt tokens that are still to be computed for others."""
-
-    num_tokens: int = 0
 
 
 class EngineSource:
@@ -49,7 +42,7 @@ class EngineSource:
         self._faults = faults
         self._computes = computes
         self._serial = count(1)
-        self._ahead = _Ahead()
+        self._ahead = Ahead()
         self._rests = 0
 
     @property
@@ -80,7 +73,7 @@ class EngineSource:
     def _decode(self, ask: Ask) -> GenerationRequest:
         """A priority counts only where the engine goes by it."""
         request = _decode(ask, next(self._serial))
-        by_priority = self._engine.engine.goes_by_priority
+        by_priority = self._engine.engine.limits.by_priority
         return request if by_priority else replace(request, priority=0)
 
     def _plan_prefix(
@@ -97,12 +90,11 @@ class EngineSource:
 
     def predict_s(self) -> float:
         """As if all that is queued were computed in one step before it."""
-        shape = StepShape(self._ahead.num_tokens, 0, 1)
-        return self._engine.engine.step_times.predict(shape)
+        return self._engine.engine.step_times.predict(self._ahead.as_one_step())
 
     def turn_s(self) -> float:
-        shape = StepShape(self._engine.engine.info.shape.chunk_tokens, 0, 1)
-        return self._engine.engine.step_times.predict(shape)
+        chunk = self._engine.engine.info.shape.chunk_tokens
+        return self._engine.engine.step_times.predict(self._ahead.longest_step(chunk))
 
     def drop(self, holds: Sequence[TransferHold]) -> None:
         if holds:
@@ -116,7 +108,7 @@ class ComputedPrompt:
         self,
         stream: HandOverStream,
         request: GenerationRequest,
-        ahead: _Ahead,
+        ahead: Ahead,
         fetcher: Fetcher,
     ) -> None:
         self._stream = stream
@@ -125,7 +117,8 @@ class ComputedPrompt:
         self._num_tokens = len(request.prompt_token_ids)
         self._num_done = 0
         self._num_logprobs = 0
-        ahead.num_tokens += self._num_tokens
+        self._closed = False
+        ahead.add(self._num_tokens)
 
     async def wait(self) -> None:
         await self._stream.wait()
@@ -148,13 +141,16 @@ class ComputedPrompt:
 
     def close(self) -> None:
         self._count_down(self._num_tokens)
+        if not self._closed:
+            self._ahead.ended(self._num_tokens)
+        self._closed = True
         self._stream.close()
         self._fetcher.forget(self._stream.request_id)
 
     def _count_down(self, num_done: int) -> None:
         """Blocks may come before their tokens' logprobs, or logprobs without blocks."""
         if num_done > self._num_done:
-            self._ahead.num_tokens -= num_done - self._num_done
+            self._ahead.computed(self._num_done, num_done)
             self._num_done = num_done
 
 

@@ -153,20 +153,24 @@ class StoredBlob(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
     name: _builtins.bytes
     parent: _builtins.bytes
     """empty for a first block"""
     group: _builtins.int
+    tier: _builtins.int
+    """0: device, 1: host, 2: disk; so below"""
     def __init__(
         self,
         *,
         name: _builtins.bytes = ...,
         parent: _builtins.bytes = ...,
         group: _builtins.int = ...,
+        tier: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name", "parent", b"parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name", "parent", b"parent", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,17 +182,20 @@ class RemovedBlob(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
     name: _builtins.bytes
     group: _builtins.int
+    tier: _builtins.int
     def __init__(
         self,
         *,
         name: _builtins.bytes = ...,
         group: _builtins.int = ...,
+        tier: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "name", b"name", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,6 +272,11 @@ class LoadReport(_message.Message):
     NUM_QUERY_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
+    MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    STILL_S_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     num_steps: _builtins.int
     num_running: _builtins.int
@@ -285,6 +297,13 @@ class LoadReport(_message.Message):
     """
     num_hit_tokens: _builtins.int
     num_prefix_tokens: _builtins.int
+    max_sequences: _builtins.int
+    """that run at once"""
+    max_step_tokens: _builtins.int
+    """computed in one step"""
+    block_size: _builtins.int
+    still_s: _builtins.float
+    """with work and without a step, though the counts may be older"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockCounts]:
         """of each group"""
@@ -295,6 +314,10 @@ class LoadReport(_message.Message):
     def transfer(self) -> Global___TransferLoad: ...
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkReport]: ...
+    @_builtins.property
+    def cores(self) -> Global___CoreReport:
+        """none: it computes on another device"""
+
     def __init__(
         self,
         *,
@@ -315,14 +338,49 @@ class LoadReport(_message.Message):
         num_query_tokens: _builtins.int = ...,
         num_hit_tokens: _builtins.int = ...,
         num_prefix_tokens: _builtins.int = ...,
+        max_sequences: _builtins.int = ...,
+        max_step_tokens: _builtins.int = ...,
+        block_size: _builtins.int = ...,
+        still_s: _builtins.float = ...,
+        cores: Global___CoreReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step_times", b"step_times", "transfer", b"transfer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "step_times", b"step_times", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "incarnation", b"incarnation", "links", b"links", "num_context_tokens", b"num_context_tokens", "num_fetching", b"num_fetching", "num_hit_tokens", b"num_hit_tokens", "num_leases", b"num_leases", "num_prefix_tokens", b"num_prefix_tokens", "num_query_tokens", b"num_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "step_times", b"step_times", "transfer", b"transfer", "unhealthy", b"unhealthy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "cores", b"cores", "draining", b"draining", "incarnation", b"incarnation", "links", b"links", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "num_context_tokens", b"num_context_tokens", "num_fetching", b"num_fetching", "num_hit_tokens", b"num_hit_tokens", "num_leases", b"num_leases", "num_prefix_tokens", b"num_prefix_tokens", "num_query_tokens", b"num_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "step_times", b"step_times", "still_s", b"still_s", "transfer", b"transfer", "unhealthy", b"unhealthy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
+
+@_typing.final
+class CoreReport(_message.Message):
+    """What a worker computes on, where that is the processor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
+    NUM_THREADS_FIELD_NUMBER: _builtins.int
+    machine: _builtins.str
+    """the kernel's boot_id"""
+    mask: _builtins.bytes
+    """little-endian, a bit for each core that it may run on"""
+    num_threads: _builtins.int
+    """that compute"""
+    def __init__(
+        self,
+        *,
+        machine: _builtins.str = ...,
+        mask: _builtins.bytes = ...,
+        num_threads: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine", "mask", b"mask", "num_threads", b"num_threads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoreReport: _TypeAlias = CoreReport  # noqa: Y015
 
 @_typing.final
 class BlockCounts(_message.Message):
@@ -358,7 +416,8 @@ Global___BlockCounts: _TypeAlias = BlockCounts  # noqa: Y015
 @_typing.final
 class StepTimes(_message.Message):
     """seconds = base + per_prompt_token * tokens + per_context_token * context
-            + per_sequence * sequences, as measured lately
+            + per_sequence * sequences + per_prompt_pair * pairs, as measured lately; a pair is a
+    prompt's token with one that it attends to
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -367,10 +426,12 @@ class StepTimes(_message.Message):
     PROMPT_TOKEN_S_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKEN_S_FIELD_NUMBER: _builtins.int
     SEQUENCE_S_FIELD_NUMBER: _builtins.int
+    PROMPT_PAIR_S_FIELD_NUMBER: _builtins.int
     base_s: _builtins.float
     prompt_token_s: _builtins.float
     context_token_s: _builtins.float
     sequence_s: _builtins.float
+    prompt_pair_s: _builtins.float
     def __init__(
         self,
         *,
@@ -378,10 +439,11 @@ class StepTimes(_message.Message):
         prompt_token_s: _builtins.float = ...,
         context_token_s: _builtins.float = ...,
         sequence_s: _builtins.float = ...,
+        prompt_pair_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "prompt_token_s", b"prompt_token_s", "sequence_s", b"sequence_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "context_token_s", b"context_token_s", "prompt_pair_s", b"prompt_pair_s", "prompt_token_s", b"prompt_token_s", "sequence_s", b"sequence_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

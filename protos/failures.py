@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from protos.generation_pb2 import Failure
 
-_KEY = "kvrelay-failure-bin"
+FAILURE_KEY = "kvrelay-failure-bin"
 # Whoever checks a certificate knows why it is wrong; the other end sees a closed connection.
 _HUNG_UP = ("failed to connect", "Socket closed")
 _HINT = "; the peer may want TLS, or not take our certificate"
@@ -26,14 +26,14 @@ async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", failure: Fai
     """Ends the call; never returns."""
     code = _CODES.get(failure.kind, grpc.StatusCode.INTERNAL)
     details = f"{failure.field}: {failure.message}" if failure.field else failure.message
-    await context.abort(code, details, ((_KEY, failure.SerializeToString()),))
+    await context.abort(code, details, ((FAILURE_KEY, failure.SerializeToString()),))
 
 
 def failure_of(error: grpc.aio.AioRpcError) -> Failure:
     """What the peer said; of a call that ended otherwise (a peer that is dead, stopped, cut
     off, or refuses us) what gRPC says."""
     for key, value in error.trailing_metadata() or ():
-        if key == _KEY and isinstance(value, bytes):
+        if key == FAILURE_KEY and isinstance(value, bytes):
             try:
                 return Failure.FromString(value)
             except DecodeError:

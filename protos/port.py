@@ -2,12 +2,17 @@
 
 import contextlib
 import errno
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from protos.address import Address
 from protos.errors import PlaneError
+
+# Below what Linux gives out, and below the ports of Serve's replicas.
+_UNASKED = range(20000, 30000)
+_TRIES = 64
 
 
 @contextmanager
@@ -30,6 +35,21 @@ def claimed(address: Address, field: str) -> Iterator[None]:
             worst = (taken or problems)[0]
             raise PlaneError(field, f"{address} cannot be listened on: {worst.strerror}")
         yield
+
+
+def free_port(host: str) -> int:
+    """For a process that will listen later. Not one of those that the system gives out by itself:
+    it could give it to somebody's outgoing connection meanwhile."""
+    _resolve(Address(host, 0), "port")
+    for last in range(_TRIES - 1, -1, -1):
+        port = random.choice(_UNASKED)
+        try:
+            with claimed(Address(host, port), "port"):
+                break
+        except PlaneError:
+            if not last:
+                raise
+    return port
 
 
 def _resolve(address: Address, field: str) -> list[tuple[int, tuple[str, int]]]:

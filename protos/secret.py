@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import os
-import stat
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ import grpc
 import grpc.aio
 
 from protos.errors import PlaneError
+from protos.private_file import read_private_file
 
 VARIABLE = "KVRELAY_SECRET"
 MIN_CHARS = 16
@@ -41,21 +40,8 @@ class Secret:
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """Refuses a file that anyone but its owner may touch."""
-        try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise PlaneError("secret_file", f"{path} is no regular file")
-                if status.st_mode & 0o077:
-                    mode = stat.S_IMODE(status.st_mode)
-                    raise PlaneError(
-                        "secret_file",
-                        f"{path} is open to others (mode {mode:04o}); chmod 600 closes it",
-                    )
-                return cls._checked("secret_file", file.read(MAX_CHARS + 2))
-        except OSError as error:
-            message = f"{path} cannot be read: {error.strerror}"
-            raise PlaneError("secret_file", message) from error
+        value = read_private_file("secret_file", path, MAX_CHARS + 2)
+        return cls._checked("secret_file", value)
 
     @classmethod
     def _checked(cls, source: str, value: bytes) -> Self:

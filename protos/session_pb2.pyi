@@ -262,6 +262,9 @@ class DecodeMessage(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    NUM_SUBMITTED_FIELD_NUMBER: _builtins.int
+    num_submitted: _builtins.int
+    """requests that have come in this session, so far"""
     @_builtins.property
     def welcome(self) -> _worker_pb2.WorkerDescription:
         """answers Hello"""
@@ -281,10 +284,11 @@ class DecodeMessage(_message.Message):
         step: Global___Step | None = ...,
         failure: _generation_pb2.Failure | None = ...,
         leaving: Global___Leaving | None = ...,
+        num_submitted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "leaving", b"leaving", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "leaving", b"leaving", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "kind", b"kind", "leaving", b"leaving", "num_submitted", b"num_submitted", "step", b"step", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "step", "failure", "leaving"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -294,8 +298,8 @@ Global___DecodeMessage: _TypeAlias = DecodeMessage  # noqa: Y015
 
 @_typing.final
 class Leaving(_message.Message):
-    """The worker takes nothing new. With `move`, requests that another worker can take should go
-    there, with what the client has; the others end here.
+    """Without `move` the worker takes nothing new. With it, requests that another worker can take
+    should go there, with what the client has; the others end here.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -347,9 +351,9 @@ class RequestNews(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     @_builtins.property
-    def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChoiceDelta]: ...
+    def deltas(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.ChoiceDelta]: ...
     @_builtins.property
-    def prompt(self) -> Global___PromptReport: ...
+    def prompt(self) -> _generation_pb2.PromptReport: ...
     @_builtins.property
     def failure(self) -> _generation_pb2.Failure:
         """nothing more comes of this request"""
@@ -358,8 +362,8 @@ class RequestNews(_message.Message):
         self,
         *,
         request_id: _builtins.str = ...,
-        deltas: _abc.Iterable[Global___ChoiceDelta] | None = ...,
-        prompt: Global___PromptReport | None = ...,
+        deltas: _abc.Iterable[_generation_pb2.ChoiceDelta] | None = ...,
+        prompt: _generation_pb2.PromptReport | None = ...,
         failure: _generation_pb2.Failure | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "prompt", b"prompt"]  # noqa: Y015
@@ -369,107 +373,3 @@ class RequestNews(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestNews: _TypeAlias = RequestNews  # noqa: Y015
-
-@_typing.final
-class ChoiceDelta(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CHOICE_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
-    FINISH_REASON_FIELD_NUMBER: _builtins.int
-    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
-    choice: _builtins.int
-    finish_reason: _generation_pb2.FinishReason.ValueType
-    stop_token_id: _builtins.int
-    @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]: ...
-    def __init__(
-        self,
-        *,
-        choice: _builtins.int = ...,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
-        finish_reason: _generation_pb2.FinishReason.ValueType = ...,
-        stop_token_id: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "choice", b"choice", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
-    _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
-
-Global___ChoiceDelta: _TypeAlias = ChoiceDelta  # noqa: Y015
-
-@_typing.final
-class PromptReport(_message.Message):
-    """A large report is split: its parts follow each other, the last one is complete."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
-    HAS_LOGPROBS_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
-    COMPLETE_FIELD_NUMBER: _builtins.int
-    TIMES_FIELD_NUMBER: _builtins.int
-    num_cached_tokens: _builtins.int
-    has_logprobs: _builtins.bool
-    complete: _builtins.bool
-    @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
-        """from the second prompt token on"""
-
-    @_builtins.property
-    def times(self) -> Global___PromptTimes:
-        """of the whole report, in its last part"""
-
-    def __init__(
-        self,
-        *,
-        num_cached_tokens: _builtins.int = ...,
-        has_logprobs: _builtins.bool = ...,
-        logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
-        complete: _builtins.bool = ...,
-        times: Global___PromptTimes | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "has_logprobs", b"has_logprobs", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "times", b"times"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PromptReport: _TypeAlias = PromptReport  # noqa: Y015
-
-@_typing.final
-class PromptTimes(_message.Message):
-    """Where the time went before the first token, in seconds, from submission on."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    QUEUED_S_FIELD_NUMBER: _builtins.int
-    PREFILL_S_FIELD_NUMBER: _builtins.int
-    TRANSFER_S_FIELD_NUMBER: _builtins.int
-    queued_s: _builtins.float
-    """here, and on the worker that computed the prompt"""
-    prefill_s: _builtins.float
-    """computing it, wherever that was"""
-    transfer_s: _builtins.float
-    """what computing did not hide"""
-    def __init__(
-        self,
-        *,
-        queued_s: _builtins.float = ...,
-        prefill_s: _builtins.float = ...,
-        transfer_s: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefill_s", b"prefill_s", "queued_s", b"queued_s", "transfer_s", b"transfer_s"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PromptTimes: _TypeAlias = PromptTimes  # noqa: Y015

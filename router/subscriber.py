@@ -1,4 +1,4 @@
-"""A worker's load reports, as long as it answers."""
+"""A worker's load reports and cache events, as long as it answers."""
 
 import asyncio
 import logging
@@ -8,9 +8,15 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from protos.events_pb2 import LoadReport, SubscribeRequest
+from kv_transfer.errors import TransferError
+from kv_transfer.event_messages import decode_batch, decode_part
+from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsStub
 from protos.limits import PROTOCOL
+from router.held import BadEvents
+from router.load_report import read_load
+from router.patience import Patience
+from router.worker_index import Outcome, WorkerIndex
 from router.workers import Load
 
 logger = logging.getLogger(__name__)
@@ -19,29 +25,104 @@ PERIOD_MS = 250
 RETRY_S = 0.5
 
 
-class LoadFeed:
-    """Calls `note` with every report of one worker, until it is closed; subscribes again
-    whenever the stream breaks. Used on one event loop."""
+class WorkerFeed:
+    """Calls `note` with every report of one worker, and keeps its index if there is one, until it
+    is closed. Used on one event loop.
 
-    def __init__(self, channel: grpc.aio.Channel, note: Callable[[Load], None]) -> None:
+    One stream carries both. A new one is opened whenever it breaks, from where the index stands;
+    and at once when the index cannot go on with what it got. If that does not help, the reports go
+    on alone for a while: without them the worker would get no requests.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        note: Callable[[Load], None],
+        index: WorkerIndex | None = None,
+    ) -> None:
         self._channel = channel
         self._note = note
+        self._index = index
+        self._patience = Patience()
         self._task = asyncio.create_task(self._follow())
+
+    def follow(self, index: WorkerIndex) -> None:
+        """From the next report on."""
+        self._index = index
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
 
     async def _follow(self) -> None:
-        wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=PERIOD_MS)
         while True:
             try:
-                async for event in WorkerEventsStub(self._channel).Subscribe(wanted):
-                    if event.WhichOneof("kind") == "load":
-                        self._note(_read(event.load))
+                await self._listen()
             except grpc.aio.AioRpcError as error:
-                logger.debug("load reports broke off: %s", error.details())
-            await asyncio.sleep(RETRY_S)
+                logger.debug("a worker's events broke off: %s", error.details())
+                await asyncio.sleep(RETRY_S)
+
+    async def _listen(self) -> None:
+        """Returns when another stream is to be opened."""
+        index = self._followed()
+        call = WorkerEventsStub(self._channel).Subscribe(_request(index))
+        try:
+            async for event in call:
+                if event.WhichOneof("kind") == "load":
+                    self._take_load(event.load)
+                    if self._followed() is not index:
+                        return
+                elif index is not None and _apply(event, index).needs_snapshot:
+                    self._patience.note_trouble(time.monotonic())
+                    return
+            await asyncio.sleep(RETRY_S)  # the worker ended it
+        finally:
+            call.cancel()
+
+    def _followed(self) -> WorkerIndex | None:
+        return self._index if self._patience.is_over(time.monotonic()) else None
+
+    def _take_load(self, report: LoadReport) -> None:
+        index = self._index
+        if index is not None and index.group < len(report.blocks):
+            index.capacity = report.blocks[index.group].total
+        self._note(read_load(report, time.monotonic()))
+
+
+def _request(index: WorkerIndex | None) -> SubscribeRequest:
+    request = SubscribeRequest(protocol=PROTOCOL, load_period_ms=PERIOD_MS)
+    if index is not None:
+        request.cache_events = True
+        request.incarnation, request.after_number = index.resume()
+    return request
+
+
+def _apply(event: WorkerEvent, index: WorkerIndex) -> Outcome:
+    try:
+        outcome = _decode(event, index)
+    except TransferError as error:
+        index.distrust()
+        outcome = _refused(error)
+    except BadEvents as error:
+        outcome = _refused(error)
+    if outcome.needs_snapshot:
+        logger.info("a worker is followed anew: %s", outcome)
+    return outcome
+
+
+def _decode(event: WorkerEvent, index: WorkerIndex) -> Outcome:
+    match event.WhichOneof("kind"):
+        case "batch":
+            return index.apply(decode_batch(event.batch))
+        case "snapshot":
+            return index.apply_part(decode_part(event.snapshot), event.snapshot.complete)
+        case _:
+            raise TransferError("an event of an unknown kind", retryable=False)
+
+
+def _refused(error: Exception) -> Outcome:
+    logger.warning("a worker's events cannot be: %s", error)
+    return Outcome.BAD_EVENTS
 
 
 async def one_report(channel: grpc.aio.Channel, timeout_s: float) -> LoadReport | None:
@@ -55,13 +136,3 @@ async def one_report(channel: grpc.aio.Channel, timeout_s: float) -> LoadReport 
     except grpc.aio.AioRpcError as error:
         logger.debug("no load report: %s", error.details())
     return None
-
-
-def _read(report: LoadReport) -> Load:
-    return Load(
-        at=time.monotonic(),
-        num_sequences=report.num_running + report.num_waiting + report.num_fetching,
-        num_queued_tokens=report.num_queued_tokens,
-        draining=report.draining,
-        unhealthy=report.unhealthy,
-    )

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+START_S = 150.0  # of a machine on which much else starts
 
 
 @asynccontextmanager
@@ -30,7 +31,7 @@ async def python(
     )
     try:
         assert child.stdout is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(START_S):
             line = await child.stdout.readline()
         yield child, line.decode().strip()
     finally:

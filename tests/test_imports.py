@@ -34,6 +34,7 @@ ALLOWED_IN = {
         "prefill_worker.service",
         "decode_worker.service",
         "cluster.session",
+        "cluster.replicas.token_service",
         "router.subscriber",
     ),
 }

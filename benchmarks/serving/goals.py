@@ -6,8 +6,10 @@ from typing import NamedTuple
 from benchmarks.serving.results import Results
 from benchmarks.serving.systems import (
     AUTO,
+    BY_COST,
     COLOCATED,
     EMPTY,
+    IN_TURN,
     NEVER,
     RAY_LLM,
     VLLM,
@@ -57,6 +59,7 @@ RATIOS = (
     ),
     Ratio("http", _STREAMS, _RATE, AUTO, VLLM, least=2.0),
     Ratio("http", _ONE, "requests/s", AUTO, VLLM, least=1.5),
+    Ratio("routing", "1 a second", "median first token, ms", BY_COST, IN_TURN, most=0.5),
     Ratio("http", _STREAMS, _RATE, AUTO, EMPTY),
     Ratio("http", _ONE, "requests/s", AUTO, EMPTY),
 )

@@ -9,6 +9,7 @@ from cluster.bench.arrivals import Arrivals, ClosedLoop, OpenLoop
 from cluster.bench.lengths import Fixed
 from cluster.bench.load import Load, run_load
 from cluster.bench.measure import Summary, summarise
+from cluster.bench.record import Record
 from cluster.bench.workload import Synthetic
 
 _FIRST_ID = 3  # below it are the tokens that end and pad
@@ -27,6 +28,8 @@ class Asked:
     arrivals: Arrivals
     num_requests: int | None = None
     duration_s: float | None = None
+    shared: int = 0  # of a prompt's tokens, one of `groups` beginnings
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,13 @@ def measure(running: Running, asked: Asked, seed: int) -> Summary:
     return _whole(asyncio.run(_ask(running, asked, seed)))
 
 
+def offer(running: Running, asked: Asked, seed: int) -> tuple[Record, ...]:
+    """Whatever became of each; failures are told, not raised."""
+    return asyncio.run(_records(running, asked, seed))
+
+
 def warm_up(running: Running, seed: int) -> None:
-    measure(running, Asked(64, 4, ClosedLoop(2), 4), seed)
+    measure(running, Asked(64, 4, ClosedLoop(1), 4), seed)
 
 
 def steadiness(
@@ -77,9 +85,19 @@ async def _watch(read: Callable[[], int], peak: list[int]) -> None:
 
 
 async def _ask(running: Running, asked: Asked, seed: int) -> Summary:
+    return summarise(await _records(running, asked, seed))
+
+
+async def _records(running: Running, asked: Asked, seed: int) -> tuple[Record, ...]:
     load = Load(
         running.url,
-        Synthetic(Fixed(asked.prompt), Fixed(asked.output)),
+        Synthetic(
+            Fixed(asked.prompt),
+            Fixed(asked.output),
+            seed=seed,
+            prefix_share=asked.shared / asked.prompt,
+            prefix_groups=asked.groups,
+        ),
         asked.arrivals,
         asked.num_requests,
         asked.duration_s,
@@ -87,7 +105,7 @@ async def _ask(running: Running, asked: Asked, seed: int) -> Summary:
         token_ids=range(_FIRST_ID, running.vocab_size),
         seed=seed,
     )
-    return summarise((await run_load(load)).records)
+    return (await run_load(load)).records
 
 
 def _whole(summary: Summary) -> Summary:

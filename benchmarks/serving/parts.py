@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.process import Child
+from benchmarks.serving import overload as overloading
 from benchmarks.serving.loads import Asked, crowd, every, measure, steadiness
 from benchmarks.serving.systems import Place, Running, System
 from benchmarks.sides import KV_BYTES, Folders, ours
@@ -54,12 +55,14 @@ def load(turn: Turn) -> Iterator[Figures]:
 
 
 def steady(turn: Turn) -> Iterator[Figures]:
-    """8 streams, and a prompt of 2,048 tokens every two seconds."""
+    """8 streams, and a prompt of 2,048 tokens every second: where one prompt holds up one token of
+    each stream, at one in two seconds fewer than one gap in a hundred is long, and no percentile
+    below the largest gap shows it."""
     seconds = 4.0 if turn.quick else 24.0
     streams = Asked(64, 256, ClosedLoop(8), duration_s=seconds)
     if turn.quick:
         streams = dataclasses.replace(streams, output=32)
-    prompts = Asked(2048, 1, every(2.0), duration_s=seconds)
+    prompts = Asked(2048, 1, every(1.0), duration_s=seconds)
     running, disturbing = steadiness(turn.running, streams, prompts, next(turn.seeds))
     assert running.itl
     assert disturbing.ttft
@@ -142,6 +145,62 @@ def streams(turn: Turn) -> Iterator[Figures]:
     )
 
 
+def routing(turn: Turn) -> Iterator[Figures]:
+    """200 prompts of ten beginnings of 1,500 tokens and an end of their own, one a second; a
+    worker's cache has room for five of the beginnings."""
+    num = turn.requests(200, 4)
+    asked = Asked(1600, 16, every(1.0), num, shared=1500, groups=10)
+    summary = measure(turn.running, asked, next(turn.seeds))
+    assert summary.ttft
+    yield Figures(
+        "1 a second",
+        {
+            "median first token, ms": summary.ttft.median * _MS,
+            "p90 first token, ms": summary.ttft.percentiles[90] * _MS,
+            "cached, %": 100 * summary.num_cached_tokens / summary.num_prompt_tokens,
+        },
+    )
+
+
+def overload(turn: Turn) -> Iterator[Figures]:
+    """A sweep of rates for the peak of goodput, and five times that rate, of long prompts with
+    short answers, and the other way round."""
+    running, excess = turn.running, overloading.EXCESS
+    seconds = 4.0 if turn.quick else 15.0
+    for lengths in overloading.LENGTHS:
+        capacity = overloading.capacity(running, lengths, seconds, next(turn.seeds))
+        peak = 0.0
+        for share in overloading.SHARES:
+            rate = share * capacity
+            result = overloading.offered(running, lengths, rate, seconds, next(turn.seeds))
+            peak = max(peak, result.good_per_s)
+            yield Figures(f"{lengths}, {share:g} x", _offered(result, peak, []))
+        with overloading.probing(running) as retry_s:
+            rate = excess * peak
+            result = overloading.offered(running, lengths, rate, 1.5 * seconds, next(turn.seeds))
+        yield Figures(f"{lengths}, {excess} x the peak", _offered(result, peak, retry_s))
+
+
+def _offered(result: overloading.Offered, peak: float, retry_s: list[float]) -> dict[str, float]:
+    refusals = result.refusals
+    return {
+        "asked/s": result.rate,
+        "good/s": result.good_per_s,
+        "of the peak, %": 100 * result.good_per_s / peak if peak else 0.0,
+        "answered": result.num_complete,
+        "refused": refusals.num if refusals else 0,
+        "failed": result.failures.total(),
+        "refused in, p50 ms": refusals.median * _MS if refusals else 0.0,
+        "p99 ms": refusals.percentiles[99] * _MS if refusals else 0.0,
+        "first token p50, ms": result.ttft.median * _MS if result.ttft else 0.0,
+        "first token p99, ms": result.ttft.percentiles[99] * _MS if result.ttft else 0.0,
+        "a token p99, ms": result.tpot.percentiles[99] * _MS if result.tpot else 0.0,
+        "sent late p99, ms": result.late.percentiles[99] * _MS if result.late else 0.0,
+        "generator, % of a core": 100 * result.generator_cpu,
+        "Retry-After p50, s": median(retry_s) if retry_s else 0.0,
+    }
+
+
 def start(turn: Turn) -> Iterator[Figures]:
     """From the first process to the first token; memory after what else was asked of it. Caches
     that no token has touched yet hold none, so the least that is beyond is told."""
@@ -175,7 +234,9 @@ PARTS = {
     "load": Part(SMALL, _ALL, load),
     "steady": Part(SMALL, _ALL, steady),
     "start": Part(SMALL, _ALL, start),
+    "routing": Part(SMALL, ("kvrelay-2x2", "kvrelay-2x2-round-robin"), routing),
     "added": Part(SMALL, _OURS, added),
     "streams": Part(SMALL, ("kvrelay",), streams),
+    "overload": Part(SMALL, ("kvrelay-objectives",), overload),
     "http": Part(TINY, ("kvrelay", "kvrelay-colocated", "vllm", "empty-ingress"), http),
 }

@@ -21,6 +21,10 @@ from benchmarks.workloads import MAX_LEN, ModelShape
 
 FIRST_TOKEN_S = 300.0  # a first start compiles the model
 _CLOSE_S = 30.0
+# Five of the ten beginnings of the part `routing`, and what is being computed.
+_FEW_BYTES = 104 << 20
+# Of the part `overload`: what the router is told, and what goodput is counted by.
+TTFT_OBJECTIVE_S, TPOT_OBJECTIVE_S = 1.0, 0.1
 _RAY_LLM_NAME = "llama"  # it makes names of deployments of it
 
 
@@ -68,16 +72,31 @@ class System:
             family.end()
 
 
-def _ours(*words: str) -> Callable[[Place, Family], AbstractContextManager[str]]:
+def _ours(
+    *words: str, kv_bytes: int = KV_BYTES, **router: str | float
+) -> Callable[[Place, Family], AbstractContextManager[str]]:
     @contextmanager
     def start(place: Place, family: Family) -> Iterator[str]:
         port = free_port()
-        engine = ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(KV_BYTES)]
-        command = kvrelay("serve", str(place.model), "--port", str(port), *words, *engine)
+        flags = [*words, "--dtype", "bfloat16", "--kv-cache-memory-bytes", str(kv_bytes)]
+        if router:
+            config = place.logs / "router.yaml"
+            config.write_text(json.dumps({"router": router}))
+            flags += ["--config", str(config)]
+        command = kvrelay("serve", str(place.model), "--port", str(port), *flags)
         with _serving(command, family.environment, place.logs / "kvrelay-serve.log", port) as url:
             yield url
 
     return start
+
+
+def _two_by_two(policy: str) -> Callable[[Place, Family], AbstractContextManager[str]]:
+    pools = ["--prefill-replicas", "2", "--decode-replicas", "2"]
+    return _ours(*pools, kv_bytes=_FEW_BYTES, policy=policy)
+
+
+def _in_time() -> Callable[[Place, Family], AbstractContextManager[str]]:
+    return _ours(ttft_objective_s=TTFT_OBJECTIVE_S, inter_token_objective_s=TPOT_OBJECTIVE_S)
 
 
 @contextmanager
@@ -168,6 +187,8 @@ def _await_first_token(url: str, model_name: str) -> None:
 AUTO, NEVER, COLOCATED = "kvrelay", "kvrelay, strictly remote", "kvrelay colocated"
 VLLM, VLLM_PAIR, RAY_LLM = "vLLM colocated", "vLLM 1P1D", "Ray Serve LLM 1P1D"
 EMPTY = "empty ingress"
+BY_COST, IN_TURN = "2 + 2, by cost", "2 + 2, round robin"
+IN_TIME = "kvrelay with objectives"
 
 SYSTEMS = {
     "kvrelay": System(AUTO, 2, _ours()),
@@ -176,5 +197,8 @@ SYSTEMS = {
     "vllm": System(VLLM, 1, _vllm, needs_vllm=True),
     "vllm-pair": System(VLLM_PAIR, 2, _vllm_pair, needs_vllm=True),
     "ray-llm": System(RAY_LLM, 2, _ray_llm, needs_vllm=True, served_name=_RAY_LLM_NAME),
+    "kvrelay-2x2": System(BY_COST, 4, _two_by_two("cost")),
+    "kvrelay-2x2-round-robin": System(IN_TURN, 4, _two_by_two("round-robin")),
+    "kvrelay-objectives": System(IN_TIME, 2, _in_time()),
     "empty-ingress": System(EMPTY, 0, _empty_ingress),
 }

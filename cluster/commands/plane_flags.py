@@ -45,5 +45,4 @@ def plane_errors_as_config_errors() -> Iterator[None]:
     try:
         yield
     except PlaneError as error:
-        message = str(error).removeprefix(f"{error.field}: ")
-        raise ConfigError(error.field, message) from error
+        raise ConfigError(error.field, error.message) from error

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.access import check_access
 from cluster.api_keys import VARIABLE
@@ -31,6 +31,7 @@ from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
 from decode_worker.answerer import LocalPrefill
 from engine.errors import ConfigError
+from protos.port import free_port
 from router.workers import Leg
 
 GRACE_S = 8.0  # after the first Ctrl-C, for answers under way
@@ -42,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="folder, Hugging Face id (default: bundled)")
     parser.add_argument("--config", metavar="FILE", help="YAML; flags win over what it says")
     add_front_flags(parser)
+    parser.add_argument(
+        "--grpc-port", type=int, metavar="N", help="also token ids by gRPC, on the same host"
+    )
     pools = parser.add_argument_group("pools")
     for pool in (*Leg, "ingress"):
         pools.add_argument(f"--{pool}-replicas", metavar="N|MIN-MAX", help="default: 1")
@@ -70,14 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
     args = cluster_args(arguments)
     front = args.front
     check_access(front.keys(os.environ), front.allow_unauthenticated, host=arguments.host)
-    with listen(arguments.host, arguments.port) as listener:
-        port = listener.getsockname()[1]
+    port = _port(arguments.host, arguments.port)
+    grpc_port = _grpc_port(arguments)
     weights = args.engine_config.load_format != "dummy"
     # What a replica would fail on, sooner.
     text = load_text_side(args.engine_config, args.served_model_name, weights=weights)
     say("starting Ray" if _starts_ray() else "joining the Ray cluster")
     with _stop_signals() as stop:
-        _serve(args, arguments.host, port, text.names[0], stop)
+        _serve(args, _Ports(arguments.host, port, grpc_port), text.names[0], stop)
     say("stopped")
     return 0
 
@@ -131,7 +135,37 @@ def _starts_ray() -> bool:
     return "RAY_ADDRESS" not in os.environ
 
 
-def _serve(args: ClusterArgs, host: str, port: int, name: str, stop: _Stop) -> None:
+class _Ports(NamedTuple):
+    """Where the front listens."""
+
+    host: str
+    http: int
+    grpc: int | None
+
+    def announcement(self, name: str) -> str:
+        words = announcement(name, self.host, self.http)
+        if self.grpc is None:
+            return words
+        url = front_url(self.host, self.grpc).removeprefix("http://").removesuffix("/v1")
+        return f"{words}  gRPC:  {url}, token ids in and out\n"
+
+
+def _grpc_port(arguments: argparse.Namespace) -> int | None:
+    if arguments.grpc_port is None:
+        return None
+    try:
+        return _port(arguments.host, arguments.grpc_port)
+    except ConfigError as error:
+        raise ConfigError("grpc_port", str(error).partition(": ")[2]) from error
+
+
+def _port(host: str, asked: int) -> int:
+    """ConfigError where nobody could listen there."""
+    with listen(host, asked):
+        return asked or free_port(host)
+
+
+def _serve(args: ClusterArgs, ports: _Ports, name: str, stop: _Stop) -> None:
     from ray import serve
 
     from cluster.app import APP_NAME
@@ -143,16 +177,16 @@ def _serve(args: ClusterArgs, host: str, port: int, name: str, stop: _Stop) -> N
         check_access(
             args.front.keys(os.environ),
             args.front.allow_unauthenticated,
-            host=host,
+            host=ports.host,
             num_nodes=num_nodes(),
         )
-        start_front(host, port)
-        with _noted(args, own, front_url(host, port)):
+        start_front(*ports)
+        with _noted(args, own, front_url(ports.host, ports.http)):
             deploy(args)
             try:
                 if not _wait_until_running(stop):
                     return
-                say(announcement(name, host, port))
+                say(ports.announcement(name))
                 stop.wait()
                 say("stopping; Ctrl-C again to stop at once")
                 _end_answers(stop)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric, ProcessCollector
 
 from cluster.backend import Backend
-from cluster.metrics.families import counters
+from cluster.metrics.families import counter, counters, gauge
 from cluster.metrics.observed import ObservedBackend
 from cluster.metrics.page import Collects, Page
 from cluster.metrics.record import Origin
@@ -64,3 +64,20 @@ class RelayCollector:
             ["reason"],
             {(reason,): number for reason, number in self._relay.reroutes.items()},
         )
+        router = self._relay.router
+        yield gauge("router_waiting", "Requests that wait for workers.", router.num_waiting)
+        yield gauge("router_index_blocks", "Blocks of workers that are known.", len(router.index))
+        yield counters(
+            "router_placements",
+            "Requests that were given to workers, by why to those.",
+            ["reason"],
+            {(reason,): number for reason, number in router.stats.placed.items()},
+        )
+        yield counters(
+            "router_refusals",
+            "Requests that were told to come again later.",
+            ["reason"],
+            {(reason,): number for reason, number in router.stats.refused.items()},
+        )
+        expired = router.stats.num_expired
+        yield counter("router_expired", "Requests whose time was over as they waited.", expired)

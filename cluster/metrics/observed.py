@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol, Self, runtime_checkable
+from typing import Self
 
-from cluster.backend import Backend
+from cluster.backend import Backend, Routed
 from cluster.metrics.record import Origin, RequestRecord
 from cluster.metrics.requests import RequestMetrics
 from engine.errors import EngineError
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, GenerationUpdate
-
-
-@runtime_checkable
-class Routed(Protocol):
-    """A stream that somebody finds a worker for."""
-
-    routed_s: float  # from its submission until a worker had it
-    num_moves: int  # from one worker to another
 
 
 class ObservedBackend:
@@ -64,5 +56,6 @@ class ObservedStream:
 
     def close(self) -> None:
         self._stream.close()
-        num_moves = 0 if self._routed is None else self._routed.num_moves
-        self._record.end(time.monotonic(), num_moves)
+        if self._routed is not None:
+            self._record.note_route(self._routed.num_moves, self._routed.placement)
+        self._record.end(time.monotonic())

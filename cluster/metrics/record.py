@@ -6,8 +6,10 @@ import logging
 from typing import Any, NamedTuple
 
 from cluster.metrics.requests import RequestMetrics
+from cluster.routing_view import placement_fields
 from engine.errors import EngineError
 from engine.request import GenerationRequest, GenerationUpdate, PromptReport
+from router.ask import Placement
 
 logger = logging.getLogger("kvrelay.requests")
 
@@ -50,6 +52,8 @@ class RequestRecord:
         self._legs: Legs | None = None
         self._error: str | None = None
         self._ended = False
+        self._num_moves = 0
+        self._placement: Placement | None = None
         metrics.num_open.inc()
         metrics.prompt_tokens.inc(self._num_prompt)
 
@@ -101,7 +105,11 @@ class RequestRecord:
         """Only what kind of error it was: its words may quote what a client sent."""
         self._error = type(error).__name__
 
-    def end(self, now_s: float, num_moves: int) -> None:
+    def note_route(self, num_moves: int, placement: Placement | None) -> None:
+        """`num_moves`: from one worker to another; `placement`: the last one."""
+        self._num_moves, self._placement = num_moves, placement
+
+    def end(self, now_s: float) -> None:
         """Idempotent."""
         if self._ended:
             return
@@ -117,9 +125,9 @@ class RequestRecord:
         if self._first_s is not None:
             metrics.decode_s.observe(max(self._last_s.values()) - self._first_s)
         if logger.isEnabledFor(logging.INFO):
-            logger.info("finished", extra={"fields": self._fields(now_s, reasons, num_moves)})
+            logger.info("finished", extra={"fields": self._fields(now_s, reasons)})
 
-    def _fields(self, now_s: float, reasons: list[str], num_moves: int) -> dict[str, Any]:
+    def _fields(self, now_s: float, reasons: list[str]) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "request_id": self._origin.request_id,
             "id": self._id,
@@ -128,8 +136,10 @@ class RequestRecord:
             "cached_tokens": self._report.num_cached_tokens if self._report else None,
             "output_tokens": self._num_output,
             "e2e_s": round(now_s - self._origin.arrived_s, 6),
-            "reroutes": num_moves,
+            "reroutes": self._num_moves,
         }
+        if self._placement is not None:
+            fields["route"] = placement_fields(self._placement)
         if self._first_s is not None:
             fields["ttft_s"] = round(self._first_s - self._origin.arrived_s, 6)
         if self._legs is not None:

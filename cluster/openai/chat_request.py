@@ -19,6 +19,16 @@ from engine.text.chat_template import ChatOptions
 MAX_MESSAGES = 4096
 
 
+class TextPart(Part):
+    """Of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+_Content = str | list[TextPart] | None  # what `_check_content` takes
+
+
 def _check_content(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
@@ -51,7 +61,7 @@ class ChatMessage(Part):
     """One turn. The last three are what clients send back of an answer they got, as null."""
 
     role: str
-    content: Annotated[Any, BeforeValidator(_check_content)] = None
+    content: Annotated[Any, BeforeValidator(_check_content, _Content)] = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -107,7 +117,7 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     max_completion_tokens: int | None = None
-    tools: Annotated[Any, BeforeValidator(_check_tools)] = None
+    tools: Annotated[Any, BeforeValidator(_check_tools, list[dict[str, Any]] | None)] = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from cluster.openai.sampling_fields import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_Prompt = str | list[str] | list[int] | list[list[int]]  # what `_check_prompt` takes
 
 
 def _check_prompt(value: Any) -> Any:
@@ -33,7 +34,7 @@ def _is_token_list(value: Any) -> bool:
 class CompletionRequest(SamplingFields):
     not_supported: ClassVar = {**SamplingFields.not_supported, "suffix": ("",)}
 
-    prompt: Annotated[Any, BeforeValidator(_check_prompt)]
+    prompt: Annotated[Any, BeforeValidator(_check_prompt, _Prompt)]
     echo: bool = False
     logprobs: int | None = None
     add_special_tokens: bool = True

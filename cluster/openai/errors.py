@@ -1,12 +1,12 @@
 """Errors in OpenAI's shape, and the one place where our errors become HTTP statuses."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.errors import DeadlineError, EngineError, QueueFullError, RequestError, UnavailableError
 
-_RETRY_QUEUE_S = 1
 _RETRY_UNAVAILABLE_S = 5
 _MAX_CHARS = 500
 
@@ -57,7 +57,7 @@ def api_error(error: EngineError) -> ApiError:
             return bad_request(name, str(error))
         case QueueFullError():
             message = str(error) or "too many requests are waiting"
-            headers = {"Retry-After": str(_RETRY_QUEUE_S)}
+            headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
             return ApiError(429, message, "rate_limit_error", None, "rate_limit_exceeded", headers)
         case UnavailableError():
             message = str(error) or "nothing can be generated at the moment"

@@ -7,6 +7,8 @@ from engine.errors import RequestError
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_CHOICES = 4096  # of all prompts together
+MAX_SALT_CHARS = 128
+NOT_IN_SALTS = frozenset("@/\\\0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Body, Part
+from cluster.openai.request_limits import MAX_SALT_CHARS, NOT_IN_SALTS
 from cluster.openai.structured import (
     NamedGrammar,
     ResponseFormat,
@@ -41,7 +42,7 @@ def _check_stop(value: Any) -> Any:
 
 
 def _check_salt(value: Any) -> Any:
-    if isinstance(value, str) and (not value or set(value) & set("@/\\\0")):
+    if isinstance(value, str) and (not value or NOT_IN_SALTS.intersection(value)):
         raise PydanticCustomError("salt", "a string without @, /, \\ and NUL, not an empty one")
     return value
 
@@ -90,7 +91,7 @@ class SamplingFields(Body):
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_check_stop)] = None
+    stop: Annotated[list[str] | None, BeforeValidator(_check_stop, str | list[str] | None)] = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -105,7 +106,9 @@ class SamplingFields(Body):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    cache_salt: Annotated[str | None, Field(max_length=128), BeforeValidator(_check_salt)] = None
+    cache_salt: Annotated[
+        str | None, Field(max_length=MAX_SALT_CHARS), BeforeValidator(_check_salt)
+    ] = None
     # For the operator's records; they never change an answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None

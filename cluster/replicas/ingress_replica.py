@@ -1,5 +1,5 @@
-"""An ingress as a Ray Serve replica: HTTP in front of both pools. Loads neither torch nor an
-engine."""
+"""An ingress as a Ray Serve replica: HTTP and gRPC in front of both pools. Loads neither torch nor
+an engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from ray import serve
@@ -29,15 +31,21 @@ from cluster.metrics.targets import Target
 from cluster.pools import Pools
 from cluster.ray_cluster import front_host, num_nodes
 from cluster.relay import Relay, RelayConfig
-from cluster.replicas.worker_replica import replica_id, worker_host
+from cluster.replicas.fellows import Fellows, Introduction
+from cluster.replicas.token_service import TokenService, on_this_machine
+from cluster.replicas.worker_replica import node_address, replica_id, worker_host
+from cluster.routing_view import routing_view
+from cluster.succession import Succession
 from cluster.text_side import load_text_side
+from cluster.token_front import TokenFront
 from engine.errors import UnavailableError
 from engine.generation_defaults import read_generation_defaults
 from protos.rpc import Plane, RpcConfig
+from router.router import Router
 from router.workers import Leg
 
 
-class IngressReplica:
+class IngressReplica(TokenService):
     """Ready when a decode worker has answered it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -56,11 +64,11 @@ class IngressReplica:
             load_text_side, args.engine_config, args.served_model_name, weights=weights
         )
         plane = Plane.load(RpcConfig(**args.rpc))
-        self._pools = Pools(plane, args.release)
+        self._pools = Pools(plane, args.release, Router(args.router_config, Random()))
+        self._succession = Succession(args.release)
         # Making its routers is what a handle is for here: they tell MEMBERSHIP.
         app_name = serve.get_replica_context().app_name
-        own = await asyncio.to_thread(serve.get_deployment_handle, INGRESS, app_name)
-        handles = (decode, own) if prefill is None else (decode, prefill, own)
+        handles = (decode,) if prefill is None else (decode, prefill)
         self._handles = [handle.options(method_name="check_health") for handle in handles]
         listener = self._listener(asyncio.get_running_loop())
         self._subscriptions = [MEMBERSHIP.subscribe(listener)]
@@ -74,19 +82,27 @@ class IngressReplica:
         self._relay = Relay(self._pools, RelayConfig(args.local_prefill_mode))
         http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
         meter = Meter(model, [RelayCollector(self._relay)])
+        gate, request_limits = args.front.gate(keys), args.front.limits
         self._http, self._front = build_app(
             self._relay,
             args.front.model(model),
             http,
-            args.front.gate(keys),
-            args.front.limits,
+            gate,
+            request_limits,
             meter,
+            lambda: routing_view(self._relay.router, time.monotonic()),
         )
-        await self._show_metrics(meter, args)
+        self._tokens = TokenFront(self._relay, model, http, gate, request_limits, meter)
+        is_open = keys is not None or args.front.allow_unauthenticated
+        self._admits = _anyone if is_open else _on_node(node_address())
+        own = await asyncio.to_thread(serve.get_deployment_handle, INGRESS, app_name)
+        await self._show_metrics(meter, args, own)
         self._objectives = args.scaling.objectives
         self._startup_s = time.monotonic() - began
 
-    async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:
+    async def _show_metrics(
+        self, meter: Meter, args: ClusterArgs, ingresses: DeploymentHandle[Any]
+    ) -> None:
         """On a port of this process's own, and of everybody on the front's."""
         page = meter.page_of(INGRESS, replica_id())
         self._metrics = MetricsServer(page.render)
@@ -99,9 +115,16 @@ class IngressReplica:
             loop.call_soon_threadsafe(cluster.update, pool, replicas)
 
         self._subscriptions.append(MEMBERSHIP.subscribe(listen))
+        self._fellows = Fellows(ingresses, lambda known: cluster.update(INGRESS, known))
+        self._fellows.start()
 
-    def record_replica_metadata(self) -> dict[str, str]:
-        return {METRICS: self._metrics_address}
+    def introduce(self) -> Introduction:
+        """To the other ingresses."""
+        return Introduction(replica_id(), {METRICS: self._metrics_address})
+
+    def current_load(self) -> tuple[str, int, int]:
+        """The requests that it has, and of these the ones that wait for workers."""
+        return replica_id(), self._relay.num_open, self._relay.router.num_waiting
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return self._http
@@ -112,22 +135,36 @@ class IngressReplica:
 
     async def end_answers(self, grace_s: float) -> None:
         """Nothing new from here on; what is not finished after `grace_s` gets an error to read."""
-        await self._front.end_answers(grace_s, UnavailableError("the server is stopping"))
+        error = UnavailableError("the server is stopping")
+        fronts = (self._front, self._tokens)
+        await asyncio.gather(*(front.end_answers(grace_s, error) for front in fronts))
 
     async def __del__(self) -> None:
         for unsubscribe in getattr(self, "_subscriptions", ()):
             unsubscribe()
+        if hasattr(self, "_fellows"):
+            await self._fellows.stop()
         if hasattr(self, "_metrics_address"):
             await self._metrics.stop()
         if hasattr(self, "_pools"):
             await self._pools.close()
 
+    def _update(self, leg: Leg, replicas: Replicas) -> None:
+        self._pools.update(leg, self._succession.update(leg, replicas))
+
     def _listener(self, loop: asyncio.AbstractEventLoop) -> Any:
         def listen(pool: str, replicas: Replicas) -> None:
-            if pool != INGRESS:
-                loop.call_soon_threadsafe(self._pools.update, Leg(pool), replicas)
+            loop.call_soon_threadsafe(self._update, Leg(pool), replicas)
 
         return listen
+
+
+def _anyone(peer: str) -> bool:
+    return True
+
+
+def _on_node(address: str) -> Callable[[str], bool]:
+    return lambda peer: on_this_machine(peer, address)
 
 
 def _check_access(keys: ApiKeys | None, args: ClusterArgs) -> None:

@@ -24,7 +24,9 @@ class LoadMeter:
         """`num_waiting_tokens`: of prompts in the engine's queue; `steps_s`: that all of its
         steps have taken."""
         times = report.step_times
-        token_s = whole_prompt_token_s(times.base_s, times.prompt_token_s, times.sequence_s)
+        token_s = whole_prompt_token_s(
+            times.base_s, times.prompt_token_s, times.sequence_s, times.prompt_pair_s
+        )
         num_sequences = report.num_running + report.num_waiting + report.num_fetching
         num_queued = max(report.num_queued_tokens, num_waiting_tokens)
         load_s = times.sequence_s * report.num_running

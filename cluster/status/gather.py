@@ -13,15 +13,17 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 
 from cluster.app import APP_NAME
-from cluster.autoscaling import DECISIONS_KEY
+from cluster.autoscaling import DECISIONS_KEY, INGRESS
 from cluster.membership import MEMBERSHIP, Replicas
 from cluster.pools import Published, read_metadata
 from cluster.ray_cluster import address
-from cluster.status.view import Heard, Status, status_of
+from cluster.status.view import Heard, IngressLoad, Status, status_of
 from engine.errors import UnavailableError
 from protos.address import Address
 from protos.errors import PlaneError
@@ -43,7 +45,8 @@ def gather(ray_address: str, plane: Plane, url: str) -> Status:
         published = _published(application)
         heard = asyncio.run(_hear(published, plane))
         front = url or _front(details)
-        return status_of(front, address(), application, heard, _decisions(APP_NAME))
+        decisions = _decisions(APP_NAME)
+        return status_of(front, address(), application, heard, _ingresses(), decisions)
 
 
 def _check_reachable(ray_address: str) -> None:
@@ -132,6 +135,17 @@ async def _ask(published: Published, plane: Plane) -> Heard:
     finally:
         await channel.close()
     return Heard(worker.address, worker.incarnation, report)
+
+
+def _ingresses() -> dict[str, IngressLoad]:
+    """Of those that answer."""
+    asked = serve.get_deployment_handle(INGRESS, APP_NAME).broadcast("current_load")
+    try:
+        answers = asked.results(timeout_s=_REPORT_S, return_exceptions=True)
+    except (TimeoutError, RayError, RayServeException):
+        return {}
+    said = [one for one in answers if not isinstance(one, BaseException)]
+    return {replica: IngressLoad(*numbers) for replica, *numbers in said}
 
 
 def _decisions(application: str) -> dict[str, Any]:

@@ -1,18 +1,20 @@
 """Clusters that `kvrelay serve` has started on this machine, for `kvrelay status` of the same user.
 
 A file each, which only its owner may read, in a folder of that user's: where Ray and the front
-are, and what opens the workers' connections. Gone when the cluster is.
+are, and what opens the workers' connections. Gone when the cluster is. It is locked for as long as
+its process lives, whose number may later be another process's.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from protos.secret import VARIABLE
 
@@ -44,12 +46,17 @@ def noted(cluster: LocalCluster, environ: Mapping[str, str] = os.environ) -> Ite
     written = [place / f"{cluster.pid}.json"]
     rpc = dict(cluster.rpc)
     try:
-        if VARIABLE in environ and not rpc.get("secret_file"):
-            written.append(place / f"{cluster.pid}.secret")
-            _write(written[-1], environ[VARIABLE])
-            rpc["secret_file"] = str(written[-1])
-        _write(written[0], json.dumps({**asdict(cluster), "rpc": rpc}))
-        yield
+        with _new(written[0]) as file:
+            with suppress(OSError):  # where files cannot be locked
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if VARIABLE in environ and not rpc.get("secret_file"):
+                written.append(place / f"{cluster.pid}.secret")
+                with _new(written[-1]) as secret:
+                    secret.write(environ[VARIABLE])
+                rpc["secret_file"] = str(written[-1])
+            file.write(json.dumps({**asdict(cluster), "rpc": rpc}))
+            file.flush()
+            yield
     finally:
         for path in written:
             path.unlink(missing_ok=True)
@@ -60,7 +67,7 @@ def local_clusters(environ: Mapping[str, str] = os.environ) -> list[LocalCluster
     found = []
     for path in sorted(folder(environ).glob("*.json"), key=_age):
         cluster = _read(path)
-        if cluster is not None and _lives(cluster.pid):
+        if cluster is not None and _is_locked(path):
             found.append(cluster)
         elif cluster is not None:
             path.unlink(missing_ok=True)
@@ -68,11 +75,10 @@ def local_clusters(environ: Mapping[str, str] = os.environ) -> list[LocalCluster
     return found
 
 
-def _write(path: Path, text: str) -> None:
+def _new(path: Path) -> TextIO:
+    """Its owner's alone."""
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
 
 
 def _read(path: Path) -> LocalCluster | None:
@@ -92,11 +98,11 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def _lives(pid: int) -> bool:
+def _is_locked(path: Path) -> bool:
+    """Or cannot be."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
         return True
-    return True
+    return False

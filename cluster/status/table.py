@@ -26,6 +26,9 @@ def _row(pool: Pool, one: Replica) -> Sequence[str]:
     where = one.address or f"{one.node} pid {one.pid}"
     head = (pool.name, one.id, one.state.lower(), where)
     load = one.load
+    if one.ingress is not None:
+        num_waiting = one.ingress.num_waiting
+        return (*head, str(one.ingress.num_open - num_waiting), str(num_waiting), "", "", "", "")
     if load is None:
         silent = one.address is not None
         return (*head, "", "", "", "", "", "does not answer" if silent else "")

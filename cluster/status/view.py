@@ -34,8 +34,17 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class IngressLoad:
+    """Requests; those that wait for workers are open, too."""
+
+    num_open: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replica:
-    """`address` and `load` are a worker's; None where it has not said them."""
+    """`address` and `load` are a worker's, `ingress` is an ingress's; None where it has not said
+    them."""
 
     id: str
     state: str
@@ -43,6 +52,7 @@ class Replica:
     pid: int | None
     address: str | None
     load: Load | None
+    ingress: IngressLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +102,13 @@ def status_of(
     ray_address: str,
     application: Mapping[str, Any],
     heard: Mapping[str, Heard],
+    ingresses: Mapping[str, IngressLoad],
     decisions: Mapping[str, Any],
 ) -> Status:
-    """`application` is of Serve's details; `heard` goes by replica."""
+    """`application` is of Serve's details; `heard` and `ingresses` go by replica."""
     peers = {one.incarnation: one.address for one in heard.values()}
     pools = [
-        _pool(name, details, heard, peers, decisions.get(name))
+        _pool(name, details, heard, ingresses, peers, decisions.get(name))
         for name, details in sorted(application["deployments"].items())
     ]
     state, message = str(application["status"]), application.get("message") or ""
@@ -108,6 +119,7 @@ def _pool(
     name: str,
     details: Mapping[str, Any],
     heard: Mapping[str, Heard],
+    ingresses: Mapping[str, IngressLoad],
     peers: Mapping[int, str],
     decision: Mapping[str, Any] | None,
 ) -> Pool:
@@ -115,7 +127,7 @@ def _pool(
     scaling = None
     if decision is not None and is_scaled:
         scaling = Scaling(**{key: decision[key] for key in Scaling.__dataclass_fields__})
-    replicas = [_replica(one, heard.get(one["replica_id"]), peers) for one in details["replicas"]]
+    replicas = [_replica(one, heard, ingresses, peers) for one in details["replicas"]]
     return Pool(
         name,
         str(details["status"]),
@@ -127,17 +139,25 @@ def _pool(
     )
 
 
-def _replica(details: Mapping[str, Any], heard: Heard | None, peers: Mapping[int, str]) -> Replica:
+def _replica(
+    details: Mapping[str, Any],
+    heard: Mapping[str, Heard],
+    ingresses: Mapping[str, IngressLoad],
+    peers: Mapping[int, str],
+) -> Replica:
+    name = str(details["replica_id"])
+    worker = heard.get(name)
     load = None
-    if heard is not None and heard.report is not None:
-        load = _load(heard.report, peers)
+    if worker is not None and worker.report is not None:
+        load = _load(worker.report, peers)
     return Replica(
-        str(details["replica_id"]),
+        name,
         str(details["state"]),
         str(details.get("node_ip") or ""),
         details.get("pid"),
-        None if heard is None else heard.address,
+        None if worker is None else worker.address,
         load,
+        ingresses.get(name),
     )
 
 

@@ -4,6 +4,7 @@
 `Kernels`. Models call nothing else for the work of a step, so a twin is chosen once, at load.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -100,6 +101,10 @@ class Linear(Protocol):
         ...
 
 
+class Replay(Protocol):
+    def __call__(self) -> None: ...
+
+
 class Kernels(Protocol):
     """The operations of a decoder step. Inputs are contiguous unless said otherwise.
 
@@ -111,6 +116,13 @@ class Kernels(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Takes [out, in]; the caller drops its own reference to the weight afterwards."""
+        ...
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
+        """Runs it, and gives its result with what repeats all of its calls: on the memory that
+        they had, which must stay, with what is there then. The result is overwritten by that,
+        and by the next recording. None where calls are not repeated, or not they alone
+        computed."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...

@@ -1,5 +1,7 @@
 """The oracle of the other twins: plain torch, one sequence at a time, everything in fp32."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -10,6 +12,7 @@ from engine.kernels.interface import (
     GroupBatch,
     HeadNorm,
     Linear,
+    Replay,
     Rotary,
     StepBatch,
 )
@@ -29,6 +32,9 @@ class ReferenceKernels:
             return F.linear(x.float(), weight.float(), wide_bias).to(x.dtype)
 
         return apply
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
+        return run(), None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x.float(), weight, eps).to(x.dtype)

@@ -139,9 +139,21 @@ class Decoder:
     def forward(
         self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        residual = F.embedding(batch.token_ids, self._embedding)
+        return self.transform(self.embed(batch.token_ids), batch, slabs, wanted)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        hidden = F.embedding(token_ids, self._embedding)
         if self._embedding_scale is not None:
-            residual *= self._embedding_scale
+            hidden *= self._embedding_scale
+        return hidden
+
+    def transform(
+        self,
+        residual: torch.Tensor,  # the tokens' embeddings, which are overwritten
+        batch: StepBatch,
+        slabs: Sequence[KvSlab],
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         places = list(zip(slabs, batch.groups, strict=True))
         x = self._kernels.rms_norm(residual, self._first_norm.weight, self._first_norm.eps)
         for layer in self._layers:

@@ -22,7 +22,7 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
 class CausalModel(Protocol):
-    """Weights on one device and the arithmetic of a step; keeps nothing between steps."""
+    """Weights on one device and the arithmetic of a step; keeps nothing of a step after it."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -30,7 +30,8 @@ class CausalModel(Protocol):
     def forward(
         self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden].
+        """Hidden states after the final norm, [num_tokens, hidden]; the next call may overwrite
+        them.
 
         With `wanted` (int64 indices of tokens) only those rows, in that order: the rest of the
         last layer is then not computed for the others. Writes the step's keys and values into

@@ -16,6 +16,7 @@ from engine.models.decoder_tensors import (
 )
 from engine.models.interface import CausalModel, LoadFormat, ModelDescription
 from engine.models.parse_config import parse_decoder
+from engine.models.replayed import ReplayedDecoder
 from engine.weights import CheckpointTensors, RandomTensors, TensorSource
 
 
@@ -43,7 +44,8 @@ def load_model(
     tensors, weights = _open(source, config, load_format, seed)
     reader = Reader(weights, dtype, device)
     with torch.inference_mode():
-        return DecoderLoader(config, tensors, reader, kernels, description.max_model_len).load()
+        loader = DecoderLoader(config, tensors, reader, kernels, description.max_model_len)
+        return ReplayedDecoder(loader.load(), kernels)
 
 
 def _open(

@@ -5,13 +5,11 @@ from typing import NamedTuple
 
 from engine.sampler.interface import DrawStatus, IntArray, Logprobs, Sampled
 from engine.sampler.table import SamplingTable
-from engine.step import NOT_FINITE, Sample, TokenLogprobs
+from engine.step import NO_TOKEN_LEFT, NOT_FINITE, Sample, TokenLogprobs
 
 _FAILURES = {
     DrawStatus.NOT_FINITE: NOT_FINITE,
-    DrawStatus.NO_CANDIDATE: (
-        "no token is left by allowed_token_ids, grammar, logit_bias and min_tokens"
-    ),
+    DrawStatus.NO_CANDIDATE: NO_TOKEN_LEFT,
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import NamedTuple
 
-from engine.errors import EngineError, StepError
+from engine.errors import EngineError, RequestError, StepError
 from engine.grammar.interface import CompiledGrammar
 from engine.handoff import (
     ComputeHere,
@@ -37,7 +37,7 @@ from engine.scheduler.roster import Roster
 from engine.scheduler.sequence import QUEUED, Sequence, SequenceState
 from engine.scheduler.service import Service
 from engine.scheduler.swap import SwapSpace
-from engine.step import NOT_FINITE, StepResult
+from engine.step import NO_TOKEN_LEFT, NOT_FINITE, StepResult
 from kv_cache.cache import KvCache
 from kv_cache.handover import HeldRange, hold_cached
 from kv_cache.names import SequenceNames, root_name
@@ -139,8 +139,8 @@ class Scheduler:
                 self._roster.finish(live[choice])
 
     @property
-    def goes_by_priority(self) -> bool:
-        return self._limits.by_priority
+    def limits(self) -> SchedulerLimits:
+        return self._limits
 
     def end_fetch(
         self,
@@ -235,7 +235,7 @@ class Scheduler:
             if problem is None:
                 self._progress.take_over(part, drawn, result, outbox)
             else:
-                outbox.fail(part.sequence.request, StepError(problem))
+                outbox.fail(part.sequence.request, _error(problem, part.sequence.request.source))
         return self._close(outbox)
 
     def fail(self, step: ScheduledStep, error: EngineError) -> StepOutput:
@@ -296,3 +296,11 @@ def _find_problem(part: Part, result: StepResult) -> str | None:
     if any(math.isnan(entry.logprob) for entry in entries):
         return NOT_FINITE
     return None
+
+
+def _error(problem: str, request: GenerationRequest) -> EngineError:
+    """What forbids itself every token is the request's own doing."""
+    if problem != NO_TOKEN_LEFT:
+        return StepError(problem)
+    given = request.params.allowed_token_ids is not None
+    return RequestError("allowed_token_ids" if given else "min_tokens", problem)

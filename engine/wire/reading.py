@@ -37,7 +37,7 @@ class NewsReader:
         prompt = self._prompt(news.prompt) if news.HasField("prompt") else None
         return GenerationUpdate(deltas, prompt) if deltas or prompt is not None else None
 
-    def _delta(self, message: session_pb2.ChoiceDelta) -> ChoiceDelta:
+    def _delta(self, message: generation_pb2.ChoiceDelta) -> ChoiceDelta:
         choice, token_ids = message.choice, list(message.token_ids)
         if choice >= self._num_choices:
             raise RequestError("choice", f"{choice}, must be below {self._num_choices}")
@@ -56,7 +56,7 @@ class NewsReader:
             message.stop_token_id if message.HasField("stop_token_id") else None,
         )
 
-    def _prompt(self, message: session_pb2.PromptReport) -> PromptReport | None:
+    def _prompt(self, message: generation_pb2.PromptReport) -> PromptReport | None:
         if self._prompt_read:
             raise RequestError("prompt", "was reported already")
         self._prompt_entries += decode_logprobs(message.logprobs, "prompt.logprobs")
@@ -75,7 +75,7 @@ class NewsReader:
         )
 
 
-def _times(message: session_pb2.PromptTimes) -> PromptTimes:
+def _times(message: generation_pb2.PromptTimes) -> PromptTimes:
     return PromptTimes(
         checked_seconds(message.queued_s),
         checked_seconds(message.prefill_s),

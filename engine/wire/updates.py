@@ -11,7 +11,7 @@ from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptRe
 from engine.step import TokenLogprobs
 from engine.wire.failures import encode_failure
 from engine.wire.logprobs import encode_logprobs, logprobs_bytes
-from protos import generation_pb2, session_pb2
+from protos import generation_pb2, ingress_pb2, session_pb2
 from protos.limits import PART_BYTES
 
 _NEWS_BYTES = 32
@@ -48,11 +48,11 @@ class StepWriter:
         num_bytes = update_bytes(update)
         if num_bytes <= self._part_bytes:
             whole = UpdatePart(update.deltas, update.prompt)
-            _fill(self._news(request_id, id_bytes + num_bytes), whole)
+            fill(self._news(request_id, id_bytes + num_bytes), whole)
             return
         for part in split(update, self._part_bytes):
             part_bytes = id_bytes + update_bytes(GenerationUpdate(part.deltas, part.prompt))
-            _fill(self._news(request_id, part_bytes), part)
+            fill(self._news(request_id, part_bytes), part)
 
     def fail(self, request_id: RequestId, error: EngineError) -> None:
         num_bytes = _CHAR_BYTES * len(request_id) + failure_bytes(error)
@@ -70,7 +70,8 @@ class StepWriter:
         return self._steps[-1].requests.add(request_id=request_id)
 
 
-def _fill(news: session_pb2.RequestNews, part: UpdatePart) -> None:
+def fill(news: session_pb2.RequestNews | ingress_pb2.GenerateUpdate, part: UpdatePart) -> None:
+    """Adds what the part says."""
     for choice, token_ids, logprobs, finish_reason, stop_token_id in part.deltas:
         news.deltas.add(
             choice=choice,

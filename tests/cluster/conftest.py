@@ -15,6 +15,7 @@ from cluster.http import build_app
 from cluster.openai.request_limits import RequestLimits
 from cluster.rate_limit import Rates
 from cluster.served_model import ServedModel
+from tests.cluster.fake_fleet import fleet as fleet
 from tests.cluster.fakes import FakeBackend, Script, small_model
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Self
 
 from cluster.served_model import ServedModel
-from engine.errors import EngineError, UnavailableError
+from engine.errors import EngineError, QueueFullError, UnavailableError
 from engine.generation_defaults import GenerationDefaults
 from engine.request import (
     ChoiceDelta,
@@ -136,6 +136,11 @@ class FakeBackend:
         self.script = script or say()
         self.streams: list[FakeStream] = []
         self.dead: str | None = None
+        self.full: QueueFullError | None = None
+
+    def check_open(self) -> None:
+        if self.full is not None:
+            raise self.full
 
     def submit(self, request: GenerationRequest) -> FakeStream:
         stream = FakeStream(request, self.script)

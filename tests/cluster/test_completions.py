@@ -278,3 +278,13 @@ async def test_a_choice_cut_in_a_character_ends_as_the_tokenizer_decodes_it(
     server.backend.script = say("🦊")
     answer = await server.ok(PATH, prompt="x", max_tokens=1)
     assert answer["choices"][0]["text"] == small_tokenizer().decode(answer_tokens("🦊")[:1])
+
+
+async def test_where_all_would_be_refused_nothing_is_read(server: Server) -> None:
+    server.backend.full = QueueFullError("too many requests wait", 2.5)
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        response = await server.client.post(path, content=b"no JSON")
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "3"
+        assert response.json()["error"]["message"] == "too many requests wait"
+    assert server.backend.streams == []

@@ -12,7 +12,7 @@ import pytest
 from cluster import cli
 from cluster.status.local_clusters import LocalCluster, local_clusters, noted
 from cluster.status.table import as_text
-from cluster.status.view import Heard, status_of
+from cluster.status.view import Heard, IngressLoad, status_of
 from protos.events_pb2 import BlockCounts, LinkReport, LoadReport
 from protos.rpc import Plane, RpcConfig
 from protos.secret import VARIABLE
@@ -58,13 +58,26 @@ def test_a_secret_file_of_the_user_s_own_is_named_and_kept(
     assert own.read_text() == SECRET
 
 
+SERVER = """
+import os, sys
+from cluster.status.local_clusters import LocalCluster, noted
+with noted(LocalCluster(int(sys.argv[1]), "http://127.0.0.1:8000/v1", "", "", {})):
+    print("noted", flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_what_a_killed_server_left_behind_is_removed(environ: dict[str, str]) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    environ[VARIABLE] = SECRET
-    left = noted(cluster(ended.pid), environ)
-    left.__enter__()
+    """Although another process, this one, has its number now."""
+    command = [sys.executable, "-c", SERVER, str(os.getpid())]
+    pipe = subprocess.PIPE
+    variables = {**os.environ, **environ, VARIABLE: SECRET}
     folder = Path(environ["XDG_RUNTIME_DIR"]) / "kvrelay"
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=variables) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"noted\n"
+        assert len(local_clusters(environ)) == 1
+        server.kill()
     assert len(list(folder.iterdir())) == 2
     assert local_clusters(environ) == []
     assert list(folder.iterdir()) == []
@@ -150,7 +163,14 @@ def test_what_everybody_says_is_joined() -> None:
         "d2": Heard("10.0.0.8:500", 8, None),
         "p1": Heard("10.0.0.9:500", 9, LoadReport(draining=True, unhealthy="stuck")),
     }
-    status = status_of("http://x/v1", "10.0.0.1:6379", application, heard, {"decode": DECISION})
+    status = status_of(
+        "http://x/v1",
+        "10.0.0.1:6379",
+        application,
+        heard,
+        {"i1": IngressLoad(num_open=9, num_waiting=2)},
+        {"decode": DECISION},
+    )
     decode, ingress, prefill = status.pools
     load = decode.replicas[0].load
     assert load is not None
@@ -166,6 +186,7 @@ def test_what_everybody_says_is_joined() -> None:
     text = as_text(status, 1000.0)
     line = {words[1]: words for row in text.splitlines() if len(words := row.split()) > 2}
     assert " ".join(line["d1"]) == "decode d1 running 10.0.0.7:500 5 3 1234 tok 35% 25%"
+    assert " ".join(line["i1"]) == "ingress i1 running 10.0.0.7 pid 41 7 2"
     assert line["d2"][-3:] == ["does", "not", "answer"]
     assert " ".join(line["p1"]).endswith("- draining, unhealthy: stuck")
     assert "2 of 3 (upscaling: 1 replica has not started)" in text
@@ -179,6 +200,6 @@ def test_a_range_that_nobody_scales_is_told() -> None:
         "message": "wait",
         "deployments": {"decode": deployment(1, autoscaling_config={"x": 1})},
     }
-    text = as_text(status_of("u", "a", application, {}, {}), 0.0)
+    text = as_text(status_of("u", "a", application, {}, {}, {}), 0.0)
     assert "no policy of ours has looked at it yet" in text
     assert "wait" in text

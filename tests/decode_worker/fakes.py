@@ -13,13 +13,18 @@ from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptRe
 from protos.limits import PROTOCOL
 from protos.rpc import Plane
 from protos.session_pb2_grpc import add_SessionServicer_to_server
-from protos.worker_pb2 import CacheFormat, Limits, WorkerDescription
+from protos.worker_pb2 import CacheFormat, CacheGroup, Limits, WorkerDescription
 
 DESCRIPTION = WorkerDescription(
     protocol=PROTOCOL,
     incarnation=5,
     model="tiny",
-    format=CacheFormat(fingerprint="hub:abc", block_size=16),
+    format=CacheFormat(
+        fingerprint="hub:abc",
+        kv_format="float32",
+        block_size=16,
+        groups=[CacheGroup(num_layers=1, num_kv_heads=1, widths=[8, 8], blob_bytes=4096)],
+    ),
     limits=Limits(max_model_len=100, vocab_size=256),
 )
 

@@ -52,7 +52,7 @@ class HeldUpConnector:
         self._inner = inner
         self.name = inner.name
         self.metadata = inner.metadata
-        self.set_busy = inner.set_busy
+        self.expect_peer = inner.expect_peer
         self.close = inner.close
 
     async def connect(self, incarnation: int, metadata: bytes) -> "HeldUpPeer":

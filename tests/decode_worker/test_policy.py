@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decode_worker.policy import (
+    FETCHING_S,
+    LONG_PAUSE_S,
     STALE_S,
     Decision,
     Prospect,
@@ -21,6 +23,8 @@ TOKEN_S = 0.001
 IDLE = Prospect(Station(0.0, TOKEN_S), 0.005)
 BUSY = Prospect(Station(1.0, TOKEN_S), 0.005)
 UNKNOWN = Prospect()
+NEIGHBOUR = Prospect(Station(0.0, TOKEN_S), 0.005, shares_cores=True)
+LONG = int(LONG_PAUSE_S / TOKEN_S)
 
 
 def shunned(prospect: Prospect) -> Prospect:
@@ -53,7 +57,7 @@ def test_the_whole_prompt_goes_where_it_is_sooner(
     there = Station(wait_there, there_s)
     threshold = fetch_above(here, [Prospect(there, hand_off_s)], num_tokens)
     fetched = threshold is not None and num_tokens > threshold
-    gain = cost(here, num_tokens) - cost(there, num_tokens) - hand_off_s
+    gain = cost(here, num_tokens) - cost(there, num_tokens) - hand_off_s - held_up * FETCHING_S
     if abs(gain) > 2 * max(here_s * (1 + held_up), there_s):
         assert fetched == (gain > 0)
 
@@ -62,18 +66,22 @@ def test_the_whole_prompt_goes_where_it_is_sooner(
     ("wait_here", "held_up", "prospects", "expected"),
     [
         (0.0, 0, [IDLE], None),  # as fast here, and nobody is held up
-        (0.0, 1, [IDLE], 5),  # 5 tokens here hold up another one as long as the hand-off takes
-        (0.0, 4, [IDLE], 1),
+        (0.0, 1, [IDLE], 7),  # 7 tokens here hold up another one as long as fetching does
+        (0.0, 4, [IDLE], 3),
+        (0.0, 50, [IDLE], 2),  # a few tokens are never worth it, however many run
         (0.0, 1, [BUSY], None),  # a queue there
-        (0.0, 9, [BUSY], 111),
+        (0.0, 9, [BUSY], 113),
         (0.5, 0, [IDLE], 0),  # a queue here
-        (0.5, 9, [BUSY], 56),
-        (0.0, 9, [BUSY, IDLE], 111),  # the order is not ours
-        (0.0, 9, [shunned(BUSY), IDLE], 0),
-        (0.0, 9, [shunned(UNKNOWN), BUSY], 111),
+        (0.5, 9, [BUSY], 58),
+        (0.0, 9, [BUSY, IDLE], 113),  # the order is not ours
+        (0.0, 9, [shunned(BUSY), IDLE], 2),
+        (0.0, 9, [shunned(UNKNOWN), BUSY], 113),
         (0.0, 0, [UNKNOWN, IDLE], 0),  # asking makes it known
         (9.0, 9, [shunned(IDLE), shunned(UNKNOWN)], None),
         (9.0, 9, [], None),
+        (0.5, 0, [NEIGHBOUR], None),  # computes nothing sooner, and nobody pauses
+        (0.5, 9, [NEIGHBOUR], LONG),
+        (0.0, 9, [shunned(IDLE), NEIGHBOUR], LONG),
     ],
 )
 def test_thresholds(
@@ -123,6 +131,9 @@ def test_who_is_held_up(running: int, queued: int, fetched: int, expected: int) 
         ([IDLE], None, Decision(False, Reason.SOONER)),
         ([IDLE], 99, Decision(True, Reason.SOONER)),
         ([IDLE], 100, Decision(False, Reason.SHORT)),
+        ([NEIGHBOUR], 99, Decision(True, Reason.SOONER)),
+        ([NEIGHBOUR], 100, Decision(False, Reason.SHARED)),
+        ([NEIGHBOUR], None, Decision(False, Reason.SHARED)),
     ],
 )
 def test_a_decision_has_a_reason(

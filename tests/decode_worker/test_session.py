@@ -25,6 +25,7 @@ from protos.session_pb2 import (
     Hello,
     IngressMessage,
     RequestNews,
+    Step,
     StopChoice,
     Submit,
 )
@@ -52,8 +53,12 @@ class Ends:
         self.session.receive(IngressMessage(cancel=Cancel(request_id=name)))
 
     async def messages(self) -> list[DecodeMessage]:
+        """Without those that only say that a request has come."""
         async with asyncio.timeout(5):
-            return await self.session.next_messages()
+            while messages := await self.session.next_messages():
+                if told := [one for one in messages if not _is_receipt(one)]:
+                    return told
+        return []
 
     async def welcome(self) -> None:
         (message,) = await self.messages()
@@ -74,6 +79,10 @@ class Ends:
         return message.failure
 
 
+def _is_receipt(message: DecodeMessage) -> bool:
+    return message.WhichOneof("kind") == "step" and not message.step.requests
+
+
 @pytest.fixture
 async def ends() -> Ends:
     ends = Ends()
@@ -90,10 +99,73 @@ async def test_one_message_has_the_news_of_all_requests(ends: Ends) -> None:
     news = await ends.news()
     assert [n.request_id for n in news] == ["r0", "r1", "r2", "r3", "r4", "r4"]
     tokens = [[list(delta.token_ids) for delta in n.deltas] for n in news]
-    assert tokens == [[[9], [0]], [[1]], [[2]], [[3]], [[4]], []]
+    assert tokens == [[[9, 0]], [[1]], [[2]], [[3]], [[4]], []]
     assert news[0].prompt.num_cached_tokens == 2
     assert news[5].failure.kind == Failure.KIND_INTERNAL
     assert ends.session.num_requests == 4
+
+
+async def test_tokens_of_many_share_a_message_but_first_and_last_ones_wait_for_nothing(
+    ends: Ends,
+) -> None:
+    many = 64
+    streams = [ends.submit(f"r{i}", n=2) for i in range(many)]
+    for stream in streams:
+        stream.push(ChoiceDelta(0, [0]), prompt=PromptReport(2))
+    assert len(await ends.news()) == many
+    for token in (1, 2):
+        for stream in streams:
+            stream.push(ChoiceDelta(0, [token]), ChoiceDelta(1, [token + 10]))
+        await asyncio.sleep(0)
+    ending = ChoiceDelta(0, [3], finish_reason=FinishReason.LENGTH)
+    streams[7].push(ending)
+    (last,) = await ends.news()
+    assert last.request_id == "r7"
+    assert [list(delta.token_ids) for delta in last.deltas] == [[1, 2, 3], [11, 12]]
+    assert last.deltas[0].finish_reason == FINISH_REASON_LENGTH
+    late = ends.submit("late")
+    late.push(ChoiceDelta(0, [0]), prompt=PromptReport(2))
+    assert [n.request_id for n in await ends.news()] == ["late"]
+    rest = await ends.news()
+    assert [n.request_id for n in rest] == [f"r{i}" for i in range(many) if i != 7]
+    assert all([list(d.token_ids) for d in n.deltas] == [[1, 2], [11, 12]] for n in rest)
+
+
+async def test_tokens_of_few_wait_for_nothing(ends: Ends) -> None:
+    streams = [ends.submit(f"r{i}") for i in range(4)]
+    for token in range(10):
+        for stream in streams:
+            stream.push(ChoiceDelta(0, [token]))
+        await asyncio.sleep(0)
+        tokens = [list(delta.token_ids) for n in await ends.news() for delta in n.deltas]
+        assert tokens == [[token]] * 4
+
+
+async def test_a_failure_brings_what_was_held_back(ends: Ends) -> None:
+    streams = [ends.submit(f"r{i}") for i in range(64)]
+    for token in (1, 2):
+        for stream in streams:
+            stream.push(ChoiceDelta(0, [token]))
+        if token == 1:
+            assert len(await ends.news()) == 64
+    await asyncio.sleep(0)
+    streams[3].fail(StepError("no more memory"))
+    first, second = await ends.news()
+    assert [list(delta.token_ids) for delta in first.deltas] == [[2]]
+    assert second.failure.kind == Failure.KIND_INTERNAL
+    ends.session.close()
+    assert await ends.messages() == []
+
+
+async def test_that_a_request_has_come_is_told_at_once(ends: Ends) -> None:
+    """Before there is any news of it, and with all news from then on."""
+    first = ends.submit("a")
+    assert await ends.session.next_messages() == [DecodeMessage(step=Step(), num_submitted=1)]
+    ends.submit("b")
+    first.push(ChoiceDelta(0, [1]))
+    await asyncio.sleep(0)
+    (message,) = await ends.session.next_messages()
+    assert (message.num_submitted, message.step.requests[0].request_id) == (2, "a")
 
 
 async def test_requests_are_the_engines_under_a_name_of_the_session(ends: Ends) -> None:

@@ -17,7 +17,7 @@ from engine.engine import Engine
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
-from engine.step_times import StepShape, StepTimes
+from engine.step_times import StepCosts, StepShape, StepTimes
 from kv_transfer.config import ExchangeConfig
 from kv_transfer.faults import Faults
 from prefill_worker.node import Node, NodeConfig
@@ -35,8 +35,8 @@ class SlowSteps(StepTimes):
         return shape.num_prompt_tokens * 1e-2
 
     @property
-    def costs(self) -> tuple[float, float, float, float]:
-        return 0.0, 1e-2, 0.0, 0.0
+    def costs(self) -> StepCosts:
+        return StepCosts(0.0, 1e-2, 0.0, 0.0, 0.0)
 
 
 @dataclass

@@ -10,8 +10,10 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
+from cluster import api_keys
 from cluster.app import shutdown_limit_s
 from cluster.cluster_args import ClusterArgs
+from protos import secret
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -105,10 +107,26 @@ def test_the_ray_service_s_groups_are_those_that_its_pools_ask_for() -> None:
         "decode": args.decode.label_selector,
         "ingress": args.ingress.label_selector,
     }
-    pods = [spec["rayClusterConfig"]["headGroupSpec"]["template"]]
-    pods += [one["template"] for one in spec["rayClusterConfig"]["workerGroupSpecs"]]
-    for pod in pods:
-        assert pod["spec"]["terminationGracePeriodSeconds"] >= shutdown_limit_s(args)
+    for pod in ray_service_pods(spec):
+        assert pod["terminationGracePeriodSeconds"] >= shutdown_limit_s(args)
+
+
+def test_the_ray_service_s_secrets_reach_every_process_by_its_environment() -> None:
+    """A mounted secret is root's, or open to a group: a key file like that is refused."""
+    spec = load("rayservice.yaml")["spec"]
+    args = args_of(yaml.safe_load(spec["serveConfigV2"]))
+    assert args.front.require_api_key
+    assert args.front.api_key_file is None
+    for pod in ray_service_pods(spec):
+        (container,) = pod["containers"]
+        secrets = {one["name"] for one in container["env"] if "secretKeyRef" in str(one)}
+        assert secrets == {api_keys.VARIABLE, secret.VARIABLE}
+
+
+def ray_service_pods(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = spec["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [one["template"]["spec"] for one in groups]
 
 
 def test_the_image_has_every_package() -> None:

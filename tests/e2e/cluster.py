@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import ray
 
-START_S = 120.0
+START_S = 240.0
 _MARK = "KVRELAY_TEST_CLUSTER"
 
 
@@ -50,6 +50,11 @@ class Cluster:
 
         wait_until(is_served, START_S, self.said)
         return self.said().split(words)[1].split("/v1")[0]
+
+    @property
+    def grpc_address(self) -> str:
+        """Of a cluster with `--grpc-port`."""
+        return self.said().split("gRPC:  ")[1].split(",")[0]
 
     def pids(self, title: str = "") -> list[int]:
         """Of processes of the cluster whose command line begins so."""

@@ -22,7 +22,7 @@ _FIRST = rf"""
 mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && mkdir {HOME} && hostname "$0"
 sed '/^root:/s|:[^:]*:\([^:]*\)$|:{HOME}:\1|' /etc/passwd > /tmp/passwd
 mount --bind /tmp/passwd /etc/passwd
-ip link set lo up && trap "" CHLD && echo up && exec sleep infinity
+ip link set lo up && echo up && exec env --ignore-signal=CHLD sleep infinity
 """
 _APART = ["--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child"]
 

@@ -70,11 +70,13 @@ def measure(cluster: Cluster, victims: Callable[[Cluster], list[int]], settle_s:
     streams = [Stream(cluster.url, stop) for _ in range(NUM_STREAMS)]
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
         running = [threads.submit(stream.run) for stream in streams]
-        wait_until(lambda: all(stream.num_events for stream in streams), 60)
-        killed = time.monotonic()
-        kill(victims(cluster))
-        probes = probe(cluster.url, killed, settle_s)
-        stop.set()
+        try:
+            wait_until(lambda: all(stream.num_events for stream in streams), 60)
+            killed = time.monotonic()
+            kill(victims(cluster))
+            probes = probe(cluster.url, killed, settle_s)
+        finally:
+            stop.set()
         for one in running:
             one.result(60)
     failed = [at for at, good in probes if not good]
@@ -96,12 +98,14 @@ def probe(url: str, killed: float, settle_s: float) -> list[tuple[float, bool]]:
         try:
             answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
             good = answer.status_code == 200
-        except httpx.HTTPError:
-            good = False
+            problem = answer.text
+        except httpx.HTTPError as error:
+            good, problem = False, repr(error)
         now = time.monotonic()
         probes.append((now, good))
         if not good:
             last_bad = now
+            sys.stderr.write(f"a request failed: {problem}\n")
         time.sleep(0.05)
     return probes
 
@@ -120,8 +124,9 @@ class Stream:
         try:
             while not self._stop.is_set():
                 self._read_one()
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, ValueError) as error:
             self.lost = True
+            sys.stderr.write(f"a stream was lost: {error!r}\n")
 
     def _read_one(self) -> None:
         body = {
@@ -135,9 +140,10 @@ class Stream:
             httpx.Client(timeout=60) as client,
             client.stream("POST", f"{self._url}/v1/completions", json=body) as response,
         ):
-            response.raise_for_status()
+            if response.status_code != 200:
+                raise ValueError(f"{response.status_code} {response.read().decode()}")
             for line in response.iter_lines():
-                if '"error"' in line:
+                if line.startswith('data: {"error"'):
                     raise ValueError(line)
                 now = time.monotonic()
                 self.longest_pause_s = max(self.longest_pause_s, now - last)

@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import secrets
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.hosts import HOME, ROOT, Host, Lan
 
@@ -46,6 +49,8 @@ class RayHosts:
             "KVRELAY_SECRET": secrets.token_urlsafe(32),
             "KVRELAY_API_KEYS": secrets.token_urlsafe(32),
         }
+        if "NUMBA_CACHE_DIR" in os.environ:  # what this machine has compiled already
+            self.environment["NUMBA_CACHE_DIR"] = os.environ["NUMBA_CACHE_DIR"]
         if start:
             self._start_all()
 
@@ -88,6 +93,25 @@ class RayHosts:
         key = f"Authorization: Bearer {self.environment['KVRELAY_API_KEYS']}"
         words = ("curl", "-s", "-m", "30", "-o", "/dev/null", "-w", "%{http_code}", "-H", key)
         return self.run(self.head, "sh", "-c", '"$@" || true', "-", *words, FRONT + path)
+
+    def complete(self, prompt: str) -> str:
+        """What the front answers, by curl on the head."""
+        body = json.dumps({"prompt": prompt, "max_tokens": 16, "ignore_eos": True})
+        return self._curl("/v1/completions", "--json", body)
+
+    def num_drawn(self) -> dict[str, float]:
+        """Tokens, by the pool and the replica that drew them."""
+        return {
+            f"{sample.labels['pool']} {sample.labels['replica']}": sample.value
+            for family in text_string_to_metric_families(self._curl("/metrics"))
+            for sample in family.samples
+            if sample.name == "kvrelay:drawn_tokens_total"
+        }
+
+    def _curl(self, path: str, *words: str) -> str:
+        key = f"Authorization: Bearer {self.environment['KVRELAY_API_KEYS']}"
+        curl = ("curl", "-sS", "-f", "-m", "60", "-H", key)
+        return self.run(self.head, *curl, *words, FRONT + path)
 
     def status(self) -> str:
         """What `kvrelay status` shows."""

@@ -8,16 +8,18 @@ Never outside of such hosts: both run `ray stop`, which ends every Ray process t
 from __future__ import annotations
 
 import sys
+import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from tests.e2e.hosts import HOME, ROOT, Host, Lan
-from tests.e2e.ray_hosts import RayHosts
+from tests.e2e.ray_hosts import RayHosts, wait_until
 
 ROLES = {"head": "head", "first": "prefill", "second": "decode"}
-UP_S, DOWN_S = 300.0, 120.0
+UP_S, DOWN_S, GONE_S = 300.0, 120.0, 180.0
 _FILE = f"{HOME}/ray-local.yaml"
 _OF_THE_USER = ("PATH", "PYTHONPATH", "RAY_USAGE_STATS_ENABLED")
 _KEY = f"{HOME}/.ssh/id_ed25519"
@@ -29,7 +31,10 @@ def main() -> None:
         _let_in(hosts)
         head = hosts.head
         head.write(_FILE, yaml.safe_dump(config(hosts)))
+        before = {host.name: _processes(host) for host in lan.hosts}
+        began = time.monotonic()
         hosts.run(head, "ray", "up", "--yes", "--no-config-cache", _FILE, timeout_s=UP_S)
+        _say(f"ray up took {time.monotonic() - began:.0f} s")
         hosts.deploy(
             {
                 "model": "bundled",
@@ -39,12 +44,35 @@ def main() -> None:
                 "decode": {"label_selector": {"kvrelay-role": "decode"}},
             }
         )
+        _say(f"every replica was there {time.monotonic() - began:.0f} s after ray up began")
         _say(hosts.run(head, "ray", "list", "nodes"))
         _say(hosts.status())
-        hosts.run(head, "ray", "down", "--yes", _FILE, timeout_s=DOWN_S)
-        for host in lan.hosts:
-            left = [line for line in host.run("ps", "-eo", "args").splitlines() if "ray" in line]
-            _say(f"{host.name}: {len(left)} processes of Ray left after ray down {left}")
+        _say(hosts.complete("def main():"))
+        _take_down(hosts, before)
+
+
+def _take_down(hosts: RayHosts, before: Mapping[str, Counter[str]]) -> None:
+    """As docs/operations.md says; `before`: which processes each host had before `ray up`."""
+    hosts.run(hosts.head, "serve", "shutdown", "--yes")
+    hosts.run(hosts.head, "ray", "down", "--yes", _FILE, timeout_s=DOWN_S)
+    for host in hosts.others:
+        hosts.run(host, "ray", "stop", timeout_s=DOWN_S)
+    for host in hosts.lan.hosts:
+        _wait_until_clean(host, before[host.name])
+
+
+def _wait_until_clean(host: Host, before: Counter[str]) -> None:
+    def left() -> Counter[str]:
+        return _processes(host) - before
+
+    _say(f"{host.name}: {left().total()} processes left at first {sorted(left())}")
+    took_s = wait_until(lambda: not left(), GONE_S, lambda: f"{host.name}: {left()}")
+    _say(f"{host.name}: none {took_s:.0f} s later")
+
+
+def _processes(host: Host) -> Counter[str]:
+    lines = host.run("ps", "-eo", "args").splitlines()
+    return Counter(line for line in lines if line != "ps -eo args")
 
 
 def config(hosts: RayHosts) -> dict[str, Any]:

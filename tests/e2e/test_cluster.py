@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
+import grpc
 import httpx
 import openai
 import pytest
 
+from protos.ingress_pb2 import ListModels
 from tests.e2e.cluster import Cluster, kill, wait_until
+from tests.e2e.other_model import write_other_model
+from tests.e2e.tokens import TokenClient
 
-ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 48 << 20, "max_num_seqs": 16}
+# A thread for each worker: they share no core, and prompts are handed off.
+ENGINE = {
+    "dtype": "float32",
+    "kv_cache_memory_bytes": 48 << 20,
+    "max_num_seqs": 16,
+    "num_threads": 1,
+}
 ARGS = {
     "model": "bundled",
     "served_model_name": ["mine"],
@@ -22,15 +35,19 @@ ARGS = {
     "worker_host": "127.0.0.1",
 }
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
+SMALL += ["--num-threads", "1"]
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
 NUM_TOKENS = 400
 BACK_S = 60.0
+# Between two requests of one asker, so that those who start meanwhile have cores to start on.
+PAUSE_S = 0.2
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     log = tmp_path_factory.mktemp("cluster") / "log"
-    cluster = Cluster(log, "--served-model-name", "mine", "--decode-replicas", "2", *SMALL)
+    pools = ["--decode-replicas", "2", "--ingress-replicas", "2", "--grpc-port", "0"]
+    cluster = Cluster(log, "--served-model-name", "mine", *pools, *SMALL)
     yield cluster
     cluster.kill()
 
@@ -46,8 +63,26 @@ def body(prompt: str, **more: Any) -> dict[str, Any]:
     }
 
 
+T = TypeVar("T")
+
+
+def asked(ask: Callable[[], T]) -> T:
+    """Once more where the connection was closed before a word of an answer, as it may be when
+    HAProxy is replaced by another one at that moment; OpenAI's client does so, too."""
+    try:
+        return ask()
+    except httpx.RemoteProtocolError as error:
+        if "without sending a response" not in str(error):
+            raise
+    return ask()
+
+
 def streamed(url: str, prompt: str, begun: threading.Event | None = None) -> tuple[str, int]:
     """The whole text and the number of tokens."""
+    return asked(lambda: _streamed(url, prompt, begun))
+
+
+def _streamed(url: str, prompt: str, begun: threading.Event | None) -> tuple[str, int]:
     text, usage = "", {"completion_tokens": 0}
     options = {"stream": True, "stream_options": {"include_usage": True}}
     with (
@@ -100,6 +135,41 @@ def test_the_official_client_is_served(cluster: Cluster) -> None:
     assert cluster.is_ready()
 
 
+def test_tokens_come_by_grpc_as_text_does_by_http(
+    cluster: Cluster, expected: list[tuple[str, int]]
+) -> None:
+    client = TokenClient(cluster.grpc_address, cluster.url)
+    request = client.request(PROMPTS[0], NUM_TOKENS)
+    tokens = client.tokens(request)
+    assert (client.text(tokens), len(tokens)) == expected[0]
+    assert list(client.stub.GenerateWhole(request).deltas[0].token_ids) == tokens
+    assert [model.name for model in client.stub.Models(ListModels()).models] == ["mine"]
+    with pytest.raises(grpc.RpcError, match="max_tokens") as refused:
+        client.tokens(client.request(PROMPTS[0], 10**6))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_who_hangs_up_on_grpc_leaves_nothing_running(cluster: Cluster) -> None:
+    client = TokenClient(cluster.grpc_address, cluster.url)
+    request = client.request(PROMPTS[0], 1900)
+
+    def num_running() -> float:
+        page = httpx.get(f"{cluster.url}/metrics", timeout=30).text.splitlines()
+        counts = [line for line in page if line.startswith("kvrelay:num_requests_running{")]
+        assert counts
+        return sum(float(line.split()[-1]) for line in counts)
+
+    for timeout_s in (None, 1.0):
+        call = client.stub.Generate(request, timeout=timeout_s)
+        next(call)
+        assert num_running() == 1
+        if timeout_s is None:
+            call.cancel()
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        wait_until(lambda: num_running() == 0, 1.0)
+
+
 def test_a_decode_worker_that_is_killed_costs_no_request(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
@@ -148,27 +218,105 @@ def test_a_front_that_is_killed_comes_back(
 
 
 def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[str, int]]) -> None:
-    """Every replica is replaced, the new ones first; answers that outlast `drain_s` move."""
-    before = {pid for pool in ("prefill", "decode", "ingress") for pid in cluster.replicas(pool)}
+    """Every replica is replaced, the new ones first, and one of two ingresses goes for good;
+    answers that outlast `drain_s` move."""
+    pools = ("prefill", "decode", "ingress")
+    before = {pid for pool in pools for pid in cluster.replicas(pool)}
+    assert len(cluster.replicas("ingress")) == 2
+    with keep_asking(cluster) as answers, keep_asking_otherwise(cluster, *expected[0]) as counts:
+        cluster.redeploy(**ARGS, engine={**ENGINE, "max_num_seqs": 12}, drain_s=0.2)
+    assert all(answer in expected for answer in answers)
+    assert answers
+    assert counts.keys() == {"tokens", "official"}
+    wait_until(lambda: len(cluster.replicas("ingress")) == 1, BACK_S, cluster.said)
+    assert not before & {pid for pool in pools for pid in cluster.replicas(pool)}
+
+
+def test_another_model_rolls_out_under_load(
+    cluster: Cluster, expected: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    """Each answer is the one model's or the other's, from its beginning to its end."""
+    write_other_model(tmp_path / "other")
+    args = {**ARGS, "model": str(tmp_path / "other"), "served_model_name": ["mine", "other"]}
+    with keep_asking(cluster) as answers:
+        cluster.redeploy(**args, engine=ENGINE, drain_s=0.2)
+        wait_until(lambda: model_names(cluster) == ["mine", "other"], BACK_S, cluster.said)
+    of_other = [streamed(cluster.url, prompt) for prompt in PROMPTS]
+    assert not set(of_other) & set(expected)
+    assert all(answer in expected or answer in of_other for answer in answers)
+    assert any(answer in expected for answer in answers)
+    wait_until(lambda: len(cluster.replicas("decode")) == 2, BACK_S, cluster.said)
+
+
+@contextmanager
+def keep_asking(cluster: Cluster) -> Iterator[list[tuple[str, int]]]:
+    """Three of the prompts, again and again, and short requests, of which some come at any moment;
+    every request must succeed. The short ones' answers are left out."""
     answers: list[tuple[str, int]] = []
     stop = threading.Event()
 
-    def keep_asking(number: int) -> None:
+    def ask(prompt: str) -> None:
         while not stop.is_set():
-            answer = streamed(cluster.url, PROMPTS[number])
-            assert answer == expected[number]
-            answers.append(answer)
+            answers.append(streamed(cluster.url, prompt))
+            stop.wait(PAUSE_S)
+
+    def ask_shortly(prompt: str) -> None:
+        short = body(prompt, max_tokens=2)
+        while not stop.is_set():
+            answer = asked(
+                lambda: httpx.post(f"{cluster.url}/v1/completions", json=short, timeout=20)
+            )
+            assert answer.status_code == 200, answer.text
+            stop.wait(PAUSE_S)
 
     with ThreadPoolExecutor(4) as threads:
-        asking = [threads.submit(keep_asking, number) for number in range(4)]
+        asking = [threads.submit(ask, prompt) for prompt in PROMPTS[:3]]
+        asking.append(threads.submit(ask_shortly, PROMPTS[4]))
         try:
-            cluster.redeploy(**ARGS, engine={**ENGINE, "max_num_seqs": 12}, drain_s=0.2)
+            yield answers
         finally:
             stop.set()
         for one in asking:
             one.result(120)
-    assert answers
-    assert not before & {pid for pool in ("prefill", "decode") for pid in cluster.replicas(pool)}
+
+
+@contextmanager
+def keep_asking_otherwise(cluster: Cluster, text: str, num_tokens: int) -> Iterator[Counter[str]]:
+    """For the first prompt's answer: by gRPC over one connection, and by the official client,
+    which asks again where its own is closed before it is answered."""
+    counts: Counter[str] = Counter()
+    stop = threading.Event()
+
+    def ask_for_tokens() -> None:
+        client = TokenClient(cluster.grpc_address, cluster.url)
+        request = client.request(PROMPTS[0], num_tokens)
+        while not stop.is_set():
+            assert client.text(client.tokens(request)) == text
+            counts["tokens"] += 1
+            stop.wait(PAUSE_S)
+
+    def ask_officially() -> None:
+        with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none") as client:
+            while not stop.is_set():
+                answer = client.completions.create(
+                    model="mine", prompt=PROMPTS[0], temperature=0, max_tokens=4
+                )
+                assert text.startswith(answer.choices[0].text)
+                counts["official"] += 1
+                stop.wait(PAUSE_S)
+
+    with ThreadPoolExecutor(2) as threads:
+        asking = [threads.submit(ask_for_tokens), threads.submit(ask_officially)]
+        try:
+            yield counts
+        finally:
+            stop.set()
+        for one in asking:
+            one.result(120)
+
+
+def model_names(cluster: Cluster) -> list[str]:
+    return [one["id"] for one in httpx.get(f"{cluster.url}/v1/models").json()["data"]]
 
 
 def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:

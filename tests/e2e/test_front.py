@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,7 +10,6 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-from ray.cluster_utils import Cluster as Nodes
 
 from tests.e2e.cluster import Cluster
 
@@ -125,17 +121,3 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 def test_what_is_no_http_is_a_bad_request(cluster: Cluster, data: bytes) -> None:
     assert raw(cluster, data).startswith(b"HTTP/1.1 400 ")
     assert post(cluster, b'{"prompt": "x", "max_tokens": 1}').status_code == 200
-
-
-def test_a_second_node_asks_for_a_key() -> None:
-    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        nodes.add_node(num_cpus=1)
-        nodes.wait_for_nodes()
-        environment = {**os.environ, "RAY_ADDRESS": nodes.address}
-        command = [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", "--colocated"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    finally:
-        nodes.shutdown()  # type: ignore[no-untyped-call]
-    assert done.returncode == 2
-    assert "api_key_file: none, and the cluster has 2 nodes" in done.stderr

@@ -1,13 +1,16 @@
-"""The node types of deploy/ray-cluster.yaml as nodes of a real cluster, all on this machine: each
-pool is only where its label is, and as often as it may."""
+"""The node types of deploy/ray-cluster.yaml as nodes of a real cluster, all on this machine: who
+joins it must have a key, each pool is only where its label is, and as often as it may."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import ray
@@ -26,26 +29,47 @@ DECODE_NODES, DECODE_REPLICAS = 2, 3
 UP_S, SETTLED_S = 120.0, 3.0
 
 
-@pytest.fixture
-def types(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Of every node, by its id."""
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
+class Placed(NamedTuple):
+    address: str
+    types: dict[str, str]  # of every node, by its id
+
+
+@pytest.fixture(scope="module")
+def placed() -> Iterator[Placed]:
     described = yaml.safe_load(FILE.read_text())["available_node_types"]
-    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
+            environment.delenv(name, raising=False)
+        environment.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
+        nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+        try:
+            types = {}
+            for name in ("prefill", *["decode"] * DECODE_NODES):
+                node = nodes.add_node(num_cpus=4, labels=described[name]["labels"])
+                types[node.node_id] = name
+            nodes.wait_for_nodes()
+            yield Placed(nodes.address, types)
+        finally:
+            nodes.shutdown()  # type: ignore[no-untyped-call]
+
+
+def test_a_second_node_asks_for_a_key(placed: Placed) -> None:
+    environment = {**os.environ, "RAY_ADDRESS": placed.address}
+    command = [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", "--colocated"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert f"api_key_file: none, and the cluster has {len(placed.types) + 1} nodes" in done.stderr
+
+
+@pytest.fixture
+def types(placed: Placed) -> Iterator[dict[str, str]]:
+    """With this process in the cluster."""
+    ray.init(address=placed.address, log_to_driver=False)
     try:
-        ids = {}
-        for name in ("prefill", *["decode"] * DECODE_NODES):
-            node = nodes.add_node(num_cpus=4, labels=described[name]["labels"])
-            ids[node.node_id] = name
-        nodes.wait_for_nodes()
-        ray.init(address=nodes.address, log_to_driver=False)
-        yield ids
+        yield placed.types
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
-        nodes.shutdown()  # type: ignore[no-untyped-call]
 
 
 def deployed() -> None:

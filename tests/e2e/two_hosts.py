@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -29,11 +29,13 @@ class Layout(NamedTuple):
 
     head: str
     other: str
-    num_decode: int
+    num_decode: int = 1
+    local_prefill: str = "auto"
 
     @property
     def args(self) -> dict[str, Any]:
         args: dict[str, Any] = {"model": "bundled", "engine": ENGINE}
+        args["local_prefill"] = self.local_prefill
         for pool in ("prefill", "decode"):
             args[pool] = {"label_selector": {"kvrelay-role": f"in({pool},both)"}}
         args["decode"] |= {"replicas": self.num_decode, "max_replicas_per_node": 1}
@@ -42,9 +44,11 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "the prefill worker": Layout("decode", "prefill", 1),
+    "the prefill worker": Layout("decode", "prefill"),
+    "the prefill worker, local_prefill never": Layout("decode", "prefill", 1, "never"),
+    "the decode worker": Layout("prefill", "decode"),
+    "the decode worker, local_prefill never": Layout("prefill", "decode", 1, "never"),
     "one of two decode workers and the prefill worker": Layout("decode", "both", 2),
-    "the decode worker": Layout("prefill", "decode", 1),
 }
 
 
@@ -89,16 +93,25 @@ def outlast(hosts: RayHosts, nodes: Sequence[Nodes], requests: Sequence[Request]
     hosts.lan.mend(other)
     time.sleep(ENDED_S)
     left = _rays(other)
+    before = set(hosts.num_drawn())
     hosts.run(other, "ray", "stop")
     hosts.join(other)
     back_s = wait_until(hosts.is_ready, BACK_S, hosts.status)
+    used_s = back_s + wait_until(lambda: bool(_new(hosts, before)), BACK_S, hosts.status)
     time.sleep(AFTER_S)
     _report("from then on", dead.at, requests)
     _say(
         f"\ndead to Ray after {dead.at - began:.0f} s; of its processes there were {left}"
         f" {ENDED_S:g} s after it could reach the head again; all replicas were there"
-        f" {back_s:.0f} s after it was started anew\n\n{hosts.status()}"
+        f" {back_s:.0f} s after it was started anew, and used after {used_s:.0f} s: tokens drawn"
+        f" by {_new(hosts, before)}\n\n{hosts.status()}"
     )
+
+
+def _new(hosts: RayHosts, before: Collection[str]) -> dict[str, float]:
+    """What replicas that were not there before have drawn; those that have not are left out."""
+    drawn = hosts.num_drawn()
+    return {name: drawn[name] for name in drawn if name not in before and drawn[name]}
 
 
 class Nodes(NamedTuple):

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.step import Slice, StepPlan
 from engine.step_times import StepShape, StepTimes
 
-BASE_S, PROMPT_S, CONTEXT_S, SEQUENCE_S = 2e-3, 40e-6, 30e-9, 20e-6
+BASE_S, PROMPT_S, CONTEXT_S, SEQUENCE_S, PAIR_S = 2e-3, 40e-6, 30e-9, 20e-6, 8e-9
 
 
 def seconds(shape: StepShape, slower: float = 1.0) -> float:
@@ -16,6 +17,7 @@ def seconds(shape: StepShape, slower: float = 1.0) -> float:
         + PROMPT_S * shape.num_prompt_tokens
         + CONTEXT_S * shape.num_context_tokens
         + SEQUENCE_S * shape.num_sequences
+        + PAIR_S * shape.num_prompt_pairs
     )
 
 
@@ -25,15 +27,18 @@ def steps(count: int, seed: int = 1) -> Iterator[StepShape]:
     for _ in range(count):
         decoding = source.randint(0, 32)
         prompt = source.randint(16, 2048) if source.random() < 0.2 or not decoding else 0
+        start = source.choice([0, 0, 1024, 8192, 30_000])
         context = sum(source.randint(10, 4000) for _ in range(decoding))
-        yield StepShape(prompt, context, decoding + (prompt > 0))
+        pairs = sum(range(start, start + prompt))  # one by one
+        yield StepShape(prompt, context, decoding + (prompt > 0), pairs)
 
 
 PROBES = [
-    StepShape(2048, 0, 1),
+    StepShape(2048, 0, 1, 2048**2 / 2),
+    StepShape(2048, 0, 1, 2048 * 60_000),
     StepShape(0, 2000, 1),
     StepShape(0, 64_000, 32),
-    StepShape(512, 30_000, 17),
+    StepShape(512, 30_000, 17, 512 * 4000),
 ]
 
 
@@ -46,6 +51,28 @@ def test_it_finds_the_costs_behind_the_noise() -> None:
     for shape in steps(400):
         times.note(shape, seconds(shape) * noise.uniform(0.9, 1.1))
     assert worst_error(times) < 0.1
+
+
+def test_each_cost_of_a_prompt_is_told_from_the_other() -> None:
+    times, noise = StepTimes(), random.Random(2)
+    for shape in steps(1500):
+        times.note(shape, seconds(shape) * noise.uniform(0.98, 1.02))
+    assert times.costs.prompt_pair_s == pytest.approx(PAIR_S, rel=0.05)
+    assert times.costs.prompt_token_s == pytest.approx(PROMPT_S, rel=0.1)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_chunks_have_as_many_pairs_as_the_whole_prompt(chunk: int) -> None:
+    """One step that decodes two sequences besides; u new tokens after c: u * c + u * u / 2."""
+    decoding = [Slice(slot, 500, 1, 500, ()) for slot in (1, 2)]
+    pairs = 0.0
+    for start in range(0, 1000, chunk):
+        num_tokens = min(chunk, 1000 - start)
+        part = Slice(0, start, num_tokens, start, ())
+        shape = StepShape.of(StepPlan(1, (*decoding, part), 2, 2 + num_tokens))
+        assert shape[:3] == (num_tokens, 1000, 3)
+        pairs += shape.num_prompt_pairs
+    assert pairs == 1000**2 / 2
 
 
 def test_a_pause_now_and_then_changes_little() -> None:

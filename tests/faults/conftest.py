@@ -12,6 +12,7 @@ from tests.engine.test_hand_over import answer
 from tests.faults.workers import ENGINE, Relay, Worker
 
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
+ANY_CONNECTOR = pytest.mark.parametrize("relay_of_module", ["nixl"], indirect=True)
 PROMPTS = {str(n): random_prompts(1, n, n, seed=n)[0] for n in (300, 33, 250, 100)}
 
 

@@ -12,7 +12,7 @@ from engine.request import GenerationRequest, RequestId
 from protos.events_pb2 import LoadReport
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
-from tests.faults.conftest import PARAMS, PROMPTS
+from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
 from tests.faults.workers import NOTICED_S, Relay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,6 +48,7 @@ async def test_a_failure_is_another_ones_turn(relay: Relay, expected: Expected, 
     told.check_equal(expected["300"])
 
 
+@ANY_CONNECTOR
 async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
     relay: Relay, expected: Expected
 ) -> None:
@@ -65,6 +66,7 @@ async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
     await relay.reconnect()
 
 
+@ANY_CONNECTOR
 async def test_what_is_left_when_it_has_drained_long_enough_fails(relay: Relay) -> None:
     """A prompt that never comes, as its holder is stopped and its link not given up yet."""
     relay.first.set_faults("holder.chunk:2=stop")
@@ -81,6 +83,7 @@ async def test_what_is_left_when_it_has_drained_long_enough_fails(relay: Relay) 
     await relay.reconnect()
 
 
+@ANY_CONNECTOR
 async def test_an_engine_that_is_stuck_is_seen(relay: Relay, expected: Expected) -> None:
     """By its steps, which stand still, and by whoever asks for the worker's health."""
     relay.decode.set_faults("worker.reserved=stuck")
@@ -130,6 +133,7 @@ async def test_clients_that_leave_at_any_time(relay: Relay) -> None:
         await asyncio.gather(*(leave(0.004 * i + 0.001 * turn) for i in range(12)))
 
 
+@ANY_CONNECTOR
 async def test_a_session_that_breaks(relay: Relay) -> None:
     streams = [
         relay.session.submit(

@@ -20,7 +20,7 @@ from tests.engine.pair import Answer, make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
 from tests.faults.conftest import PARAMS
-from tests.faults.workers import ENGINE, Relay, Worker
+from tests.faults.workers import ENGINE, NOTICED_S, SLACK_S, Relay, Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,6 +36,7 @@ WIDE: dict[str, Any] = {
 }
 BLOB_BYTES = 16 * 8 * 8 * 2 * 128 * 4
 POOL: dict[str, Any] = {"kv_cache_memory_bytes": 72 * BLOB_BYTES, "max_num_batched_tokens": 512}
+LOST_S = NOTICED_S + SLACK_S  # a request's time; its holder is asked once more in what is left
 PROMPTS = random_prompts(3, 480, 480, seed=11)  # of 30 blocks: two fill a pool
 FAR: dict[str, dict[str, Any]] = {
     "nixl": {"connector": "nixl"},
@@ -84,7 +85,7 @@ async def test_not_one_byte_changes(kind: str, relay: Relay, right: list[Answer]
     assert links[incarnation].connector == connector
 
     decode.set_faults("puller.reading=stop")  # the READ is posted
-    lost = asyncio.ensure_future(relay.ask(PROMPTS[0], PARAMS, holder))
+    lost = asyncio.ensure_future(relay.ask(PROMPTS[0], PARAMS, holder, timeout_s=LOST_S))
     await decode.stopped()
     holder.send(signal.SIGSTOP)
     await holder.stopped()

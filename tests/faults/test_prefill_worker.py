@@ -13,7 +13,7 @@ from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import HolderMessage
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
-from tests.faults.conftest import PARAMS, PROMPTS
+from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
 from tests.faults.workers import FOUND_S, NOTICED_S, RESTARTED_S, SLACK_S, Relay, leased
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -50,6 +50,7 @@ async def test_stopped(relay: Relay, expected: Expected, point: str) -> None:
     (await again).check_equal(expected["250"])
 
 
+@ANY_CONNECTOR
 async def test_an_engine_that_is_stuck_behind_a_loop_that_answers(
     relay: Relay, expected: Expected
 ) -> None:
@@ -70,6 +71,7 @@ async def test_a_blocked_event_loop_behind_a_connection_that_answers(
     assert time.monotonic() - started < NOTICED_S + SLACK_S
 
 
+@ANY_CONNECTOR
 async def test_told_to_end_it_hands_over_what_it_has_begun(
     relay: Relay, expected: Expected
 ) -> None:
@@ -88,6 +90,7 @@ async def test_told_to_end_it_hands_over_what_it_has_begun(
     await relay.first.restart()
 
 
+@ANY_CONNECTOR
 async def test_what_is_left_when_it_has_drained_long_enough_ends(
     relay: Relay, expected: Expected
 ) -> None:
@@ -131,6 +134,7 @@ async def test_again_and_again_another_process_at_the_same_address(
         assert before.incarnation not in links
 
 
+@ANY_CONNECTOR
 async def test_who_may_ask_nobody_else_waits_for_a_worker_that_is_started_again(
     relay: Relay, expected: Expected
 ) -> None:
@@ -146,6 +150,19 @@ async def test_who_may_ask_nobody_else_waits_for_a_worker_that_is_started_again(
     assert time.monotonic() - serves < FOUND_S
 
 
+async def test_the_only_one_is_asked_once_more_when_it_is_lost_in_the_middle(
+    relay: Relay, expected: Expected
+) -> None:
+    relay.first.set_faults("holder.chunk:2=kill")
+    asked = asyncio.ensure_future(
+        relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="lost", timeout_s=RESTARTED_S)
+    )
+    await relay.first.died()
+    await relay.first.restart()
+    (await asked).check_equal(expected["300"])
+
+
+@ANY_CONNECTOR
 async def test_a_stopped_stranger_does_not_hold_up_whoever_names_it(
     relay: Relay, expected: Expected
 ) -> None:
@@ -171,6 +188,7 @@ async def check_back_off(relay: Relay) -> None:
     assert sum("was tried just now" in reason for reason in reasons) >= 10
 
 
+@ANY_CONNECTOR
 async def test_a_lease_that_was_released_early_shows_not_one_token(relay: Relay) -> None:
     relay.first.set_faults("holder.commit=release")
     with pytest.raises(UnavailableError, match="let go too early"):
@@ -194,6 +212,7 @@ async def test_without_another_one_the_prompt_is_computed_here(
     told.check_equal(expected["300"])
 
 
+@ANY_CONNECTOR
 async def test_nobody_there_and_nobody_else(relay: Relay) -> None:
     address, relay.first.address = relay.first.address, "127.0.0.1:9"
     try:

@@ -164,10 +164,14 @@ class Worker:
                 await asyncio.sleep(0.01)
         return report
 
+    async def leftovers(self) -> dict[str, int | str]:
+        """What it has of requests, by name; nothing where none is under way."""
+        return _left(await self.load())
+
     async def check_settled(self) -> None:
         """Nothing of any request is left, and all of its books add up."""
         deadline = time.monotonic() + SETTLED_S
-        while (left := _left(await self.load())) and time.monotonic() < deadline:
+        while (left := await self.leftovers()) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         assert not left, f"{left} after {SETTLED_S} s"
         report = await self.health()

@@ -1,6 +1,7 @@
 """A slab's strides, and its blobs beyond 4 GiB."""
 
 import mmap
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from kv_cache.slab import ELEMENT_DTYPES, KvSlab
 
 CPU = torch.device("cpu")
 GIB = 2**30
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HAS_HUGE_PAGES = HUGE_PAGES.exists() and "[never]" not in HUGE_PAGES.read_text()
 
 
 def make_layout(format: str = "bf16", widths: tuple[int, ...] = (16, 8)) -> BlockLayout:
@@ -95,3 +98,18 @@ def test_touching_ends_when_it_is_told_to() -> None:
     before = resident_bytes()
     slab.touch(stop=lambda: True)
     assert resident_bytes() - before < slab.data.nbytes / 2
+
+
+@pytest.mark.skipif(not HAS_HUGE_PAGES, reason="a system without transparent huge pages")
+def test_a_slab_lies_in_huge_pages() -> None:
+    layout = make_layout()
+    slab = KvSlab.allocate(layout, (64 << 20) // layout.blob_bytes, CPU)
+    slab.touch()
+    kilobytes = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= slab.data.data_ptr() < int(bounds[2], 16)
+        elif inside and line.startswith("AnonHugePages:"):
+            kilobytes = int(line.split()[1])
+    assert kilobytes << 10 > slab.data.nbytes / 2

@@ -34,8 +34,8 @@ class Child:
         )
         return [self._incarnation, self._connector.metadata().hex()]
 
-    async def set_busy(self, busy: bool) -> None:
-        self._connector.set_busy(busy)
+    async def expect_peer(self) -> None:
+        self._connector.expect_peer()
 
     async def connect(self, incarnation: int, metadata: str) -> int:
         self._peers.append(await self._connector.connect(incarnation, bytes.fromhex(metadata)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.connector import Connector, PoolRegion
 from kv_transfer.errors import IncompatiblePeer, TransferError
+from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.registry import NAMES, ConnectorConfig, new_incarnation, open_connector
 from tests.kv_transfer.pools import GROUPS, Pool
 
@@ -43,7 +44,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(
         asyncio.run(open_side(request.param, None)), asyncio.run(open_side(request.param, 1))
     )
-    made.holder.connector.set_busy(True)
+    made.holder.connector.expect_peer()
     yield made
     asyncio.run(made.reader.connector.close())
     asyncio.run(made.holder.connector.close())
@@ -256,10 +257,33 @@ async def test_an_unknown_connector_is_named() -> None:
         await open_connector("pigeon", Pool().regions, 1, CONFIG)
 
 
+async def test_a_nixl_holder_that_expects_nobody_is_asked_once() -> None:
+    """A peer's first READ with an agent needs the holder, whose thread may sleep for long; the next
+    do not."""
+    config = NixlConfig(lanes=1, idle_period_s=60.0)
+    own, pool = Pool(), Pool(seed=3)
+    alone = NixlConfig(lanes=1)  # another lane would have a first READ of its own
+    reader = await NixlConnector.open(own.regions, new_incarnation(), CONFIG.secret, alone)
+    incarnation = new_incarnation()
+    holder = await NixlConnector.open(pool.regions, incarnation, CONFIG.secret, config)
+    await asyncio.sleep(0.3)  # its thread sleeps
+    peer = await reader.connect(incarnation, holder.metadata())
+    first = peer.read(0, [3], [4])
+    await asyncio.wait({first.ended}, timeout=0.3)
+    assert not first.ended.done(), "then there is nothing to hurry for"
+    holder.expect_peer()
+    await within(1.5, first.ended)
+    await asyncio.sleep(2.3)  # it sleeps again
+    await within(5, peer.read(0, [5], [6]).ended)
+    assert np.array_equal(own.blobs[0][[4, 6]], pool.blobs[0][[3, 5]])
+    await reader.close()
+    await holder.close()
+
+
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_closed_connector_has_ended_its_reads(name: str) -> None:
     reader, holder = await open_side(name, None), await open_side(name, 2)
-    holder.connector.set_busy(True)
+    holder.connector.expect_peer()
     peer = await reader.connector.connect(holder.incarnation, holder.connector.metadata())
     await within(5, peer.read(0, [1], [1]).ended)
     blocks = list(range(48))

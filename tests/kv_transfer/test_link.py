@@ -80,7 +80,7 @@ class FakeConnector:
         self.pools.append(pool)
         return pool
 
-    def set_busy(self, busy: bool) -> None:
+    def expect_peer(self) -> None:
         pass
 
     async def close(self) -> None:

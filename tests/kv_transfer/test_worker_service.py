@@ -25,7 +25,11 @@ FORMAT = CacheFormat(fingerprint="hub:abc", block_size=16)
 class IdleWorker:
     def __init__(self) -> None:
         self.deadlines: list[float | None] = []
+        self.num_expected = 0
         self.description = WorkerDescription(protocol=PROTOCOL, model="tiny", format=FORMAT)
+
+    def expect_peer(self) -> None:
+        self.num_expected += 1
 
     async def check_health(self, check_integrity: bool) -> HealthReport:
         return HealthReport(healthy=False, reason="stuck", num_steps=7)
@@ -57,6 +61,7 @@ async def test_handshake(worker: IdleWorker) -> None:
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
             failure = failure_of(caught.value)
             assert (failure.kind, failure.field) == (Failure.KIND_INCOMPATIBLE, field)
+        assert worker.num_expected == 2, "who was refused does not connect"
 
 
 async def test_health_and_drain(worker: IdleWorker) -> None:

@@ -21,6 +21,8 @@ def ask_until_given_up(candidates: Candidates, answers: dict[str, str], now: flo
         asked += name
         if answers[name] == "refuses":
             candidates.note_failed(number, "no")
+        elif answers[name] == "breaks off":
+            candidates.note_broke_off(number, "lost")
         else:
             candidates.note_unreached(number, "nobody")
 
@@ -34,6 +36,9 @@ def ask_until_given_up(candidates: Candidates, answers: dict[str, str], now: flo
         (2.0, {"a": "is away", "b": "is away", "c": "is away"}, "abc" * 3),
         (2.0, {"a": "is away", "b": "refuses", "c": "is away"}, "abc" + "ac" * 2),
         (1.5, {"a": "refuses", "b": "is away", "c": "refuses"}, "abcbb"),
+        (0.0, {"a": "breaks off", "b": "breaks off", "c": "refuses"}, "abc"),
+        (9.0, {"a": "breaks off", "b": "breaks off", "c": "refuses"}, "abcabab"),
+        (4.0, {"a": "breaks off", "b": "is away", "c": "refuses"}, "abcababbb"),
     ],
 )
 def test_who_is_asked(patience_s: float, answers: dict[str, str], asked: str) -> None:

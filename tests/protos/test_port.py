@@ -1,12 +1,14 @@
 """A port that is claimed: told when taken, in nobody's way when not."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from protos.address import Address
 from protos.errors import PlaneError
 from protos.port import claimed
+from protos.port import free_port as unasked_port
 from protos.rpc import Plane
 from protos.secret import Secret
 
@@ -37,3 +39,13 @@ async def test_what_is_no_address_here() -> None:
         refused = pytest.raises(PlaneError, match=f"data_port: {host}:80")
         with refused, claimed(Address(host, 80), "data_port"):
             pass
+
+
+def test_a_free_port_is_none_that_the_system_gives_out_by_itself() -> None:
+    least = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    port = unasked_port("127.0.0.1")
+    assert port < least
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+    with pytest.raises(PlaneError, match="port: "):
+        unasked_port("no.such.host.invalid")

@@ -2,15 +2,19 @@
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.kernels.cpu import decode, decode_state, prefill, prefill_state
 from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.paged import WORDS
+from engine.kernels.cpu.recording import empty
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from kv_cache.slab import KvSlab
 
 LOG2_E = math.log2(math.e)
+LINE_BYTES = 64
 EVERYTHING = 1 << 30  # the window of a layer without one, in tokens
 
 
@@ -20,9 +24,8 @@ class PagedAttention:
     def __init__(self, element: str) -> None:
         self._decode = Kernel(decode.decode, element, WORDS)
         self._prefill = Kernel(prefill.prefill, element, WORDS)
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._partials = torch.empty(0, dtype=torch.uint8)
-        self._arrivals = torch.zeros(0, dtype=torch.int64)  # zero between calls
+        self._scratch, self._partials = WorkingMemory(), WorkingMemory()
+        self._arrivals = WorkingMemory()  # zero between calls
 
     @property
     def kernels(self) -> tuple[Kernel, Kernel]:
@@ -39,7 +42,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         assert q.is_contiguous()
         assert group.block_tables.dtype is torch.int32
-        out = torch.empty((q.shape[0], spec.num_heads, spec.value_dim), dtype=q.dtype)
+        out = empty((q.shape[0], spec.num_heads, spec.value_dim), q.dtype)
         num_decode, num_seqs = batch.num_decode, batch.num_seqs
         if num_decode:
             self._run(self._decode, 0, num_decode, q, out, spec, slab, layer, batch, group)
@@ -65,14 +68,11 @@ class PagedAttention:
         queries = spec.num_heads // spec.num_kv_heads
         if kernel is self._decode:
             scratch = decode_state.scratch_bytes(queries, spec.value_dim, itemsize)
-            partials = self._partial_memory(spec, end - first, batch.max_kv_len)
-            arrivals = self._arrivals.data_ptr()
+            partials, arrivals = self._partial_memory(spec, end - first, batch.max_kv_len)
         else:
             scratch = prefill_state.scratch_bytes(spec.head_dim, spec.value_dim, itemsize)
             partials = arrivals = 0
         scratch = -(-scratch // 4096) * 4096
-        if self._scratch.numel() < threads * scratch:
-            self._scratch = torch.empty(threads * scratch, dtype=torch.uint8)
         keys = slab.data.data_ptr() + layer * slab.layer_stride * itemsize
         scale, cap = spec.scale * LOG2_E, 0.0
         if spec.soft_cap is not None:
@@ -98,7 +98,7 @@ class PagedAttention:
             spec.head_dim,
             spec.value_dim,
             EVERYTHING if spec.window is None else spec.window,
-            self._scratch.data_ptr(),
+            self._scratch.address(threads * scratch),
             scratch,
             partials,
             arrivals,
@@ -106,18 +106,33 @@ class PagedAttention:
             cap,
         )
 
-    def _partial_memory(self, spec: AttentionSpec, num_seqs: int, max_kv_len: int) -> int:
-        """Room for the pieces of long sequences; 0 if every sequence is one piece a head."""
+    def _partial_memory(
+        self, spec: AttentionSpec, num_seqs: int, max_kv_len: int
+    ) -> tuple[int, int]:
+        """Room for the pieces of long sequences and their number; 0 if every sequence is one
+        piece a head."""
         reach = max_kv_len if spec.window is None else min(max_kv_len, spec.window)
         # A window that begins inside a piece touches one piece more than its length fills.
         splits = reach // decode_state.SPLIT + 2
         if max_kv_len <= decode_state.SPLIT:
-            return 0
+            return 0, 0
         pieces = num_seqs * spec.num_kv_heads
         queries = spec.num_heads // spec.num_kv_heads
         size = pieces * splits * decode_state.partial_bytes(queries, spec.value_dim)
-        if self._partials.numel() < size:
-            self._partials = torch.empty(size, dtype=torch.uint8)
-        if self._arrivals.numel() < pieces:
-            self._arrivals = torch.zeros(pieces, dtype=torch.int64)
-        return self._partials.data_ptr()
+        return self._partials.address(size), self._arrivals.address(pieces * 8)
+
+
+class WorkingMemory:
+    """Grows, and keeps what it has outgrown: recorded calls go on using that."""
+
+    def __init__(self) -> None:
+        self._pieces: list[npt.NDArray[np.uint8]] = []
+        self._address, self._size = 0, 0
+
+    def address(self, num_bytes: int) -> int:
+        if num_bytes > self._size:
+            self._size = max(num_bytes, 2 * self._size)
+            memory = np.zeros(self._size + LINE_BYTES, np.uint8)
+            self._pieces.append(memory)
+            self._address = -(-memory.ctypes.data // LINE_BYTES) * LINE_BYTES
+        return self._address

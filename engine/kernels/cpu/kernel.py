@@ -9,6 +9,7 @@ import torch
 
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.memory import OWN_WORDS
+from engine.kernels.cpu.recording import Call, current_recorder
 from engine.kernels.cpu.team import TEAM, lead_function
 
 # Waking the team costs about what one thread does to so many elements.
@@ -25,9 +26,9 @@ class Kernel:
     def __init__(self, function: Callable[[Any], None], element: str, words: str) -> None:
         self._function = function
         self._element = element
-        layout = struct.Struct(f"{OWN_WORDS}q" + words)
-        self._pack = layout.pack_into
-        self._words = ctypes.create_string_buffer(layout.size)
+        self._layout = struct.Struct(f"{OWN_WORDS}q" + words)
+        self._pack = self._layout.pack_into
+        self._words = ctypes.create_string_buffer(self._layout.size)
         self._job = ctypes.addressof(self._words)
         self._code = 0
         self._start: Any = None
@@ -40,6 +41,9 @@ class Kernel:
         if self._start is None:
             self._code = self.code()
             self._start = lead_function()
+        recorder = current_recorder()
+        if recorder is not None:
+            recorder.calls.append(Call(self._code, num_threads, self._layout, words))
         workers = TEAM.take(num_threads - 1)
         self._pack(self._words, 0, 0, 0, TEAM.address, self._code, workers, *words)
         if not workers:

@@ -1,5 +1,7 @@
 """The CPU twin of `Kernels`: compiled on this machine at first use, without a C compiler."""
 
+from collections.abc import Callable
+
 import torch
 
 from engine.kernels.cpu.activations import CODES, gated_activation
@@ -7,11 +9,14 @@ from engine.kernels.cpu.activations import WORDS as ACTIVATION_WORDS
 from engine.kernels.cpu.attention import PagedAttention
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernel import Kernel, share, threads_for
-from engine.kernels.cpu.linear import make_linear
+from engine.kernels.cpu.linear import WeightMemory, make_linear
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
 from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
 from engine.kernels.cpu.product import product
+from engine.kernels.cpu.recording import OutputPool, empty, recording
+from engine.kernels.cpu.replay import WORDS as CHAIN_WORDS
+from engine.kernels.cpu.replay import Replay, chain
 from engine.kernels.cpu.writing import KvWriter
 from engine.kernels.interface import (
     Activation,
@@ -36,6 +41,9 @@ class CpuKernels:
     def __init__(self, features: CpuFeatures | None = None) -> None:
         self._features = features or CpuFeatures.of_this_machine()
         self._by_dtype: dict[torch.dtype, _DtypeKernels] = {}
+        self._weights = WeightMemory()
+        self._chain = Kernel(chain, "f32", CHAIN_WORDS)
+        self._outputs = OutputPool()
 
     def _of(self, dtype: torch.dtype) -> "_DtypeKernels":
         kernels = self._by_dtype.get(dtype)
@@ -47,10 +55,18 @@ class CpuKernels:
         """Those that every model of this type calls; what takes longest to compile comes first."""
         of = self._of(dtype)
         product = (of.product,) if self._features.multiplies_panels(dtype) else ()
-        return *of.attention.kernels, *product, of.writer.rotate, of.norm, of.gated
+        small = of.writer.rotate, of.norm, of.gated, self._chain
+        return *of.attention.kernels, *product, *small
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return make_linear(self._features, self._of(weight.dtype).product, weight, bias)
+        product = self._of(weight.dtype).product
+        return make_linear(self._features, product, self._weights, weight, bias)
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
+        with recording(self._outputs) as recorder:
+            result = run()
+        replay = Replay(self._chain, recorder.calls) if recorder.complete else None
+        return result, replay
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._norm(x, None, weight, eps)
@@ -65,7 +81,7 @@ class CpuKernels:
     ) -> torch.Tensor:
         assert x.is_contiguous()
         assert residual is None or residual.is_contiguous()
-        out = torch.empty_like(x)
+        out = empty(x.shape, x.dtype)
         width = x.shape[-1]
         rows = x.numel() // width
         threads = threads_for(x.numel())
@@ -126,7 +142,7 @@ class CpuKernels:
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         assert gate_up.is_contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, width), dtype=gate_up.dtype)
+        out = empty((rows, width), gate_up.dtype)
         threads = threads_for(out.numel())
         self._of(gate_up.dtype).gated(
             threads,

@@ -61,11 +61,6 @@ def magnitude(builder: Any, x: Any) -> Any:
     return call(builder, "llvm.fabs.v16f32", FLOATS, x)
 
 
-@instruction(floats, floats, floats)
-def with_sign_of(builder: Any, x: Any, y: Any) -> Any:
-    return call(builder, "llvm.copysign.v16f32", FLOATS, x, y)
-
-
 @instruction(types.float32, floats)
 def total(builder: Any, x: Any) -> Any:
     """The sum of the lanes, always in the same order of pairs."""

@@ -3,6 +3,7 @@
 import torch
 
 from engine.kernels.cpu.kernel import Kernel, share, threads_for
+from engine.kernels.cpu.recording import empty
 from engine.kernels.cpu.rotary import WORDS, rotate_and_write, write_kv
 from engine.kernels.interface import AttentionSpec, HeadNorm, Rotary
 from kv_cache.slab import KvSlab
@@ -28,7 +29,7 @@ class KvWriter:
     ) -> torch.Tensor:
         assert qkv.is_contiguous()
         tokens = qkv.shape[0]
-        q = torch.empty((tokens, spec.num_heads, spec.head_dim), dtype=qkv.dtype)
+        q = empty((tokens, spec.num_heads, spec.head_dim), qkv.dtype)
         threads = threads_for(qkv.numel())
         self.rotate(
             threads,

@@ -65,7 +65,7 @@ def test_tokens_that_come_at_once_were_made_one_after_the_other() -> None:
     record.note(update(1, told=True), 11.0, 0.0)
     record.note(update(2, 3, 4), 11.75, 0.0)
     record.note(update(5, end=FinishReason.LENGTH), 12.75, 0.0)
-    record.end(13.0, num_moves=0)
+    record.end(13.0)
     samples = samples_of(metrics)
     assert value(samples, "inter_token_latency_seconds_count") == 4
     assert value(samples, "inter_token_latency_seconds_sum") == 1.75
@@ -80,7 +80,7 @@ def test_every_choice_has_one_end() -> None:
     record.note(update(1, end=FinishReason.LENGTH), 11.0, 0.0)
     record.stop(1)
     for _ in range(2):
-        record.end(12.0, num_moves=0)
+        record.end(12.0)
     ends = samples_of(metrics)
     reasons = {r: value(ends, "request_success_total", finished_reason=r) for r in ENDS}
     assert reasons == {"stop": 1, "length": 1, "abort": 1, "error": 0}
@@ -94,7 +94,8 @@ def test_a_failure_is_counted_and_its_words_are_not_kept(caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO, "kvrelay.requests")
     record, metrics = make_record()
     record.fail(StepError("the prompt was 'my secret'"))
-    record.end(12.0, num_moves=1)
+    record.note_route(1, None)
+    record.end(12.0)
     assert value(samples_of(metrics), "request_success_total", finished_reason="error") == 1
     line = json.loads(JsonFormatter().format(caplog.records[-1]))
     assert (line["error"], line["reroutes"], line["finish_reasons"]) == ("StepError", 1, ["error"])

@@ -1,7 +1,9 @@
 """What two workers say of prompts that one reads and the other answers: exact numbers."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import pytest_asyncio
 
@@ -11,6 +13,8 @@ from cluster.relay import Relay
 from decode_worker.answerer import LocalPrefill
 from engine.sampling import SamplingParams
 from prefill_worker.node import Node
+from router.config import RouterConfig
+from router.router import Router
 from tests.cluster.fakes import small_model
 from tests.cluster.metrics.samples import Samples, read, value
 from tests.decode_worker.worker_pair import WorkerPair
@@ -94,7 +98,8 @@ def rows() -> set[str]:
 
 async def test_every_metric_is_explained_and_nothing_else(pair: WorkerPair) -> None:
     relay = Relay.__new__(Relay)
-    relay.reroutes = {}  # type: ignore[assignment]
+    relay.reroutes = Counter()
+    relay.router = Router(RouterConfig(), Random(0))
     meter = Meter(small_model(), [RelayCollector(relay)])
     own = meter.page_of("ingress", "i")
     nodes = [process_page(labels_of("m", "p", "r"), worker_collectors(pair.decode))]

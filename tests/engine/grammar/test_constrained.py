@@ -178,7 +178,9 @@ def test_nothing_left_by_both_lists_fails_the_request_alone(engine: Engine) -> N
             assert name == "bad"
         told.take(replace(output, failures={}), "bad")
     assert list(failures) == ["worse"]
-    assert "no token is left" in str(failures[RequestId("worse")])
+    error = failures[RequestId("worse")]
+    assert isinstance(error, RequestError)
+    assert error.field == "allowed_token_ids"
     assert said(told.tokens[0]) == "x"
 
 

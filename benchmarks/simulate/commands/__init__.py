@@ -1,0 +1,1 @@
+"""The commands: each takes the words of the command line, prints tables, returns all figures."""

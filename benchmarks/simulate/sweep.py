@@ -1,0 +1,55 @@
+"""The most load at which enough requests are good. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from benchmarks.simulate.figures import Figures
+
+GROWTH = 1.3
+PRECISION = 1.03  # between the last load that is fine and the first one that is not
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was measured, by load."""
+
+    points: Sequence[tuple[float, Figures]]
+    least_share: float
+
+    @property
+    def peak(self) -> tuple[float, Figures] | None:
+        """The most good requests a second of those runs in which enough were good."""
+        fine = [point for point in self.points if point[1].good_share >= self.least_share]
+        return max(fine, key=lambda point: point[1].goodput, default=None)
+
+
+def sweep(measure: Callable[[float], Figures], start: float, least_share: float) -> Sweep:
+    """Up or down in large steps until the share is crossed, then halving."""
+    points: list[tuple[float, Figures]] = []
+
+    def fine(load: float) -> bool:
+        figures = measure(load)
+        points.append((load, figures))
+        return figures.good_share >= least_share
+
+    low, high = (start, start * GROWTH) if fine(start) else (start / GROWTH, start)
+    if low < start:
+        while not fine(low) and low > start / 100:
+            low, high = low / GROWTH, low
+    else:
+        while fine(high):
+            low, high = high, high * GROWTH
+    while high / low > PRECISION:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if fine(middle) else (low, middle)
+    return Sweep(sorted(points, key=lambda point: point[0]), least_share)
+
+
+Key = TypeVar("Key")
+
+
+def best_peak(sweeps: Mapping[Key, Sweep]) -> tuple[Key, float, Figures] | None:
+    """Of all sweeps the one with the most good requests a second."""
+    peaks = [(key, *one.peak) for key, one in sweeps.items() if one.peak is not None]
+    return max(peaks, key=lambda peak: peak[2].goodput, default=None)

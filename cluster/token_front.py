@@ -1,0 +1,178 @@
+"""What each call of the gRPC service does: the ways of the HTTP front, for token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from cluster.backend import Backend, Refusing
+from cluster.exchange import HttpLimits
+from cluster.gate import Asking, Gate
+from cluster.metrics.meter import Meter
+from cluster.metrics.record import Origin
+from cluster.openai.errors import ApiError
+from cluster.openai.request_limits import RequestLimits
+from cluster.served_model import ServedModel
+from cluster.token_answer import WholeAnswer, messages
+from cluster.token_request import TokenRequest, read_request
+from engine.errors import DeadlineError, EngineError, RequestError
+from engine.generation_stream import GenerationStream
+from engine.request import GenerationRequest, GenerationUpdate, RequestId
+from protos import ingress_pb2 as pb
+
+_END_PERIOD_S = 0.05
+
+
+class Call(Asking, Protocol):
+    """One call of a client's."""
+
+    def name_answer(self, request_id: str) -> None: ...
+
+
+class TokenFront:
+    """All of it runs on one event loop. A refusal is an ApiError or an EngineError."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: ServedModel,
+        limits: HttpLimits,
+        gate: Gate,
+        request_limits: RequestLimits,
+        meter: Meter,
+    ) -> None:
+        self._backend = backend
+        self._model = model
+        self._limits = limits
+        self._gate = gate
+        self._request_limits = request_limits
+        self._meter = meter
+        self._running: set[_Reading] = set()
+        self._refusal: EngineError | None = None
+
+    async def generate(
+        self, message: pb.GenerateRequest, call: Call
+    ) -> AsyncGenerator[pb.GenerateUpdate, None]:
+        async with aclosing(self._updates(message, call)) as updates:
+            async for update in updates:
+                for part in messages(update):
+                    yield part
+
+    async def generate_whole(self, message: pb.GenerateRequest, call: Call) -> pb.GenerateUpdate:
+        answer = WholeAnswer(min(message.params.n or 1, self._request_limits.max_n))
+        async with aclosing(self._updates(message, call)) as updates:
+            async for update in updates:
+                answer.add(update)
+        return answer.message()
+
+    def models(self, call: Call) -> pb.ModelList:
+        self._gate.enter(call)
+        size = {"max_model_len": self._model.max_model_len, "vocab_size": self._model.vocab_size}
+        return pb.ModelList(models=[pb.ServedModel(name=n, **size) for n in self._model.names])
+
+    def ready(self) -> pb.ReadyAnswer:
+        self._backend.check_health()
+        return pb.ReadyAnswer()
+
+    async def end_answers(self, grace_s: float, error: EngineError) -> None:
+        """Refuses what is new; what is under way may go on for a while, and then fails."""
+        self._refusal = error
+        deadline = time.monotonic() + grace_s
+        while self._running and time.monotonic() < deadline:
+            await asyncio.sleep(_END_PERIOD_S)
+        for reading in self._running:
+            reading.fail(error)
+        while self._running:
+            await asyncio.sleep(_END_PERIOD_S)
+
+    async def _updates(
+        self, message: pb.GenerateRequest, call: Call
+    ) -> AsyncGenerator[GenerationUpdate, None]:
+        arrived_s = time.monotonic()
+        self._gate.enter(call)
+        name = _name(message)
+        call.name_answer(name)
+        self._gate.count(call)
+        if self._refusal is not None:
+            raise self._refusal
+        if isinstance(self._backend, Refusing):
+            self._backend.check_open()
+        request = await self._read(message)
+        self._gate.spend(call, len(request.token_ids))
+        backend = self._meter.observed(self._backend, Origin(name, arrived_s))
+        reading = _Reading(backend.submit(_generation(request)), arrived_s + request.timeout_s)
+        self._running.add(reading)
+        num_tokens = 0
+        try:
+            while (update := await reading.next()) is not None:
+                num_tokens += sum(len(delta.token_ids) for delta in update.deltas)
+                yield update
+        finally:
+            self._running.discard(reading)
+            reading.close()
+            self._gate.spend(call, num_tokens)
+
+    async def _read(self, message: pb.GenerateRequest) -> TokenRequest:
+        most = self._limits.max_body_bytes
+        if message.ByteSize() > most:
+            raise ApiError(413, f"the request is larger than {most} bytes", param="request")
+        request = read_request(
+            message, self._model, self._request_limits, self._limits.request_timeout_s
+        )
+        if request.params.grammar is not None:
+            await self._model.check_grammar(request.params.grammar, "grammar")
+        return request
+
+
+class _Reading:
+    """An answer's updates until its deadline, or until it is failed from the outside."""
+
+    def __init__(self, stream: GenerationStream, deadline_s: float) -> None:
+        self._stream = stream
+        self._deadline_s = deadline_s
+        self._error: EngineError | None = None
+        self._wait: asyncio.Timeout | None = None
+
+    async def next(self) -> GenerationUpdate | None:
+        """None at the end."""
+        if self._error is not None:
+            raise self._error
+        left_s = self._deadline_s - time.monotonic()
+        try:
+            async with asyncio.timeout(left_s) as self._wait:
+                return await anext(self._stream, None)
+        except TimeoutError as error:
+            raise self._error or DeadlineError("not finished in the request's time") from error
+        finally:
+            self._wait = None
+
+    def fail(self, error: EngineError) -> None:
+        self._error = error
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _generation(request: TokenRequest) -> GenerationRequest:
+    return GenerationRequest(
+        RequestId(f"tokens-{uuid.uuid4().hex}"),
+        request.token_ids,
+        request.params,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        timeout_s=request.timeout_s,
+    )
+
+
+def _name(message: pb.GenerateRequest) -> str:
+    """The client's own id, if it sends one, comes back with the answer."""
+    value = message.request_id or uuid.uuid4().hex
+    if len(value) > 128 or not all(0x21 <= ord(char) <= 0x7E for char in value):
+        raise RequestError("request_id", "must be 1 to 128 visible ASCII characters")
+    return value

@@ -1,0 +1,126 @@
+"""Writing down the kernel calls of a function while it runs, for `replay.py` to repeat them.
+
+Repeated calls find what they were given at the same addresses. So whatever a kernel returns
+while a recording is made lies in memory of the recording's `OutputPool`, where it stays.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PAGE_BYTES = 4096
+
+Memory = npt.NDArray[np.uint8]
+
+
+class Call(NamedTuple):
+    code: int  # address of the machine code
+    num_threads: int
+    layout: Struct  # of the job, its own words included
+    words: tuple[float, ...]
+
+
+class OutputPool:
+    """Memory for the outputs of recorded calls; recordings that use it do not run at once.
+
+    Within a recording a piece is used again when no tensor looks at it any more.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Memory] = []
+        self._taken: list[tuple[Memory, StorageWeakRef]] = []
+        self._free: list[Memory] = []
+
+    def begin(self) -> None:
+        self._taken, self._free = [], list(self._pieces)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        count = int(np.prod(shape))
+        # Powers of two, so that batches of many sizes do with few pieces.
+        num_bytes = 1 << (max(count * dtype.itemsize, PAGE_BYTES) - 1).bit_length()
+        self._take_back()
+        piece = next((p for p in self._free if p.nbytes == num_bytes), None)
+        if piece is None:
+            memory = np.empty(num_bytes + PAGE_BYTES, np.uint8)
+            start = -memory.ctypes.data % PAGE_BYTES
+            piece = memory[start : start + num_bytes]
+            self._pieces.append(piece)
+        else:
+            self._free = [p for p in self._free if p is not piece]
+        flat = torch.frombuffer(piece, dtype=dtype, count=count)
+        self._taken.append((piece, StorageWeakRef(flat.untyped_storage())))
+        return flat.view(shape)
+
+    def _take_back(self) -> None:
+        alive = []
+        for piece, storage in self._taken:
+            if storage.expired():
+                self._free.append(piece)
+            else:
+                alive.append((piece, storage))
+        self._taken = alive
+
+
+class Recorder(TorchDispatchMode):
+    """Takes note of the calls, and of whether anything but kernels computed."""
+
+    def __init__(self, pool: OutputPool) -> None:
+        super().__init__()
+        self.pool = pool
+        self.calls: list[Call] = []
+        self.complete = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable or not _is_view(result, args):
+            self.complete = False
+        return result
+
+
+def _is_view(result: Any, args: Sequence[Any]) -> bool:
+    if not isinstance(result, torch.Tensor):
+        return False
+    sources = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+    return result.untyped_storage().data_ptr() in sources
+
+
+class _OfThread(threading.local):
+    recorder: Recorder | None = None
+
+
+_of_thread = _OfThread()
+
+
+@contextmanager
+def recording(pool: OutputPool) -> Iterator[Recorder]:
+    """All kernel calls of this thread are taken note of, and carried out as ever."""
+    assert _of_thread.recorder is None
+    pool.begin()
+    recorder = _of_thread.recorder = Recorder(pool)
+    try:
+        with recorder:
+            yield recorder
+    finally:
+        _of_thread.recorder = None
+
+
+def current_recorder() -> Recorder | None:
+    return _of_thread.recorder
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """For what a kernel returns."""
+    recorder = _of_thread.recorder
+    if recorder is None:
+        return torch.empty(shape, dtype=dtype)
+    return recorder.pool.empty(shape, dtype)

@@ -1,0 +1,63 @@
+"""Which worker holds how much of a prompt. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kv_cache.events import Tier
+from router.worker_index import NOTHING, UNKNOWN_CAPACITY, Match, WorkerIndex
+from router.workers import CacheShape, Worker
+
+# What a block is worth where several workers have as many: an order, no measure.
+TIER_WEIGHTS: Mapping[Tier, float] = {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.5}
+
+
+class PrefixIndex:
+    """An index for each worker; who exists and who answers is not its business."""
+
+    def __init__(self, shape: CacheShape | None = None) -> None:
+        self._shape = shape
+        self._indexes: dict[Worker, WorkerIndex] = {}
+
+    def set_shape(self, shape: CacheShape) -> None:
+        """Before the first worker is followed: later, it is the same one."""
+        assert shape == self._shape or not self._indexes, "two shapes in one index"
+        self._shape = shape
+
+    def of(self, worker: Worker) -> WorkerIndex:
+        """Whoever feeds it keeps it; once removed, it counts no more."""
+        index = self._indexes.get(worker)
+        if index is None:
+            assert self._shape is not None, "the shape of the cache is not known yet"
+            index = self._indexes[worker] = WorkerIndex(self._shape, UNKNOWN_CAPACITY)
+        return index
+
+    def remove(self, worker: Worker) -> None:
+        """It is gone."""
+        self._indexes.pop(worker, None)
+
+    def __len__(self) -> int:
+        """Entries: blocks of workers."""
+        return sum(map(len, self._indexes.values()))
+
+    def match(self, workers: Iterable[Worker], keys: Sequence[int], now: float) -> list[int]:
+        """How many blocks of a prompt's beginning each has, or will have soon."""
+        return [match.num_blocks for match in self.matches(workers, keys, now)]
+
+    def matches(self, workers: Iterable[Worker], keys: Sequence[int], now: float) -> list[Match]:
+        """The same, with what is there already and where it lies."""
+        known = self._indexes
+        return [
+            known[worker].match(keys, now) if worker in known else NOTHING for worker in workers
+        ]
+
+    def holders(self, keys: Sequence[int], now: float) -> list[tuple[Worker, Match]]:
+        """Everyone who has something of it, the best one first."""
+        found = zip(self._indexes, self.matches(self._indexes, keys, now), strict=True)
+        having = [(worker, match) for worker, match in found if match.num_held]
+        return sorted(having, key=lambda one: rank(one[1]), reverse=True)
+
+
+def rank(match: Match) -> tuple[int, float]:
+    """Of a holder, the larger the better. What is predicted cannot be handed out yet; of equally
+    much, what lies in a faster tier is better."""
+    worth = zip(TIER_WEIGHTS.values(), match.by_tier, strict=True)
+    return match.num_held, sum(weight * count for weight, count in worth)

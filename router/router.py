@@ -1,0 +1,361 @@
+"""Where requests go, and when. Pure; used on one thread.
+
+```
+submit ──> waiting room ──dispatch──> placed ──began──> prompt computed ──ended──> forgotten
+  └─ Refused     └─ withdraw, expired
+```
+"""
+
+import sys
+from collections import deque
+from collections.abc import Collection, Sequence
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+from router.admission import Refused, check_room
+from router.ask import Ask, Placement
+from router.config import RouterConfig
+from router.costs import full_step_s, step_s
+from router.decisions import Decision as Decision
+from router.decisions import RouterStats
+from router.field import Fields
+from router.foresight import Foresight
+from router.ledger import Account, Ledger
+from router.pairing import Choice
+from router.policies import POLICIES
+from router.prefix_index import PrefixIndex
+from router.waiting import Waiting, WaitingRoom
+from router.ways import Way, Weights
+from router.workers import CacheShape, Leg, Load, Standing, Worker
+
+# Until a worker's events confirm what was predicted of it.
+PREDICTED_S = 5.0
+# A dispatch looks at so many requests, and chooses anew for so many that then have to wait.
+MOST_LOOKED_AT = 16
+MOST_HELD_ANEW = 8
+# A request that waits for a worker is chosen for again so often at least: others may be free.
+LOOK_AGAIN_S = 0.25
+# With more that wait than these, there is a look at them so often at most.
+FEW_WAITING = 16
+LOOK_S = 0.01
+NUM_DECISIONS = 256
+# No bytes to move, no blocks to find.
+UNKNOWN_SHAPE = CacheShape(block_size=1, block_bytes=0)
+_SHORTEST = Ask("", num_tokens=1, num_new=1, priority=-sys.maxsize)
+
+
+class _Admitted(NamedTuple):
+    """How long its prompt is computed, as far as that is known; where, and when its first token
+    would come, where that was asked."""
+
+    size_s: float
+    choice: Choice | None = None
+    predicted_s: float | None = None
+
+
+class Router:
+    def __init__(self, config: RouterConfig, random: Random) -> None:
+        self.config = config
+        self.index = PrefixIndex()
+        self.stats = RouterStats()
+        self.decisions: deque[Decision] = deque(maxlen=NUM_DECISIONS)  # the last ones
+        self._draw = random.random
+        self._shape: CacheShape | None = None
+        self._policy = POLICIES[config.policy]()
+        self._ledger = Ledger()
+        self._fields = Fields(self._ledger, self.index, config.may_stay)
+        self._room = WaitingRoom(config.overdue_s)
+        self._arriving: dict[str, tuple[Worker, Sequence[int]]] = {}  # at a decode worker
+        self._expired: list[Ask] = []
+        objective_s = config.ttft_objective_s
+        self.foresight = None if objective_s is None else Foresight(objective_s)
+        self._num_changes = 0
+        self._looked_at = float("-inf")
+
+    def set_shape(self, shape: CacheShape) -> None:
+        """Of what the workers cache; until it is known, nothing is."""
+        self._shape = shape
+        self.index.set_shape(shape)
+
+    # Who exists.
+
+    def add(self, leg: Leg, worker: Worker) -> Standing:
+        self._changed()
+        return self._ledger.add(leg, worker).standing
+
+    def leave(self, leg: Leg, worker: Worker) -> None:
+        """It takes nothing new; what it has goes on."""
+        account = self._ledger.accounts[leg].get(worker)
+        if account is not None:
+            account.standing.leaving = True
+            self._changed()
+
+    def accounts(self, leg: Leg) -> Collection[Account]:
+        """To look at."""
+        return self._ledger.accounts[leg].values()
+
+    def usable(self, leg: Leg, now: float) -> list[Worker]:
+        accounts = self._ledger.accounts[leg].values()
+        return [account.worker for account in accounts if account.takes_new(now)]
+
+    def stuck(self, leg: Leg, after_s: float) -> list[Worker]:
+        """Who answers, has work, and has made no step for so long."""
+        accounts = self._ledger.accounts[leg].values()
+        return [account.worker for account in accounts if account.still_s > after_s]
+
+    def reach(self, leg: Leg, worker: Worker, reachable: bool) -> None:
+        """Whether what is sent to it arrives, as far as its streams tell."""
+        account = self._ledger.accounts[leg].get(worker)
+        if account is not None and account.standing.reachable != reachable:
+            account.standing.reachable = reachable
+            self._changed()
+
+    def remove(self, leg: Leg, worker: Worker) -> None:
+        self._ledger.remove(leg, worker)
+        self.index.remove(worker)
+        self._changed()
+
+    def note(self, leg: Leg, worker: Worker, load: Load) -> None:
+        account = self._ledger.accounts[leg].get(worker)
+        if account is None:
+            return
+        could = account.takes_new(load.at)
+        self._ledger.note(leg, worker, load)
+        self._num_changes += 1
+        if account.takes_new(load.at) != could:
+            self._fields.changed()
+
+    # Requests.
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._room)
+
+    @property
+    def num_under_way(self) -> int:
+        return len(self._ledger)
+
+    def check_open(self, now: float) -> None:
+        """Refused is raised where the shortest prompt would be: others need not be read."""
+        self._admit(_SHORTEST, now)
+
+    def submit(self, ask: Ask, now: float) -> None:
+        """It waits from now on, or else Refused is raised."""
+        admitted = self._admit(ask, now)
+        self.stats.num_submitted += 1
+        latest = now + self.config.max_wait_s
+        deadline = latest if ask.deadline is None else min(latest, ask.deadline)
+        waiting = self._room.add(ask, deadline, admitted.size_s, now)
+        if admitted.choice is not None:
+            self._keep(waiting, admitted.choice, now)
+        if self.foresight is not None and admitted.predicted_s is not None:
+            self.foresight.expect(ask.request_id, admitted.predicted_s, now)
+
+    def withdraw(self, request_id: str, now: float) -> None:
+        self._room.remove(request_id)
+        if self.foresight is not None:
+            self.foresight.forget(request_id)
+
+    def dispatch(self, now: float) -> list[tuple[Ask, Placement]]:
+        """What goes now, in order. Who waits for one worker does not hold up who is behind it and
+        goes to another; but it counts there as if it were queued."""
+        self._expire(now)
+        placed: list[tuple[Ask, Placement]] = []
+        if not self._is_worth_a_look(now):
+            return placed
+        claimed: list[Account] = []
+        num_held = 0
+        for waiting in list(islice(self._room.in_order(now), MOST_LOOKED_AT)):
+            num_changes = waiting.look_number
+            choice = self._choice(waiting, now)
+            if choice is None:
+                continue
+            if self._has_to_wait(choice, waiting.ask, now):
+                _claim(choice, waiting.ask, self._room.is_overdue(waiting, now))
+                claimed += choice.way.computing, choice.way.decode
+                num_held += waiting.look_number != num_changes
+                if num_held >= MOST_HELD_ANEW:
+                    break
+            else:
+                placed.append((waiting.ask, self._place(waiting, choice, now)))
+        for account in claimed:
+            account.forget_claims()
+        return placed
+
+    def take_expired(self) -> list[Ask]:
+        """Those whose deadline has passed while they waited, each told once."""
+        expired, self._expired = self._expired, []
+        return expired
+
+    def began(self, request_id: str, now: float) -> None:
+        self._num_changes += 1
+        self._ledger.began(request_id, now)
+        if self.foresight is not None:
+            self.foresight.came(request_id, now)
+        arrived = self._arriving.pop(request_id, None)
+        if arrived is not None and arrived[0] in self._ledger.accounts[Leg.DECODE]:
+            self._predict(*arrived, now)
+
+    def ended(self, request_id: str, now: float) -> None:
+        self._num_changes += 1
+        self._ledger.ended(request_id, now)
+        if self.foresight is not None:
+            self.foresight.forget(request_id)
+        self._arriving.pop(request_id, None)
+
+    def _is_worth_a_look(self, now: float) -> bool:
+        """With many that wait, every worker has enough to do for longer than the next look is
+        put off."""
+        if len(self._room) > FEW_WAITING and 0 <= now - self._looked_at < LOOK_S:
+            return False
+        self._looked_at = now
+        return len(self._room) > 0
+
+    def _admit(self, ask: Ask, now: float) -> _Admitted:
+        try:
+            return self._look_at(ask, now)
+        except Refused as refused:
+            self.stats.num_submitted += 1
+            self.stats.refused[refused.reason] += 1
+            raise
+
+    def _look_at(self, ask: Ask, now: float) -> _Admitted:
+        num_servers = sum(
+            len(group.prefill) or len(group.decode) for group in self._fields.groups(now)
+        )
+        foresight = None if ask.moved else self.foresight
+        guess_s = self._ledger.measured.mean(Leg.PREFILL).prompt_token_s * ask.num_tokens
+        drained_s = self._room.work_s / max(1, num_servers)
+        if not ask.moved:
+            check_room(len(self._room), self.config.max_waiting, drained_s)
+        choice = self._choose(ask, now) if foresight is not None else None
+        if foresight is None or choice is None:
+            return _Admitted(guess_s)
+        terms = choice.way.terms
+        before_s = self._room.seconds_before(ask, terms.prefill_s, max(1, num_servers))
+        wait_s = max(before_s + terms.wait_s, self._place_s(choice.way, ask, now))
+        predicted_s = wait_s + terms.own_s
+        if wait_s > 0:  # or else it would be no sooner later, nor could a wrong guess turn out so
+            foresight.check(predicted_s, now)
+        return _Admitted(terms.prefill_s, choice, predicted_s)
+
+    def _place_s(self, way: Way, ask: Ask, now: float) -> float:
+        """Until its decode worker has a place for it."""
+        if not self._is_without_place(way, ask):
+            return 0.0
+        num_before = len(self._room) // max(1, len(self._ledger.accounts[Leg.DECODE]))
+        seats = way.decode.seats
+        each_s = step_s(way.decode.costs, seats.num_context_tokens, seats.num_sequences)
+        return seats.place_in_s(num_before, each_s, now)
+
+    def _choose(self, ask: Ask, now: float) -> Choice | None:
+        """None where nobody takes anything."""
+        weights = Weights(
+            self.config.alpha,
+            self.config.inter_token_objective_s,
+            self._shape or UNKNOWN_SHAPE,
+            self._ledger.measured.link,
+            self._draw,
+            self.config.may_stay,
+        )
+        fields = self._fields.of(ask, weights.shape.block_size, now)
+        choices = [self._policy.choose(ask, field, weights) for field in fields]
+        return min(choices, key=lambda choice: choice.way.terms.cost_s, default=None)
+
+    def _choice(self, waiting: Waiting, now: float) -> Choice | None:
+        """The one that was made, as long as nothing speaks for another."""
+        choice = waiting.choice
+        if choice is not None and _takes_new(choice, now):
+            if waiting.look_number == self._num_changes and waiting.looked_at == now:
+                return choice
+            is_fresh = now - waiting.looked_at < LOOK_AGAIN_S
+            if is_fresh and self._has_to_wait(choice, waiting.ask, now):
+                return choice
+        choice = self._choose(waiting.ask, now)
+        if choice is not None and not _takes_new(choice, now):
+            self._fields.changed()  # a standing says so that was written to directly
+            choice = self._choose(waiting.ask, now)
+        if choice is not None:
+            self._keep(waiting, choice, now)
+        return choice
+
+    def _keep(self, waiting: Waiting, choice: Choice, now: float) -> None:
+        waiting.choice = choice
+        waiting.looked_at = now
+        waiting.look_number = self._num_changes
+        self._room.resize(waiting, choice.way.terms.prefill_s)
+
+    def _has_to_wait(self, choice: Choice, ask: Ask, now: float) -> bool:
+        """While its worker has enough to do, what is known of all of them gets better."""
+        most = self.config.max_backlog_steps
+        if most is None or not self._policy.rebinds:
+            return False
+        way = choice.way
+        computing = way.computing
+        step_s = full_step_s(computing.costs, computing.max_step_tokens)
+        if computing.max_step_tokens and computing.prompts.left_s(now) > most * step_s:
+            return True
+        return self._is_without_place(way, ask)
+
+    def _is_without_place(self, way: Way, ask: Ask) -> bool:
+        """It has none until somebody there ends. Nobody is taken who would make all others too
+        slow, either, unless it would be too slow by itself, too."""
+        account, seats = way.decode, way.decode.seats
+        if account.will_have_room(ask.num_tokens - way.num_decode_cached, ask.num_choices):
+            return True
+        objective_s = self.config.inter_token_objective_s
+        if objective_s is None or not seats.num_sequences:
+            return False
+        own = way.seat(ask, 0.0)
+        alone_s = step_s(account.costs, own.num_context_tokens, own.num_sequences)
+        context = seats.num_context_tokens + own.num_context_tokens
+        after_s = step_s(account.costs, context, seats.num_sequences + own.num_sequences)
+        return alone_s <= objective_s < after_s
+
+    def _place(self, waiting: Waiting, choice: Choice, now: float) -> Placement:
+        ask, way = waiting.ask, choice.way
+        self._num_changes += 1
+        self._room.give(ask.request_id)
+        seat, prompt = way.seat(ask, now), way.prompt(ask)
+        self._ledger.give(ask.request_id, way.decode, seat, way.computing, prompt)
+        self._predict(way.computing.worker, ask.keys, now + way.terms.first_token_s)
+        if way.computing is not way.decode:
+            self._arriving[ask.request_id] = (way.decode.worker, ask.keys)
+        placement = choice.placement
+        self.stats.placed[placement.reason] += 1
+        waited_s = now - waiting.arrived
+        facts = (ask.request_id, ask.num_tokens, ask.tenant, ask.priority, waited_s)
+        self.decisions.append(Decision(now, *facts, placement))
+        return placement
+
+    def _predict(self, worker: Worker, keys: Sequence[int], at: float) -> None:
+        """A burst of siblings lands together, since the first one leads the way."""
+        if keys and self._shape is not None:
+            self.index.of(worker).predict(keys, at + PREDICTED_S)
+
+    def _expire(self, now: float) -> None:
+        expired = self._room.expired(now)
+        self.stats.num_expired += len(expired)
+        if self.foresight is not None:
+            for ask in expired:
+                self.foresight.forget(ask.request_id)
+        self._expired += expired
+
+    def _changed(self) -> None:
+        self._num_changes += 1
+        self._fields.changed()
+
+
+def _claim(choice: Choice, ask: Ask, is_overdue: bool) -> None:
+    """What comes after it in this round sees it as if it were there. A long prompt that has
+    waited too long for room keeps it from the shorter ones that would fit."""
+    way = choice.way
+    way.computing.claimed_s += way.terms.prefill_s
+    num_tokens = ask.num_tokens - way.num_decode_cached
+    if is_overdue and not way.decode.has_room(num_tokens, ask.num_choices):
+        way.decode.claimed_tokens += num_tokens
+
+
+def _takes_new(choice: Choice, now: float) -> bool:
+    return choice.way.computing.takes_new(now) and choice.way.decode.takes_new(now)

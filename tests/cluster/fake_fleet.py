@@ -1,0 +1,146 @@
+"""A relay over workers that say what they are told: real sessions and load reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+
+from cluster.pools import Pools, metadata_of
+from cluster.relay import Relay, RelayConfig, RelayStream
+from decode_worker.service import SessionService
+from engine.request import (
+    FinishReason,
+    GenerationRequest,
+    GenerationUpdate,
+    RequestId,
+)
+from engine.sampling import SamplingParams
+from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
+from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
+from protos.rpc import Plane
+from protos.session_pb2_grpc import add_SessionServicer_to_server
+from router.config import RouterConfig
+from router.router import Router
+from router.workers import Leg, Worker
+from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, PushedStream
+
+RELEASE = "r"
+FINGERPRINT = DESCRIPTION.format.fingerprint
+END = FinishReason.LENGTH
+
+
+def make_pools() -> Pools:
+    return Pools(Plane(), RELEASE, Router(RouterConfig(), Random(0)))
+
+
+class Loads(WorkerEventsServicer):
+    def __init__(self) -> None:
+        self.report = LoadReport()
+
+    async def Subscribe(
+        self, request: SubscribeRequest, context: object
+    ) -> AsyncIterator[WorkerEvent]:
+        while True:
+            yield WorkerEvent(load=self.report)
+            await asyncio.sleep(0.02)
+
+
+@dataclass
+class FakeWorker:
+    """A worker's services, and nothing behind them."""
+
+    answerer: PushedAnswerer = field(default_factory=PushedAnswerer)
+    loads: Loads = field(default_factory=Loads)
+
+    async def start(self) -> None:
+        self.sessions = SessionService(self.answerer, DESCRIPTION)
+        self.server = Plane().server()
+        add_SessionServicer_to_server(self.sessions, self.server)
+        add_WorkerEventsServicer_to_server(self.loads, self.server)
+        self.address = Plane().listen(self.server, "127.0.0.1:0")
+        await self.server.start()
+
+    @property
+    def worker(self) -> Worker:
+        return Worker(self.address, 5, FINGERPRINT)
+
+    def deafen(self) -> None:
+        """As if it were dead already, and its connection did not know."""
+        for session in self.sessions._sessions:
+            session.receive = lambda message: None  # type: ignore[method-assign]
+
+    async def die(self) -> None:
+        await self.server.stop(None)
+
+    async def stream(self, number: int = 0) -> PushedStream:
+        await until(lambda: len(self.answerer.streams) > number)
+        return self.answerer.streams[number]
+
+
+class Fleet:
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self.workers: dict[str, FakeWorker] = {}
+        self._published: dict[Leg, dict[str, Any]] = {leg: {} for leg in Leg}
+        self._numbers = count()
+
+    async def add(self, leg: Leg = Leg.DECODE, worker: FakeWorker | None = None) -> FakeWorker:
+        """Ready for use when it returns."""
+        worker = worker or FakeWorker()
+        await worker.start()
+        self.workers[worker.address] = worker
+        self._published[leg][worker.address] = metadata_of(worker.worker, RELEASE)
+        self.relay.pools.update(leg, self._published[leg])
+        if leg is Leg.DECODE:
+            await self.relay.pools.first_description()
+        await until(lambda: self._is_usable(leg, worker))
+        return worker
+
+    def remove(self, worker: FakeWorker) -> None:
+        del self._published[Leg.DECODE][worker.address]
+        self.relay.pools.update(Leg.DECODE, self._published[Leg.DECODE])
+
+    def _is_usable(self, leg: Leg, worker: FakeWorker) -> bool:
+        if leg is Leg.PREFILL:
+            return worker.worker in self.relay.pools.usable(Leg.PREFILL)
+        return worker.worker in self.relay.pools.usable(Leg.DECODE)
+
+    async def close(self) -> None:
+        await self.relay.pools.close()
+        for worker in self.workers.values():
+            await worker.die()
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    relay = Relay(make_pools(), RelayConfig(max_wait_s=5.0))
+    fleet = Fleet(relay)
+    yield fleet
+    await fleet.close()
+
+
+def request(name: str = "a", n: int = 1) -> GenerationRequest:
+    params = SamplingParams(max_tokens=50, n=n)
+    return GenerationRequest(RequestId(name), [1, 2, 3], params, timeout_s=30.0)
+
+
+async def next_tokens(stream: RelayStream) -> list[int]:
+    update = await next_update(stream)
+    return [token for delta in update.deltas for token in delta.token_ids]
+
+
+async def next_update(stream: RelayStream) -> GenerationUpdate:
+    async with asyncio.timeout(10):
+        return await anext(stream)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)

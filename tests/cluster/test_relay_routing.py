@@ -1,0 +1,173 @@
+"""Which workers a relay asks, when, and what it says where there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from cluster.pools import Pools, metadata_of
+from cluster.relay import Relay, RelayConfig
+from cluster.routing_view import routing_view
+from engine.errors import DeadlineError, QueueFullError, UnavailableError
+from engine.request import (
+    ChoiceDelta,
+    RequestId,
+)
+from kv_cache.events import DIGEST_MODULUS, EventBatch, Stored, name_digest
+from kv_cache.names import cache_identity, name_blocks, root_name
+from protos.rpc import Plane
+from router.config import RouterConfig
+from router.router import Router
+from router.workers import Leg
+from tests.cluster.fake_fleet import (
+    END,
+    FINGERPRINT,
+    RELEASE,
+    FakeWorker,
+    Fleet,
+    make_pools,
+    next_tokens,
+    next_update,
+    request,
+)
+
+
+async def test_nobody_there_is_said_after_a_while() -> None:
+    relay = Relay(make_pools(), RelayConfig(max_new_wait_s=0.6))
+    stream = relay.submit(request())
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="no decode worker"):
+        await next_update(stream)
+    assert 0.6 <= time.monotonic() - began < 0.9
+    with pytest.raises(UnavailableError):
+        relay.check_health()
+    stream.close()
+    await relay.pools.close()
+
+
+async def test_prompts_go_to_the_prefill_worker_with_the_shortest_queue(fleet: Fleet) -> None:
+    decode = await fleet.add()
+    busy, idle = FakeWorker(), FakeWorker()
+    busy.loads.report.num_queued_tokens = 5000
+    await fleet.add(Leg.PREFILL, busy)
+    await fleet.add(Leg.PREFILL, idle)
+    stream = fleet.relay.submit(request())
+    route = (await decode.stream()).submitted.route
+    assert [worker.address for worker in route.prefill_workers] == [idle.address, busy.address]
+    stream.close()
+
+
+async def test_a_prompt_goes_to_who_has_its_beginning_and_the_choice_can_be_explained(
+    fleet: Fleet,
+) -> None:
+    decode = await fleet.add()
+    cold, warm = FakeWorker(), FakeWorker()
+    for worker in (cold, warm):
+        worker.loads.report.step_times.prompt_token_s = 0.001
+        await fleet.add(Leg.PREFILL, worker)
+    decode.loads.report.step_times.prompt_token_s = 0.1
+    await asyncio.sleep(0.1)
+    prompt = list(range(100))
+    cache = fleet.relay.pools.cache
+    assert cache is not None
+    root = root_name(cache_identity(FINGERPRINT, "float32", 16), "salt")
+    names = name_blocks(root, prompt, 16)
+    parents = (None, *names)
+    stored = tuple(Stored(*pair, 0) for pair in zip(names, parents, strict=False))
+    digest = sum(map(name_digest, names)) % DIGEST_MODULUS
+    index = fleet.relay.router.index.of(warm.worker)
+    assert not index.apply(EventBatch(5, 1, stored, (digest,))).needs_snapshot
+    asked = replace(request("warm"), prompt_token_ids=prompt, cache_salt="salt")
+    stream = fleet.relay.submit(asked)
+    route = (await decode.stream()).submitted.route
+    assert route.prefill_workers[0].address == warm.address
+    view = routing_view(fleet.relay.router, time.monotonic())
+    (decision,) = view["decisions"]
+    assert decision["request_id"] == "warm"
+    assert decision["considered"][0]["prefill"] == warm.address
+    assert decision["considered"][0]["num_cached"] == 96
+    by_address = {worker["address"]: worker for worker in view["workers"]}
+    assert by_address[warm.address]["index_blocks"] > by_address[cold.address]["index_blocks"]
+    json.dumps(view)
+    stream.close()
+    other = fleet.relay.submit(replace(asked, request_id=RequestId("cold"), cache_salt="other"))
+    assert fleet.relay.router.decisions[-1].placement.considered[0].num_cached == 0
+    other.close()
+
+
+async def test_who_would_be_late_is_told_when_to_come_again() -> None:
+    config = RouterConfig(ttft_objective_s=1.0)
+    relay = Relay(Pools(Plane(), RELEASE, Router(config, Random(0))), RelayConfig())
+    fleet = Fleet(relay)
+    decode = FakeWorker()
+    decode.loads.report.step_times.prompt_token_s = 0.001
+    decode.loads.report.num_queued_tokens = 5000
+    await fleet.add(Leg.DECODE, decode)
+    stream = relay.submit(request())
+    with pytest.raises(QueueFullError, match="later than the 1.0 s") as refused:
+        await next_update(stream)
+    assert 3.0 < refused.value.retry_after_s < 5.0
+    stream.close()
+    assert relay.router.num_under_way == 0
+    await fleet.close()
+
+
+async def test_who_waits_at_the_router_goes_when_there_is_time(fleet: Fleet) -> None:
+    """A long queue on the only worker holds it back; its own deadline ends it."""
+    worker = FakeWorker()
+    worker.loads.report.step_times.prompt_token_s = 0.001
+    worker.loads.report.max_step_tokens = 1000
+    worker.loads.report.num_queued_tokens = 5000
+    await fleet.add(worker=worker)
+    late = fleet.relay.submit(replace(request("late"), timeout_s=0.2))
+    patient = fleet.relay.submit(request("patient"))
+    with pytest.raises(DeadlineError):
+        await next_update(late)
+    assert not worker.answerer.streams
+    worker.loads.report.num_queued_tokens = 0
+    answer = await worker.stream()
+    assert answer.submitted.request.request_id.endswith("patient")
+    for stream in (late, patient):
+        stream.close()
+    assert fleet.relay.router.num_waiting == 0
+
+
+async def test_with_never_a_prompt_waits_for_a_prefill_worker_to_come() -> None:
+    router = Router(RouterConfig(may_stay=False), Random(0))
+    relay = Relay(Pools(Plane(), RELEASE, router), RelayConfig(max_new_wait_s=0.05))
+    fleet = Fleet(relay)
+    decode = await fleet.add()
+    stream = relay.submit(request())
+    reading = asyncio.create_task(next_tokens(stream))
+    prefill = await fleet.add(Leg.PREFILL)
+    answer = await decode.stream()
+    assert [one.address for one in answer.submitted.route.prefill_workers] == [prefill.address]
+    answer.push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await reading == [1]
+    stream.close()
+    await fleet.close()
+
+
+async def test_a_long_prompt_is_named_off_the_loop(fleet: Fleet) -> None:
+    worker = await fleet.add()
+    prompt = [1] * 5000
+    stream = fleet.relay.submit(replace(request(), prompt_token_ids=prompt))
+    assert not worker.answerer.streams
+    await worker.stream()
+    stream.close()
+
+
+async def test_workers_of_another_release_are_not_used(fleet: Fleet) -> None:
+    worker = FakeWorker()
+    await worker.start()
+    pools = fleet.relay.pools
+    pools.update(Leg.DECODE, {"x": metadata_of(worker.worker, "another")})
+    assert not pools.usable(Leg.DECODE)
+    await asyncio.sleep(0.05)
+    assert worker.sessions.num_sessions == 0
+    await worker.die()

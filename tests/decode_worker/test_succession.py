@@ -1,0 +1,105 @@
+"""A worker that is stopped while an ingress has no other to ask."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cluster.session import SessionBackend
+from engine.errors import UnavailableError
+from engine.request import GenerationRequest, RequestId
+from engine.sampling import SamplingParams
+from protos.rpc import Plane
+from tests.decode_worker.worker_group import WorkerGroup
+from tests.engine.models_on_disk import make_tiny
+from tests.engine.pair import make_engine
+
+_serial = count()
+
+
+@pytest_asyncio.fixture
+async def group(tmp_path: Path) -> AsyncIterator[WorkerGroup]:
+    folder = str(make_tiny("llama", tmp_path, max_position_embeddings=2048).folder)
+    group = await WorkerGroup.start([make_engine(folder, max_model_len=2048)], [], "inprocess")
+    yield group
+    await group.check_idle()
+    await group.stop()
+
+
+@asynccontextmanager
+async def ingress(group: WorkerGroup) -> AsyncIterator[SessionBackend]:
+    backend = SessionBackend(group.addresses[group.decode[0]], Plane())
+    await backend.start()
+    yield backend
+    await backend.stop()
+
+
+@asynccontextmanager
+async def drained(group: WorkerGroup, **limits: float) -> AsyncIterator[None]:
+    """Within it the worker is being stopped; after it, it has been."""
+
+    async def drain() -> None:
+        async for _ in group.decode[0].drain(None, **limits):
+            pass
+
+    task = asyncio.create_task(drain())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        yield
+        await task
+    assert group.decode[0].draining
+
+
+def request(num_tokens: int) -> GenerationRequest:
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    return GenerationRequest(RequestId(f"s{next(_serial)}"), [1, 2, 3], params)
+
+
+async def ask(backend: SessionBackend, num_tokens: int = 3) -> int:
+    stream = backend.submit(request(num_tokens))
+    return sum([len(d.token_ids) async for update in stream for d in update.deltas])
+
+
+async def test_it_takes_requests_until_the_last_ingress_has_left(group: WorkerGroup) -> None:
+    async with (
+        ingress(group) as first,
+        ingress(group) as second,
+        drained(group, succession_s=600.0),
+    ):
+        assert await ask(first) == 3
+        assert await ask(second) == 3
+        await second.stop()
+        assert await ask(first) == 3
+        assert not first.leaving
+        assert not group.decode[0].draining
+        await first.stop()
+
+
+async def test_it_does_not_wait_forever(group: WorkerGroup) -> None:
+    async with ingress(group) as backend, drained(group, succession_s=0.2):
+        stream = backend.submit(request(1500))
+        await anext(stream)
+        while not group.decode[0].draining:
+            await anext(stream)
+        with pytest.raises(UnavailableError, match="draining"):
+            await ask(backend)
+        async for _ in stream:
+            pass
+
+
+async def test_one_that_asks_to_move_still_takes_what_nobody_else_can(group: WorkerGroup) -> None:
+    async with ingress(group) as backend, drained(group, succession_s=600.0, move_after_s=0.1):
+        stream = backend.submit(request(1500))
+        async for _ in stream:
+            if backend.wants_move:
+                break
+        else:
+            pytest.fail("nobody asked")
+        assert not backend.leaving
+        assert await ask(backend) == 3
+        stream.close()
+        await backend.stop()

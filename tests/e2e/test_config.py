@@ -1,0 +1,190 @@
+"""A cluster of a config file, of which Serve builds the pools: what it shows of itself, through
+either ingress, and how its decode pool grows under load and shrinks after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.metrics.samples import read
+from tests.e2e.cluster import Cluster, wait_until
+
+# A thread for each worker: they share no core, and prompts are handed off.
+CONFIG = """
+engine: {dtype: float32, kv_cache_memory_bytes: 50331648, max_num_seqs: 16, num_threads: 1}
+decode: {replicas: 1-2}
+ingress: {replicas: 2}
+scaling: {max_sequence_use: 0.2, down_delay_s: 2}
+"""
+SECRET = "Xylophone quartz"
+NUM_REQUESTS, NUM_TOKENS = 6, 5
+NUM_ASKED = 6  # times: the front gives each ingress its share
+ALL_UP = {"ingress": [1, 1], "decode": [1], "prefill": [1]}
+NUM_CLIENTS = 8  # half of a worker, which is more than a fifth
+UP_S, DOWN_S = 60.0, 90.0
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("targets") / "targets.json"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, targets: Path) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "config.yaml").write_text(CONFIG)
+    flags = ["--log-format", "json", "--log-requests", "--metrics-targets-file", str(targets)]
+    cluster = Cluster(folder / "log", "--config", str(folder / "config.yaml"), *flags)
+    yield cluster
+    cluster.kill()
+
+
+def up(page: str) -> dict[str, list[float]]:
+    """By pool, of every replica."""
+    found: dict[str, list[float]] = {}
+    for line in page.splitlines():
+        if line.startswith("kvrelay:replica_up{"):
+            pool = line.split('pool="')[1].split('"')[0]
+            found.setdefault(pool, []).append(float(line.rsplit(" ", 1)[1]))
+    return found
+
+
+def total(page: str, name: str, *labels: str) -> float:
+    """Over all replicas."""
+    lines = [one for one in page.splitlines() if one.startswith(f"kvrelay:{name}{{")]
+    return sum(
+        float(one.rsplit(" ", 1)[1]) for one in lines if all(label in one for label in labels)
+    )
+
+
+def page_of(cluster: Cluster) -> str:
+    response = httpx.get(f"{cluster.url}/metrics", timeout=10)
+    assert response.status_code == 200
+    return response.text
+
+
+def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> None:
+    wait_until(lambda: up(page_of(cluster)) == ALL_UP, 30)
+    before = page_of(cluster)
+    num_prompt = 0
+    for number in range(NUM_REQUESTS):
+        body = {"prompt": f"{SECRET} {number}", "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).json()
+        num_prompt += answer["usage"]["prompt_tokens"]
+    page = page_of(cluster)
+
+    def done(name: str, *labels: str) -> float:
+        return total(page, name, *labels) - total(before, name, *labels)
+
+    assert done("prompt_tokens_total") == num_prompt
+    assert done("generation_tokens_total") == NUM_REQUESTS * NUM_TOKENS
+    assert done("drawn_tokens_total") == NUM_REQUESTS * NUM_TOKENS
+    assert done("prompt_tokens_by_source_total", 'pool="decode"') == num_prompt
+    assert done("request_success_total", 'finished_reason="length"') == NUM_REQUESTS
+    assert done("time_to_first_token_seconds_count") == NUM_REQUESTS
+    assert done("prefill_decisions_total") == NUM_REQUESTS
+    legs, whole = (done(f"time_to_first_token{part}_seconds_sum") for part in ("_leg", ""))
+    assert legs == pytest.approx(whole, rel=1e-6)
+    said = json.loads(targets.read_text())
+    assert httpx.get(f"{cluster.url}/metrics/targets", timeout=10).json() == said
+    for target in said:
+        response = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=10)
+        assert read(response.content)
+
+
+def test_logs_tell_of_requests_and_not_what_they_say(cluster: Cluster) -> None:
+    lines = cluster.replica_logs()
+    assert lines.count('"kvrelay.requests"') == NUM_REQUESTS
+    assert SECRET not in lines
+    assert SECRET not in cluster.said()
+
+
+def test_a_worker_that_is_stopped_holds_up_no_scrape(cluster: Cluster) -> None:
+    (worker,) = cluster.replicas("prefill")
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        page = page_of(cluster)
+        assert time.monotonic() - began < 3
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    assert up(page) == {**ALL_UP, "prefill": [0]}
+    wait_until(lambda: up(page_of(cluster)) == ALL_UP, 30)
+
+
+def ask(url: str, client: int) -> str:
+    body = {
+        "model": "bundled",
+        "prompt": f"def function_{client}(argument):\n    ",
+        "max_tokens": 100,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    text = response.json()["choices"][0]["text"]
+    assert isinstance(text, str)
+    return text
+
+
+def status(cluster: Cluster, name: str = "decode") -> dict[str, Any]:
+    """Of a pool, as another process of the same user sees it."""
+    port = cluster.url.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "cluster.cli", "status", "--json", "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (pool,) = [one for one in json.loads(done.stdout)["pools"] if one["name"] == name]
+    assert isinstance(pool, dict)
+    return pool
+
+
+def test_one_scrape_is_the_whole_cluster_through_either_ingress(cluster: Cluster) -> None:
+    for _ in range(NUM_ASKED):
+        wait_until(lambda: up(page_of(cluster)) == ALL_UP, 30)
+    targets = [httpx.get(f"{cluster.url}/metrics/targets").json() for _ in range(NUM_ASKED)]
+    assert all(one == targets[0] for one in targets)
+    assert len(targets[0]) == 4
+
+
+def test_the_decode_pool_follows_its_load(cluster: Cluster) -> None:
+    one = cluster.replicas("decode")
+    assert len(one) == 1
+    expected = [ask(cluster.url, client) for client in range(NUM_CLIENTS)]
+    done = False
+
+    def keep_asking(client: int) -> list[str]:
+        answers = []
+        while not done:
+            answers.append(ask(cluster.url, client))
+        return answers
+
+    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+        answers = [threads.submit(keep_asking, client) for client in range(NUM_CLIENTS)]
+        try:
+            wait_until(lambda: up(page_of(cluster))["decode"] == [1, 1], UP_S, cluster.said)
+        finally:
+            done = True
+    grown = status(cluster)
+    assert [one["state"] for one in grown["replicas"]] == ["RUNNING"] * 2
+    assert all(one["load"] for one in grown["replicas"])
+    assert any(one["load"]["links"] for one in grown["replicas"])
+    assert grown["scaling"]["change"].startswith("1 -> 2: sequences")
+    for client, future in enumerate(answers):
+        assert set(future.result()) == {expected[client]}
+    wait_until(lambda: len(cluster.replicas("decode")) == 1, DOWN_S, cluster.said)
+    assert status(cluster)["scaling"]["change"].startswith("2 -> 1")
+    assert ask(cluster.url, 0) == expected[0]
+    assert cluster.is_ready()
+    loads = [one["ingress"] for one in status(cluster, "ingress")["replicas"]]
+    assert loads == [{"num_open": 0, "num_waiting": 0}] * 2

@@ -1,0 +1,141 @@
+"""Recorded kernel calls: repeated to the last bit, and only where nothing else computed."""
+
+from collections.abc import Callable
+from threading import Thread
+
+import pytest
+import torch
+
+from engine.kernels.cpu.kernels import CpuKernels
+from engine.kernels.cpu.recording import OutputPool, recording
+from engine.kernels.interface import Activation
+
+ROWS, WIDTH = 32, 768  # enough for kernels to share the work
+
+
+class Block:
+    """Some of a layer, on inputs that stay where they are."""
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self.kernels = kernels
+        self.gate_up = kernels.linear(torch.randn(2 * WIDTH, WIDTH).mul(0.05).bfloat16(), None)
+        self.down = kernels.linear(torch.randn(WIDTH, WIDTH).mul(0.05).bfloat16(), None)
+        self.norm = torch.rand(WIDTH)
+        self.x = torch.randn(ROWS, WIDTH).bfloat16()
+
+    def __call__(self) -> torch.Tensor:
+        x, residual = self.kernels.rms_norm(self.x, self.norm, 1e-5), self.x
+        for _ in range(6):
+            gated = self.kernels.gated_activation(self.gate_up(x), Activation.SILU)
+            x = self.kernels.add_rms_norm(self.down(gated), residual, self.norm, 1e-5)
+        return x
+
+
+@torch.inference_mode()
+def test_repeated_calls_give_what_calls_give() -> None:
+    kernels = CpuKernels()
+    block = Block(kernels)
+    first = block.x.clone()
+    expected = block()
+    block.x.copy_(first)
+    result, replay = kernels.record(block)
+    assert replay is not None
+    assert torch.equal(result, expected)
+    for _ in range(20):
+        other = torch.randn(ROWS, WIDTH).bfloat16()
+        block.x.copy_(other)
+        expected = block()
+        block.x.copy_(other)
+        replay()
+        assert torch.equal(result, expected)
+
+
+@torch.inference_mode()
+def test_recordings_share_memory_and_repeat_in_any_order() -> None:
+    kernels = CpuKernels()
+    blocks = [Block(kernels) for _ in range(3)]
+    inputs = [block.x.clone() for block in blocks]
+    recorded = [kernels.record(block) for block in blocks]
+    for i in (0, 2, 1, 1, 0):
+        blocks[i].x.copy_(inputs[i])
+        expected = blocks[i]()
+        blocks[i].x.copy_(inputs[i])
+        result, replay = recorded[i]
+        assert replay is not None
+        replay()
+        assert torch.equal(result, expected)
+
+
+def _adds(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def _adds_in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1)
+
+
+def _converts(x: torch.Tensor) -> torch.Tensor:
+    return x.float().bfloat16()
+
+
+def _picks(x: torch.Tensor) -> torch.Tensor:
+    return x[torch.tensor([0, 1])]
+
+
+@pytest.mark.parametrize("compute", [_adds, _adds_in_place, _converts, _picks])
+@torch.inference_mode()
+def test_what_torch_computes_is_not_repeated(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    kernels = CpuKernels()
+    block = Block(kernels)
+    result, replay = kernels.record(lambda: kernels.rms_norm(compute(block()), block.norm, 1e-5))
+    assert replay is None
+    assert result.shape[1] == WIDTH
+
+
+@torch.inference_mode()
+def test_views_do_not_keep_calls_from_being_repeated() -> None:
+    kernels = CpuKernels()
+    block = Block(kernels)
+    _, replay = kernels.record(lambda: block().view(ROWS, 2, -1)[:, 0])
+    assert replay is not None
+
+
+@torch.inference_mode()
+def test_memory_is_used_again_only_when_no_tensor_looks_at_it() -> None:
+    pool = OutputPool()
+    with recording(pool):
+        kept = pool.empty((100, 100), torch.float32)
+        view = pool.empty((100, 100), torch.float32).view(-1)[5:]
+        assert view.untyped_storage().data_ptr() != kept.data_ptr()
+        gone = pool.empty((100, 100), torch.float32).data_ptr()
+        assert pool.empty((100, 90), torch.float32).data_ptr() == gone
+        others = {kept.data_ptr(), view.untyped_storage().data_ptr()}
+        assert pool.empty((100, 100), torch.float32).data_ptr() not in others
+
+
+def test_only_the_own_threads_calls_are_recorded() -> None:
+    kernels, others = CpuKernels(), CpuKernels()
+    block, other = Block(kernels), Block(others)
+    with torch.inference_mode(), recording(OutputPool()) as recorder:
+        thread = Thread(target=other)
+        thread.start()
+        thread.join()
+        assert not recorder.calls
+        block()
+        assert len(recorder.calls) == 1 + 6 * 4
+
+
+@torch.inference_mode()
+def test_a_call_that_fails_ends_the_recording() -> None:
+    kernels = CpuKernels()
+    block = Block(kernels)
+
+    def fail() -> torch.Tensor:
+        block()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        kernels.record(fail)
+    assert kernels.record(block)[1] is not None

@@ -1,0 +1,64 @@
+"""Decode steps that are repeated against the same steps computed call by call."""
+
+import pytest
+import torch
+
+from engine.kernels.cpu.kernels import CpuKernels
+from engine.kernels.interface import StepBatch
+from engine.models.describe import describe
+from engine.models.interface import CausalModel
+from engine.models.load import load_model
+from engine.models.replayed import DecodeStep, ReplayedDecoder
+from tests.engine.models.cases import NATIVE_CASES
+from tests.engine.models.conftest import Saved, SavedModels
+from tests.engine.models.driver import DrivenSequence, Driver
+
+CPU = torch.device("cpu")
+LENGTHS = (3, 30, 17)
+
+
+def loaded(saved: Saved, dtype: torch.dtype) -> ReplayedDecoder:
+    model = load_model(saved.source, describe(saved.source), CpuKernels(), dtype, CPU)
+    assert isinstance(model, ReplayedDecoder)
+    return model
+
+
+def decoded(model: CausalModel, saved: Saved, dtype: torch.dtype) -> torch.Tensor:
+    """Logits of steps with three, two and three sequences; one of them passes a block's end."""
+    driver = Driver(model, describe(saved.source), dtype)
+    prompt = saved.prompts[0] + saved.prompts[1]
+    sequences = [driver.start(prompt[:length]) for length in LENGTHS]
+    for sequence, length in zip(sequences, LENGTHS, strict=True):
+        driver.step([(sequence, length)])
+    rows: list[torch.Tensor] = []
+
+    def decode(running: list[DrivenSequence], count: int) -> None:
+        for i in range(count):
+            for sequence in running:
+                sequence.tokens.append(prompt[(i + len(sequence.tokens)) % len(prompt)])
+            rows.extend(t.clone() for t in driver.step([(s, 1) for s in running]))
+
+    decode(sequences, 12)
+    decode(sequences[1:], 5)
+    decode(sequences, 4)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_repeated_steps_give_the_same_bits(
+    saved_models: SavedModels, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
+    saved = saved_models(next(c for c in NATIVE_CASES if c.name.startswith(name)))
+    repeated = []
+    run = DecodeStep.run
+
+    def noted(step: DecodeStep, batch: StepBatch) -> torch.Tensor:
+        repeated.append(step)
+        return run(step, batch)
+
+    monkeypatch.setattr(DecodeStep, "run", noted)
+    model = loaded(saved, dtype)
+    ours = decoded(model, saved, dtype)
+    assert len(repeated) == 12 + 5 + 4 - 2 * 2  # but for those seen first and recorded
+    assert torch.equal(ours, decoded(model._decoder, saved, dtype))

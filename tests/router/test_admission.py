@@ -1,0 +1,150 @@
+"""What is refused, and what is predicted for it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from router.admission import Refusal, Refused
+from router.config import RouterConfig
+from router.workers import Leg
+from tests.router.world import World, busy
+
+
+def test_what_was_admitted_before_is_not_refused() -> None:
+    config = RouterConfig(ttft_objective_s=0.1, max_waiting=1)
+    world = busy(1, 1, config)
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=100)
+    with pytest.raises(Refused):
+        world.submit("a", 500)
+    world.submit("b", 500, moved=True)
+    world.submit("c", 500, moved=True)
+    assert world.router.num_waiting == 2
+
+
+def test_no_more_than_so_many_wait() -> None:
+    world = World(0, 0, RouterConfig(max_waiting=2))
+    world.submit("a", 500)
+    world.submit("b", 500)
+    with pytest.raises(Refused) as refused:
+        world.submit("c", 500)
+    assert refused.value.reason is Refusal.FULL
+    assert refused.value.retry_after_s >= 1
+    assert world.router.num_waiting == 2
+    assert world.router.stats.refused == {"full": 1}
+
+
+def test_who_would_come_too_late_is_told_when_to_come_again() -> None:
+    world = busy(1, 1, RouterConfig(ttft_objective_s=3.0))
+    p = world.prefill[0]
+    world.report(Leg.PREFILL, p, num_queued_tokens=2000)
+    world.submit("a", 400)  # 2.02 and 0.41 s
+    world.report(Leg.PREFILL, p, num_queued_tokens=5000)
+    with pytest.raises(Refused) as refused:
+        world.submit("b", 400)
+    # 5.05 and 0.41 s, and `a` before it.
+    assert refused.value.reason is Refusal.LATE
+    assert refused.value.predicted_s == pytest.approx(5.05 + 0.41 + 0.41)
+    assert refused.value.objective_s == 3.0
+    assert refused.value.retry_after_s == pytest.approx(2.87)
+    assert list(world.router.stats.refused) == ["late"]
+
+
+def test_who_has_nothing_before_it_is_taken_however_long_it_may_take() -> None:
+    """Later it would be no sooner, and what a slow first step made of the costs would stay."""
+    world = busy(1, 1, RouterConfig(ttft_objective_s=0.1))
+    world.submit("a", 500)
+    assert list(world.dispatch()) == ["a"]
+    with pytest.raises(Refused):
+        world.submit("b", 500)
+
+
+def test_what_waits_at_the_router_counts_in_the_prediction() -> None:
+    world = busy(1, 1, RouterConfig(ttft_objective_s=3.0, max_backlog_steps=0.0))
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=100)
+    for i in range(7):  # a tenth of a second at the worker, and 0.41 s for each
+        world.submit(f"a{i}", 400)
+        assert world.dispatch() == {}
+    with pytest.raises(Refused):
+        world.submit("b", 400)
+
+
+def full(inter_token_s: float | None = None, **facts: int) -> World:
+    """Two answers of a hundred tokens, a second each, at the only decode worker."""
+    config = RouterConfig(ttft_objective_s=0.6, inter_token_objective_s=inter_token_s)
+    world = World(1, 1, config)
+    world.report(Leg.DECODE, world.decode[0], **facts)
+    for name in "ab":
+        world.place(name, 16, num_new=100)
+        world.router.began(name, world.now)
+    return world
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        lambda: full(max_sequences=2),
+        lambda: full(inter_token_s=0.0104),  # a step takes 10 ms, and 0.1 for each of them
+    ],
+    ids=["no place", "no place that is fast enough"],
+)
+def test_what_waits_for_a_place_to_decode_counts_in_the_prediction(
+    world: Callable[[], World],
+) -> None:
+    here = world()
+    with pytest.raises(Refused) as refused:
+        here.submit("c", 16, num_new=100)
+    assert refused.value.predicted_s == pytest.approx(1.0, abs=0.1)
+    with pytest.raises(Refused):
+        here.router.check_open(here.now)
+    here.pass_time(0.8)
+    here.submit("c", 16, num_new=100)
+    assert here.dispatch() == {}
+    here.router.ended("a", here.now)
+    here.pass_time(0.3)
+    assert list(here.dispatch()) == ["c"]
+
+
+def test_whose_turn_would_be_after_many_others_is_told_so() -> None:
+    world = full(max_sequences=2)
+    world.pass_time(0.8)
+    for name in "cd":  # with whom `a` and `b` are about to change places
+        world.submit(name, 16, num_new=100)
+    with pytest.raises(Refused) as refused:
+        world.submit("e", 16, num_new=100)
+    assert refused.value.predicted_s == pytest.approx(1.2, abs=0.1)
+
+
+def test_it_is_known_without_a_request_that_all_would_be_refused() -> None:
+    world = World(0, 0, RouterConfig(max_waiting=1))
+    world.router.check_open(world.now)
+    world.submit("a", 500)
+    with pytest.raises(Refused) as refused:
+        world.router.check_open(world.now)
+    assert refused.value.reason is Refusal.FULL
+    assert world.router.stats.refused == {"full": 1}
+    world.router.withdraw("a", world.now)
+    world.router.check_open(world.now)
+    assert (world.router.num_waiting, world.router.stats.num_submitted) == (0, 2)
+
+
+def test_predictions_that_prove_too_low_are_raised() -> None:
+    world = busy(1, 1, RouterConfig(ttft_objective_s=1.0))
+    for i in range(8):  # 0.81 s each
+        world.place(str(i), 800)
+        world.pass_time(1.62)
+        world.router.began(str(i), world.now)
+        world.router.ended(str(i), world.now)
+    world.place("before", 8)
+    with pytest.raises(Refused) as refused:
+        world.submit("a", 800)
+    assert refused.value.predicted_s == pytest.approx(1.62, rel=0.05)
+
+
+def test_a_short_one_is_taken_where_a_long_one_is_not() -> None:
+    world = busy(1, 1, RouterConfig(ttft_objective_s=3.0, max_backlog_steps=0.0))
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=100)
+    for i in range(3):
+        world.submit(f"a{i}", 800)
+    with pytest.raises(Refused):
+        world.submit("b", 800)
+    world.submit("c", 100)

@@ -1,0 +1,178 @@
+"""What waits at the router, for what, and what goes before what."""
+
+from router.config import RouterConfig
+from router.pairing import Reason
+from router.workers import SILENT_AFTER_S, Leg
+from tests.router.world import STEP_TOKENS, World, busy, keys
+
+
+def test_a_request_waits_while_its_worker_has_more_than_a_full_step() -> None:
+    world = busy(1, 1)
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=STEP_TOKENS - 100)
+    assert world.place("a", 500)
+    world.submit("b", 500)
+    assert world.dispatch() == {}
+    world.now += 0.5  # the worker has computed as much
+    assert list(world.dispatch()) == ["b"]
+
+
+def test_who_waits_for_one_worker_does_not_hold_up_who_goes_to_another() -> None:
+    world = busy(2, 1)
+    warm, cold = world.prefill
+    world.hold(warm, "a", 200)
+    world.report(Leg.PREFILL, warm, num_queued_tokens=2500)
+    # 3.2 s each to compute anew, three times that in all; 2.5 s to wait.
+    world.submit("a", 3205, keys=keys("a", 200))
+    assert world.dispatch() == {}
+    assert world.place("b", 800).prefill[0] == cold
+    assert world.router.num_waiting == 1
+
+
+def test_those_who_wait_for_one_worker_count_as_queued_there() -> None:
+    """Or else affinity would fill the waiting room while another worker is idle."""
+    world = busy(2, 1)
+    warm, cold = world.prefill
+    world.hold(warm, "a", 200)
+    world.report(Leg.PREFILL, warm, num_queued_tokens=2500)
+    for i in range(20):
+        world.submit(f"a{i}", 4200, keys=[*keys("a", 200), *keys(f"a{i}", 62)])
+    placed = world.dispatch()
+    assert {placement.prefill[0] for placement in placed.values()} == {cold}
+    assert 1 <= len(placed) < 20
+
+
+def test_the_shortest_rest_goes_first_when_there_is_room_again() -> None:
+    world = busy(1, 1)
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=10_000)
+    world.hold(world.prefill[0], "b", 60)
+    world.submit("a", 500)
+    world.submit("b", 1000, keys=keys("b", 62))  # 40 to compute
+    world.submit("c", 300)
+    assert world.dispatch() == {}
+    world.now += 1.0
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=0)
+    assert list(world.dispatch()) == ["b", "c", "a"]
+
+
+def test_who_is_overdue_goes_before_the_shorter() -> None:
+    world = busy(1, 1, RouterConfig(overdue_s=5.0))
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=20_000)
+    world.submit("long", 900)
+    world.dispatch()
+    world.pass_time(6.0)
+    world.submit("short", 100)
+    world.dispatch()
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=0)
+    assert list(world.dispatch()) == ["long", "short"]
+
+
+def test_tenants_share() -> None:
+    world = busy(1, 1, RouterConfig(max_backlog_steps=0.0))
+    p = world.prefill[0]
+    world.report(Leg.PREFILL, p, num_queued_tokens=100)
+    for i in range(12):
+        world.submit(f"many{i}", 400, tenant="many")
+    for i in range(3):
+        world.submit(f"few{i}", 400, tenant="few")
+    assert world.dispatch() == {}
+    order = []
+    for _ in range(6):
+        world.pass_time(1.0)
+        world.report(Leg.PREFILL, p, num_queued_tokens=0)
+        for request_id in world.dispatch():
+            order.append(request_id.rstrip("0123456789"))
+            world.router.began(request_id, world.now)
+    assert len(order) == 6
+    assert order.count("few") == 3
+
+
+def test_a_full_decode_worker_is_waited_for() -> None:
+    world = busy(1, 1)
+    d = world.decode[0]
+    world.report(Leg.DECODE, d, max_sequences=1001)
+    assert world.place("a", 100)
+    world.submit("b", 100)
+    assert world.dispatch() == {}
+    world.router.ended("a", world.now)
+    assert list(world.dispatch()) == ["b"]
+
+
+def test_a_long_prompt_that_has_waited_too_long_keeps_the_room_for_itself() -> None:
+    world = busy(1, 1, RouterConfig(overdue_s=5.0))
+    d = world.decode[0]
+    world.report(Leg.DECODE, d, num_free_tokens=8000)  # 5000 of them are kept free
+    world.submit("long", 4000)
+    assert world.dispatch() == {}
+    assert world.place("short0", 100)
+    world.pass_time(6.0)
+    world.submit("short1", 100)
+    assert world.dispatch() == {}
+    world.report(Leg.DECODE, d, num_free_tokens=20_000)
+    assert list(world.dispatch()) == ["long"]  # with which its worker has enough to do
+
+
+def test_who_waited_for_a_worker_that_falls_silent_goes_elsewhere() -> None:
+    world = busy(1, 1)
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=90_000)
+    world.submit("a", 500)
+    assert world.dispatch() == {}
+    world.now += SILENT_AFTER_S + 0.1
+    world.report(Leg.DECODE, world.decode[0])
+    assert world.dispatch()["a"].reason == Reason.NO_PREFILL_WORKER
+
+
+def test_a_deadline_ends_the_wait_and_is_told() -> None:
+    world = World(0, 0, RouterConfig(max_wait_s=600.0))
+    world.submit("a", 500, deadline=world.now + 5)
+    world.submit("b", 500)
+    world.now += 5.0
+    assert world.dispatch() == {}
+    assert [ask.request_id for ask in world.router.take_expired()] == ["a"]
+    assert world.router.take_expired() == []
+    world.now += 596.0
+    world.dispatch()
+    assert [ask.request_id for ask in world.router.take_expired()] == ["b"]
+    assert world.router.num_waiting == 0
+    assert world.router.stats.num_expired == 2
+
+
+def test_who_withdraws_waits_no_more() -> None:
+    world = World(0, 0)
+    world.submit("a", 500)
+    world.router.withdraw("a", world.now)
+    world.router.withdraw("a", world.now)
+    assert world.router.num_waiting == 0
+
+
+def test_nobody_waits_for_steps_that_are_never_fast_enough() -> None:
+    world = World(1, 1, RouterConfig(inter_token_objective_s=0.001))
+    assert all(world.place(name, 16, num_new=100) for name in "abc")
+
+
+def test_who_would_slow_all_others_down_waits_until_one_of_them_ends() -> None:
+    world = World(1, 1, RouterConfig(inter_token_objective_s=0.0104))
+    assert all(world.place(name, 16, num_new=100) for name in "ab")
+    world.submit("c", 16, num_new=100)
+    assert world.dispatch() == {}
+    world.router.ended("a", world.now)
+    assert list(world.dispatch()) == ["c"]
+
+
+def test_with_a_policy_that_does_not_look_again_nothing_waits() -> None:
+    world = busy(2, 2, RouterConfig("round-robin"))
+    for worker in world.prefill:
+        world.report(Leg.PREFILL, worker, num_queued_tokens=50_000)
+    first = [world.place(f"a{i}", 500).prefill[0] for i in range(4)]
+    assert first.count(world.prefill[0]) == first.count(world.prefill[1]) == 2
+
+
+def test_with_many_that_wait_a_look_is_not_taken_for_every_event() -> None:
+    world = busy(1, 1)
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=20_000)
+    for i in range(100):
+        world.submit(f"a{i}", 500)
+    assert world.dispatch() == {}
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=0)
+    assert world.dispatch() == {}
+    world.now += 0.02
+    assert len(world.dispatch()) == 3  # as much as a full step, and the one that goes beyond
