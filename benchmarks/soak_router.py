@@ -139,7 +139,7 @@ class Faults:
         victim.go_on()
 
     async def _hang(self, victim: Worker) -> None:
-        """Until a hand-off comes by, and then for 6 s."""
+        """Its engine, from the next hand-off on."""
         victim.set_faults("source.open=stuck worker.reserved=stuck")
         await asyncio.sleep(STUCK_S)
         victim.set_faults("")

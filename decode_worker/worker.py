@@ -10,7 +10,6 @@ from decode_worker.service import SessionService
 from engine.errors import UnavailableError
 from engine.handoff import Reservation
 from prefill_worker.node import DRAIN_PERIOD_S, Node
-from prefill_worker.source import STUCK_S
 from protos.session_pb2_grpc import add_SessionServicer_to_server
 from protos.worker_pb2 import DrainProgress
 
@@ -26,7 +25,8 @@ class DecodeWorker(Node):
 
     def _on_reserved(self, reservation: Reservation) -> None:
         if self._faults.reach("worker.reserved") == "stuck":
-            self.engine.call(lambda _: time.sleep(STUCK_S))
+            hold = self._faults.stuck()
+            self.engine.call(lambda _: hold())
         super()._on_reserved(reservation)
 
     def begin_drain(self) -> None:

@@ -5,21 +5,24 @@
 
 An action happens when its point is reached for the given time (the first by default): `kill`
 and `stop` are signals to the own process, `fail` raises, `block` holds the calling thread for a
-while, and any other word is handed to the place that asked, which knows what it means. A file
-is read again whenever it has changed, and counting begins anew. Without the variable nothing
-ever happens.
+while, and any other word is handed to the place that asked, which knows what it means: `stuck`
+holds up its engine for as long as the same faults are asked for. A file is read again whenever
+it has changed, and counting begins anew. Without the variable nothing ever happens.
 """
 
 import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from kv_transfer.errors import TransferError
 
 VARIABLE = "KVRELAY_FAULTS"
 BLOCK_S = 2.5
+STUCK_S = 60.0  # at most
+_LOOK_S = 0.02
 
 
 class FaultError(ValueError):
@@ -54,7 +57,7 @@ class Faults:
 
     def reach(self, point: str) -> str | None:
         """The action that the caller must do itself, if there is one."""
-        if self._file is not None and (text := self._file.read_text()) != self._text:
+        if (text := self._asked()) != self._text:
             self._read(text)
         if not self._actions:
             return None
@@ -70,3 +73,17 @@ class Faults:
             case "fail":
                 raise TransferError(f"a fault was asked for at {point}")
         return action
+
+    def stuck(self) -> Callable[[], None]:
+        """Holds up who calls it, until other faults are asked for."""
+        asked = self._text
+
+        def hold() -> None:
+            end = time.monotonic() + STUCK_S
+            while time.monotonic() < end and self._asked() == asked:
+                time.sleep(_LOOK_S)
+
+        return hold
+
+    def _asked(self) -> str:
+        return self._text if self._file is None else self._file.read_text()

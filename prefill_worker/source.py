@@ -1,7 +1,6 @@
 """The engine as a hand-off's holder sees it: prompts computed, or found in the cache."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -24,8 +23,6 @@ from prefill_worker.fetching import Fetcher, FetchPlan
 from prefill_worker.named_workers import decode_sources
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, FirstToken, PrefixSource
-
-STUCK_S = 6.0  # of an engine that was asked to be
 
 
 class EngineSource:
@@ -66,7 +63,8 @@ class EngineSource:
         except RequestError as error:
             return RefusedPrompt(encode_failure(error))
         if self._faults.reach("source.open") == "stuck":
-            self._engine.call(lambda _: time.sleep(STUCK_S))
+            hold = self._faults.stuck()
+            self._engine.call(lambda _: hold())
         stream = self._engine.hand_over(request)
         return ComputedPrompt(stream, request, self._ahead, self.fetcher)
 

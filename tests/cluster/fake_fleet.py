@@ -136,11 +136,11 @@ async def next_tokens(stream: RelayStream) -> list[int]:
 
 
 async def next_update(stream: RelayStream) -> GenerationUpdate:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await anext(stream)
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)

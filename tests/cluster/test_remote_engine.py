@@ -78,7 +78,7 @@ async def test_a_worker_of_another_model_is_left_at_once(source: ModelSource) ->
         engine = RemoteEngine(SessionBackend(address, Plane()), text(source))
         with pytest.raises(ConfigError, match="folder:0123"):
             await engine.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while service.num_sessions:
                 await asyncio.sleep(0.001)
 
@@ -93,7 +93,7 @@ async def test_all_sessions_are_of_one_model(source: ModelSource) -> None:
         assert (await engine.start()).names == ("served",)
     for description in (worker("folder:0123"), first):
         service = SessionService(answerer, description)
-        async with session_server(service, address=address), asyncio.timeout(10):
+        async with session_server(service, address=address), asyncio.timeout(30):
             if description is first:
                 while not backend.is_open:
                     await asyncio.sleep(0.001)

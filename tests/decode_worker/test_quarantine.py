@@ -63,7 +63,7 @@ async def load(pair: WorkerPair) -> LoadReport:
 
 
 async def quarantined(pair: WorkerPair, count: int) -> LoadReport:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (report := await load(pair)).blocks[0].quarantined != count:
             await asyncio.sleep(0.005)
     return report
@@ -72,7 +72,7 @@ async def quarantined(pair: WorkerPair, count: int) -> LoadReport:
 async def abort(pair: WorkerPair, gate: HeldUp, prompt: list[int]) -> None:
     """Once some of its blocks are being read."""
     asked = asyncio.ensure_future(pair.ask(prompt, PARAMS))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while sum(not read.given_up for read in gate.reads) < 3:  # chunks of 64 tokens
             await asyncio.sleep(0.005)
     asked.cancel()
@@ -101,7 +101,7 @@ async def test_the_blocks_of_an_aborted_request_come_back_with_its_reads(
 
     for number, read in enumerate(late, 1):
         await read.finish()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await load(pair)).transfer.num_quarantined_reads != len(late) - number:
                 await asyncio.sleep(0.005)
     assert (await quarantined(pair, 0)).blocks[0].free == free
@@ -140,7 +140,7 @@ async def test_the_request_is_answered_by_other_blocks(
     link.load = None  # so that nobody can tell whether computing it here were sooner
     gate.holding = True
     asked = asyncio.ensure_future(pair.ask(PROMPT, PARAMS, local))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(gate.reads) < 3:
             await asyncio.sleep(0.005)
     gate.holding = False

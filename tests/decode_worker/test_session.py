@@ -54,7 +54,7 @@ class Ends:
 
     async def messages(self) -> list[DecodeMessage]:
         """Without those that only say that a request has come."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while messages := await self.session.next_messages():
                 if told := [one for one in messages if not _is_receipt(one)]:
                     return told
@@ -344,7 +344,7 @@ async def test_what_nobody_takes_is_bounded() -> None:
     stream, other = ends.submit("a"), ends.submit("b")
     for _ in range(1000):
         stream.push(ChoiceDelta(0, [1]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await stream.closed.wait()
     assert other.closed.is_set()
     assert (await ends.farewell()).kind == Failure.KIND_BUSY

@@ -90,7 +90,7 @@ async def test_it_stalls_itself_alone(serving: Serving) -> None:
     async with grpc.aio.insecure_channel(serving.address, SMALL_WINDOW) as channel:
         call = SessionStub(channel).Open()
         await flood(call)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while sessions.num_requests < NUM_SLOW:
                 await asyncio.sleep(0.005)
         number = 0

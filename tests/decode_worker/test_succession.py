@@ -48,7 +48,7 @@ async def drained(group: WorkerGroup, **limits: float) -> AsyncIterator[None]:
 
     task = asyncio.create_task(drain())
     await asyncio.sleep(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         yield
         await task
     assert group.decode[0].draining

@@ -116,7 +116,7 @@ class WorkerGroup:
             await worker.engine.ask(Engine.reset_prefix_cache)
 
     async def check_idle(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for worker in self.workers:
                 while worker.num_leases or worker.fetcher.num_running:
                     await asyncio.sleep(0.001)

@@ -73,7 +73,7 @@ class WorkerPair:
 
     async def check_idle(self) -> None:
         """Nothing is left of any request: no lease, no hold, no block that somebody has."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for worker in (self.decode, self.prefill):
                 while worker.num_leases or worker.fetcher.num_running:
                     await asyncio.sleep(0.001)

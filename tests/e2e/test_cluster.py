@@ -167,7 +167,7 @@ def test_who_hangs_up_on_grpc_leaves_nothing_running(cluster: Cluster) -> None:
             call.cancel()
         with pytest.raises(grpc.RpcError):
             list(call)
-        wait_until(lambda: num_running() == 0, 1.0)
+        wait_until(lambda: num_running() == 0, 4.0)
 
 
 def test_a_decode_worker_that_is_killed_costs_no_request(

@@ -116,7 +116,7 @@ def test_a_worker_that_is_stopped_holds_up_no_scrape(cluster: Cluster) -> None:
     try:
         began = time.monotonic()
         page = page_of(cluster)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
     finally:
         os.kill(worker, signal.SIGCONT)
     assert up(page) == {**ALL_UP, "prefill": [0]}

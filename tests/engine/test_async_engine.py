@@ -70,13 +70,13 @@ async def ask(serving: AsyncEngine, question: Callable[[Engine], Answer]) -> Ans
         loop.call_soon_threadsafe(answer.set_result, question(engine))
 
     serving.call(put)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await answer
 
 
 async def idle(serving: AsyncEngine) -> None:
     """Until the engine has nothing left to do; then nothing may be left."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await ask(serving, lambda engine: engine.has_work):
             pass
     await ask(serving, Engine.check_integrity)
@@ -115,7 +115,7 @@ async def test_closing_a_stream_frees_its_blocks(serving: AsyncEngine) -> None:
     stream.close()
     stream.close()
     await idle(serving)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for _ in stream:
             pass
 
@@ -127,7 +127,7 @@ async def test_a_stopped_choice_does_not_keep_the_stream_open(serving: AsyncEngi
     stream.stop_choice(0)
     await anext(stream)
     stream.stop_choice(1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for _ in stream:
             pass
     await idle(serving)
@@ -153,7 +153,7 @@ async def test_a_refused_twin_leaves_the_first_request_alone(serving: AsyncEngin
         await anext(twin)
     twin.stop_choice(0)
     twin.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         tokens, _ = await read(first)
     assert len(tokens) == 40
     await idle(serving)
@@ -167,7 +167,7 @@ async def test_a_stream_that_failed_does_not_end_its_ids_next_request(
         await anext(refused)
     second = serving.submit(request("again", 40))
     refused.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         tokens, _ = await read(second)
     assert len(tokens) == 40
     await idle(serving)
@@ -217,14 +217,14 @@ async def test_work_without_steps_is_said_to_whoever_asks_and_in_the_log(
     serving.check_health()
     monkeypatch.setattr(serving.engine, "step", lambda: StepOutput({}, {}))
     stream = serving.submit(request("stuck"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while "no step was made" not in caplog.text:
             await ask(serving, lambda engine: None)
     with pytest.raises(UnavailableError, match="no step was made"):
         serving.check_health()
     stream.close()
     await idle(serving)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while watchdog_sees_work(serving):
             await asyncio.sleep(0)
     serving.check_health()

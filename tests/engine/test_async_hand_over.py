@@ -43,7 +43,7 @@ class Fetcher:
         self.serving = AsyncEngine(engine, on_reserved=self.reserved.put_nowait)
 
     async def next(self) -> Reservation:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await self.reserved.get()
 
 
@@ -114,7 +114,7 @@ async def test_chunks_that_nobody_read_are_let_go(prefill: AsyncEngine) -> None:
     prefill.drop_holds(first.held.holds)
     await idle(prefill)
     stream = prefill.hand_over(request("r", hand_over=HandOver()))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not isinstance(stream._unread[-1] if stream._unread else None, PromptEnd):
             await asyncio.sleep(0)
     stream.close()
@@ -142,7 +142,7 @@ async def test_a_thread_that_waits_for_transfers_sleeps(
     fetching = serving.submit(request("fetching", fetch_above=0))
     reservation = await fetcher.next()
     waiting = serving.submit(request("waiting"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while calls < 2 or serving._watchdog.stalled_s(math.inf) is not None:
             await asyncio.sleep(0)
     await asyncio.sleep(0.05)
@@ -196,7 +196,7 @@ async def test_stopping_leaves_nobody_waiting(engines: tuple[Engine, Engine]) ->
     serving.stop()
     for waiting in (asked, anext(answer), serving.end_fetch(reservation, ComputeHere())):
         with pytest.raises(UnavailableError, match="stopping"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await waiting
     engines[1].abort(RequestId("r"))
     engines[1].end_fetch(reservation, ComputeHere())
@@ -214,6 +214,6 @@ async def test_a_dead_thread_leaves_nobody_waiting(
     monkeypatch.setattr(serving.engine, "hold_cached", die)
     for waiting in (serving.hold_cached(PROMPT), serving.hold_cached(PROMPT)):
         with pytest.raises(UnavailableError, match="bug"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await waiting
     serving.engine.tell_early = fetcher.serving._post

@@ -102,6 +102,7 @@ async def test_an_engine_that_is_stuck_is_seen(relay: Relay, expected: Expected)
     assert not health.healthy
     assert reason in health.reason
     assert health.num_steps == seen[0].num_steps
+    relay.decode.set_faults("")
     for one in await told:
         one.check_equal(expected["300"])
     assert (await relay.decode.load()).num_steps > health.num_steps

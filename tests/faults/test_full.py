@@ -1,7 +1,6 @@
 """More requests than there is room for, here, there or at both ends: all wait and finish."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ PROMPT_BLOCKS = 19
 SMALL = 45 * BLOB_BYTES  # room for two of the longest prompts
 LARGE = 1000 * BLOB_BYTES
 PATIENT_S = 2.5  # longer than a silent holder is waited for
+HELD_UP_S = 12.0  # longer than messages may take
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -108,20 +108,20 @@ async def test_a_prefill_worker_whose_blocks_are_all_leased_waits_too(
 async def test_a_long_queue_times_nobody_out(
     relays: dict[str, Relay], expected: dict[str, Answer]
 ) -> None:
-    """A prefill worker whose engine is held up for 12 s, beside a decode worker with enough to
-    do."""
+    """A prefill worker whose engine is held up, beside a decode worker with enough to do."""
     relay = relays["wide"]
     names = ["300", "250"] * 16
     over = asyncio.Event()
     busy = [asyncio.ensure_future(answer_without_end(relay, expected, over)) for _ in range(4)]
-    relay.first.set_faults(" ".join(f"source.open:{i}=stuck" for i in (1, 2)))
-    started = time.monotonic()
+    relay.first.set_faults("source.open=stuck")
     asked = [
         relay.ask(PROMPTS[n], PARAMS, relay.first, salt=f"long {i}") for i, n in enumerate(names)
     ]
-    told = await asyncio.gather(*asked)
-    assert time.monotonic() - started > 10
-    check_answers(told, names, expected)
+    told = asyncio.gather(*asked)
+    done, _ = await asyncio.wait({told}, timeout=HELD_UP_S)
+    assert not done
+    relay.first.set_faults("")
+    check_answers(await told, names, expected)
     over.set()
     assert min(await asyncio.gather(*busy)) > 10
     for one in relay.workers:

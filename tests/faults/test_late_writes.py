@@ -92,6 +92,7 @@ async def test_not_one_byte_changes(kind: str, relay: Relay, right: list[Answer]
     decode.go_on()
     with pytest.raises(UnavailableError):
         await lost
+    await decode.until(lambda load: not any(blocks.quarantined for blocks in load.blocks))
 
     async def again() -> list[Answer]:
         asked = [

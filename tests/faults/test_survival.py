@@ -33,10 +33,8 @@ NUM_TOKENS = 160
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
 STRICT = RelayConfig(LocalPrefill.NEVER)
 STALL_S = 1.0
-STUCK_S = 6.0  # of an engine that is asked to be
+WAIT_S = 60.0  # for others to come
 REPAIRED_S = 10.0  # with the pauses between one snapshot and the next
-LEFT_S = 1.0
-REFUSED_S = 1.0
 SCORED = SamplingParams(max_tokens=1, prompt_logprobs=0)
 BF16 = 0.5  # of a logprob; one token too few, and most are off by more
 
@@ -109,12 +107,14 @@ async def test_stopped(fleet: Fleet, expected: Expected, leg: Leg) -> None:
 async def test_stuck_behind_a_loop_that_answers(fleet: Fleet, expected: Expected, leg: Leg) -> None:
     """Before its engine has said that it has anything to do."""
     async with fleet.ingress(RelayConfig(LocalPrefill.NEVER, stall_s=STALL_S)) as relay:
-        fleet.pools[leg][0].set_faults("source.open=stuck worker.reserved=stuck")
+        victim = fleet.pools[leg][0]
+        victim.set_faults("source.open=stuck worker.reserved=stuck")
         began = time.monotonic()
         wave = Wave(relay, JOBS)
         await wave.reach(1)
-        assert time.monotonic() - began < STALL_S + SLACK_S < STUCK_S
+        assert time.monotonic() - began < STALL_S + SLACK_S
         await wave.check(expected)
+        assert not (await victim.health()).healthy, "it has been stuck all the time"
         assert relay.reroutes.keys() == ({"stuck"} if leg is Leg.DECODE else set())
 
 
@@ -128,7 +128,8 @@ async def test_stuck_under_load(fleet: Fleet, expected: Expected) -> None:
         await wave.check(expected)
         await later.check(expected)
         assert relay.reroutes.keys() == {"stuck"}
-        assert wave.longest_pause_s < STALL_S + SLACK_S < STUCK_S
+        assert wave.longest_pause_s < STALL_S + SLACK_S
+        assert not (await fleet.decode[1].health()).healthy, "it has been stuck all the time"
 
 
 async def test_events_cut_swapped_doubled_lost_and_changed(
@@ -156,8 +157,7 @@ async def test_clients_that_hang_up(fleet: Fleet, local: LocalPrefill) -> None:
         for _ in range(4):
             turns = [random.expovariate(5.0) for _ in JOBS]
             await asyncio.gather(*map(lambda *one: hang_up(client, *one), JOBS.values(), turns))
-            left_s = await until_nothing_is_left(fleet, relay)
-            assert left_s < LEFT_S
+            await until_nothing_is_left(fleet, relay)
 
 
 async def hang_up(client: httpx.AsyncClient, job: Job, after_s: float) -> None:
@@ -168,16 +168,14 @@ async def hang_up(client: httpx.AsyncClient, job: Job, after_s: float) -> None:
     await asyncio.wait({asked})
 
 
-async def until_nothing_is_left(fleet: Fleet, relay: Relay) -> float:
+async def until_nothing_is_left(fleet: Fleet, relay: Relay) -> None:
     """Not of a block, a lease, nor an entry in the router's accounts."""
-    began = time.monotonic()
     async with asyncio.timeout(SLACK_S):
         for worker in fleet.living:
             while await worker.leftovers():
                 await asyncio.sleep(0.01)
         await until(lambda: not relay.num_open, SLACK_S)
     assert relay.router.num_under_way == relay.router.num_waiting == 0
-    return time.monotonic() - began
 
 
 async def test_a_decode_worker_that_is_killed(fleet: Fleet, expected: Expected) -> None:
@@ -213,7 +211,7 @@ async def test_prefill_workers_that_are_killed(fleet: Fleet, expected: Expected)
 async def test_all_decode_workers_are_killed(fleet: Fleet, expected: Expected) -> None:
     """Who comes then is told so at once; who was there before waits for others to come."""
     await fleet.mend(Leg.DECODE)
-    async with fleet.ingress(RelayConfig(max_wait_s=60.0)) as relay, http_front(relay) as client:
+    async with fleet.ingress(RelayConfig(max_wait_s=WAIT_S)) as relay, http_front(relay) as client:
         wave = Wave(relay, JOBS)
         await wave.reach(20)
         for worker in fleet.decode:
@@ -223,7 +221,7 @@ async def test_all_decode_workers_are_killed(fleet: Fleet, expected: Expected) -
         body = {"prompt": JOBS["0"].prompt, "max_tokens": 1}
         began = time.monotonic()
         refused = await client.post("/v1/completions", json=body)
-        assert time.monotonic() - began < REFUSED_S
+        assert time.monotonic() - began < SLACK_S < WAIT_S
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
         assert "no decode worker answers" in refused.text
         await fleet.mend(Leg.DECODE)

@@ -34,8 +34,7 @@ from tests.processes import python
 SETTLED_S = 10.0  # within which nothing may be left of what failed
 NOTICED_S = 2.0  # within which a stopped peer is noticed
 RESTARTED_S = 30.0  # within which a process that was killed is there again
-FOUND_S = 2.0  # within which a peer that is there again is asked, and answers
-SLACK_S = 4.0  # for the request itself, on a busy machine
+SLACK_S = 10.0  # for the request itself, on a busy machine
 
 APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 ENGINE = {
@@ -122,7 +121,7 @@ class Worker:
 
     async def stopped(self) -> None:
         """Until its process has been stopped by a signal."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while _state(self.pid) != "T":
                 await asyncio.sleep(0.005)
 
@@ -159,7 +158,7 @@ class Worker:
             stream.cancel()
 
     async def until(self, reached: Callable[[LoadReport], bool]) -> LoadReport:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while not reached(report := await self.load()):
                 await asyncio.sleep(0.01)
         return report

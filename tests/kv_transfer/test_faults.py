@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,17 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     assert [faults.reach("here") for _ in range(2)] == ["first", None]
     file.write_text("here:2=second")
     assert [faults.reach("here") for _ in range(3)] == [None, "second", None]
+
+
+def test_who_is_stuck_is_so_until_other_faults_are_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "faults"
+    file.write_text("here=stuck")
+    faults = Faults(f"@{file}")
+    assert faults.reach("here") == "stuck"
+    holding = threading.Thread(target=faults.stuck())
+    holding.start()
+    holding.join(0.1)
+    assert holding.is_alive()
+    file.write_text("")
+    holding.join(30)
+    assert not holding.is_alive()

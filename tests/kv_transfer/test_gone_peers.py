@@ -29,8 +29,8 @@ async def reader(name: str, pool: Pool) -> AsyncIterator[Connector]:
         await connector.close()
 
 
-async def within(seconds: float, future: asyncio.Future[None]) -> None:
-    await asyncio.wait_for(asyncio.shield(future), seconds)
+async def ended(future: asyncio.Future[None]) -> None:
+    await asyncio.wait_for(asyncio.shield(future), 30)
 
 
 async def test_nothing_arrives_from_a_stopped_holder_after_a_read_has_ended() -> None:
@@ -42,18 +42,18 @@ async def test_nothing_arrives_from_a_stopped_holder_after_a_read_has_ended() ->
         await holder.ask("stop_in_mid_send")
         read = peer.read(0, ALL, ALL)
         await holder.stopped()
-        async with asyncio.timeout(10):  # until all that it sent has arrived: half of a request
+        async with asyncio.timeout(30):  # until all that it sent has arrived: half of a request
             while not ours[63, -64:].any():
                 await asyncio.sleep(0.002)
         assert not ours[64:].any()
         read.give_up()
         with pytest.raises(TransferError, match="given up"):
-            await within(2, read.ended)
+            await ended(read.ended)
         ours[:] = 90
         holder.signal(signal.SIGCONT)
         await holder.ask("await_no_readers")  # its thread has met the end
         assert (ours == 90).all()
-        await within(10, peer.read(0, ALL, ALL).ended)
+        await ended(peer.read(0, ALL, ALL).ended)
         assert await holder.ask("blob_sums", 0) == ours.sum(axis=1, dtype=int).tolist()
 
 
@@ -62,9 +62,9 @@ async def test_a_killed_holder_ends_its_reads(name: str) -> None:
     pool = Pool(LARGE)
     async with child(name, 4, groups=LARGE) as holder, reader(name, pool) as connector:
         peer = await connector.connect(holder.incarnation, holder.metadata)
-        await within(10, peer.read(0, [1], [1]).ended)
+        await ended(peer.read(0, [1], [1]).ended)
         reads = [peer.read(0, ALL, ALL) for _ in range(200)]
-        await within(10, reads[0].ended)
+        await ended(reads[0].ended)
         holder.signal(signal.SIGKILL)
         for read in reads:
             await asyncio.wait([read.ended], timeout=10)
@@ -73,11 +73,11 @@ async def test_a_killed_holder_ends_its_reads(name: str) -> None:
         assert failures - {type(None)} == {LinkLost}  # who asks again may find a successor
         late = peer.read(0, ALL, ALL)
         with pytest.raises(LinkLost):
-            await within(10, late.ended)
+            await ended(late.ended)
         peer.disconnect()
         async with child(name, 5, groups=LARGE) as successor:
             again = await connector.connect(successor.incarnation, successor.metadata)
-            await within(10, again.read(0, ALL, ALL).ended)
+            await ended(again.read(0, ALL, ALL).ended)
             sums = pool.blobs[0].sum(axis=1, dtype=int).tolist()
             assert await successor.ask("blob_sums", 0) == sums
 
@@ -95,7 +95,7 @@ async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> No
         pool = Pool(LARGE)
         connector = await stack.enter_async_context(reader(name, pool))
         ours = await connector.connect(holder.incarnation, holder.metadata)
-        await within(10, ours.read(0, ALL, ALL).ended)
+        await ended(ours.read(0, ALL, ALL).ended)
         sums = pool.blobs[0].sum(axis=1, dtype=int).tolist()
         assert await holder.ask("blob_sums", 0) == sums
 
@@ -106,21 +106,21 @@ async def test_nixl_reads_from_a_stopped_holder() -> None:
     async with child("nixl", 7, groups=LARGE) as holder, reader("nixl", pool) as connector:
         sums = await holder.ask("blob_sums", 0)
         peer = await connector.connect(holder.incarnation, holder.metadata)
-        await within(10, peer.read(0, [0], [0]).ended)  # connected, for which it has to help
+        await ended(peer.read(0, [0], [0]).ended)  # connected, for which it has to help
         holder.signal(signal.SIGSTOP)
         await holder.stopped()
         try:
-            await within(5, peer.read(0, ALL, ALL).ended)
+            await ended(peer.read(0, ALL, ALL).ended)
             assert pool.blobs[0].sum(axis=1, dtype=int).tolist() == sums
             given_up = peer.read(0, ALL, ALL)
             given_up.give_up()
-            await asyncio.wait([given_up.ended], timeout=5)
+            await asyncio.wait([given_up.ended], timeout=30)
             assert given_up.ended.done()
             pool.blobs[0][:] = 91
         finally:
             holder.signal(signal.SIGCONT)
         await holder.ask("expect_peer")
-        await within(5, peer.read(0, [0], [0]).ended)
+        await ended(peer.read(0, [0], [0]).ended)
         assert (pool.blobs[0][1:] == 91).all()
 
 

@@ -84,7 +84,7 @@ class Pair:
 
     async def idle(self) -> None:
         """Until the holder has let go of every lease."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.holder.num_leases:
                 await asyncio.sleep(0)
 
@@ -104,7 +104,7 @@ async def pair() -> AsyncIterator[Pair]:
 async def run(pair: Pair, hand_off: HandOff, act: Callable[[], Awaitable[None]]) -> Pulled:
     """The hand-off beside what the holder's engine does."""
     pulling = asyncio.ensure_future(hand_off.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await pair.source.asked.wait()
         await act()
         return await pulling
@@ -229,7 +229,7 @@ async def test_an_ask_that_is_meant_for_another_is_refused(
 
 async def test_more_leases_than_the_bound_are_refused(pair: Pair) -> None:
     pulling = [asyncio.ensure_future(pair.hand_off(WANTED).run()) for _ in range(3)]
-    done, open_ones = await asyncio.wait(pulling, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+    done, open_ones = await asyncio.wait(pulling, return_when=asyncio.FIRST_COMPLETED, timeout=30)
     (refused,) = done
     assert isinstance(error := refused.exception(), Refused)
     assert error.failure.kind == Failure.KIND_BUSY

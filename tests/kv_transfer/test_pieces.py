@@ -78,7 +78,7 @@ async def test_threads_leave_a_closed_backlog(end: Callable[[Backlog[int]], None
         thread.start()
     read = PieceRead(range(50), 0)
     backlog.put(read)
-    await asyncio.wait_for(read.ended, 5)
+    await asyncio.wait_for(read.ended, 30)
     end(backlog)
     for thread in threads:
         thread.join(5)
@@ -87,7 +87,7 @@ async def test_threads_leave_a_closed_backlog(end: Callable[[Backlog[int]], None
     late = PieceRead(range(1), 0)
     backlog.put(late)
     with pytest.raises(TransferError, match="closed"):
-        await asyncio.wait_for(late.ended, 5)
+        await asyncio.wait_for(late.ended, 30)
 
 
 async def test_an_ended_backlog_hands_out_what_it_has() -> None:

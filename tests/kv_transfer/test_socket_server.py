@@ -203,13 +203,13 @@ async def test_blobs_travel_over_tls(authority: trustme.CA, tmp_path: Path) -> N
     reader = SocketConnector(ours.regions, 2, SECRET, config)
     peer = await reader.connect(1, holder.metadata())
     blocks = list(range(256))
-    await asyncio.wait_for(peer.read(0, blocks[::-1], blocks).ended, 10)
+    await asyncio.wait_for(peer.read(0, blocks[::-1], blocks).ended, 30)
     assert (ours.blobs[0] == theirs.blobs[0][::-1]).all()
     given_up = peer.read(0, blocks, blocks)
     given_up.give_up()
     with pytest.raises(TransferError):
-        await asyncio.wait_for(given_up.ended, 5)
-    await asyncio.wait_for(peer.read(0, blocks, blocks).ended, 10)
+        await asyncio.wait_for(given_up.ended, 30)
+    await asyncio.wait_for(peer.read(0, blocks, blocks).ended, 30)
     await reader.close()
     await holder.close()
 

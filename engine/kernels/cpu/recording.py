@@ -88,10 +88,15 @@ class Recorder(TorchDispatchMode):
 
 
 def _is_view(result: Any, args: Sequence[Any]) -> bool:
-    if not isinstance(result, torch.Tensor):
+    if not _has_storage(result):
         return False
-    sources = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+    sources = {a.untyped_storage().data_ptr() for a in args if _has_storage(a)}
     return result.untyped_storage().data_ptr() in sources
+
+
+def _has_storage(thing: Any) -> bool:
+    """Weights in a layout of oneDNN's own have none to look at."""
+    return isinstance(thing, torch.Tensor) and thing.layout is torch.strided
 
 
 class _OfThread(threading.local):

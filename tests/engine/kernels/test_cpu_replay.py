@@ -6,11 +6,13 @@ from threading import Thread
 import pytest
 import torch
 
+from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.cpu.recording import OutputPool, recording
 from engine.kernels.interface import Activation
 
 ROWS, WIDTH = 32, 768  # enough for kernels to share the work
+OWN = CpuFeatures(wide_registers=True, bf16_dot=False, bf16_tiles=False)  # product, for fp32
 
 
 class Block:
@@ -18,10 +20,10 @@ class Block:
 
     def __init__(self, kernels: CpuKernels) -> None:
         self.kernels = kernels
-        self.gate_up = kernels.linear(torch.randn(2 * WIDTH, WIDTH).mul(0.05).bfloat16(), None)
-        self.down = kernels.linear(torch.randn(WIDTH, WIDTH).mul(0.05).bfloat16(), None)
+        self.gate_up = kernels.linear(torch.randn(2 * WIDTH, WIDTH).mul(0.05), None)
+        self.down = kernels.linear(torch.randn(WIDTH, WIDTH).mul(0.05), None)
         self.norm = torch.rand(WIDTH)
-        self.x = torch.randn(ROWS, WIDTH).bfloat16()
+        self.x = torch.randn(ROWS, WIDTH)
 
     def __call__(self) -> torch.Tensor:
         x, residual = self.kernels.rms_norm(self.x, self.norm, 1e-5), self.x
@@ -33,7 +35,7 @@ class Block:
 
 @torch.inference_mode()
 def test_repeated_calls_give_what_calls_give() -> None:
-    kernels = CpuKernels()
+    kernels = CpuKernels(OWN)
     block = Block(kernels)
     first = block.x.clone()
     expected = block()
@@ -42,7 +44,7 @@ def test_repeated_calls_give_what_calls_give() -> None:
     assert replay is not None
     assert torch.equal(result, expected)
     for _ in range(20):
-        other = torch.randn(ROWS, WIDTH).bfloat16()
+        other = torch.randn(ROWS, WIDTH)
         block.x.copy_(other)
         expected = block()
         block.x.copy_(other)
@@ -52,7 +54,7 @@ def test_repeated_calls_give_what_calls_give() -> None:
 
 @torch.inference_mode()
 def test_recordings_share_memory_and_repeat_in_any_order() -> None:
-    kernels = CpuKernels()
+    kernels = CpuKernels(OWN)
     blocks = [Block(kernels) for _ in range(3)]
     inputs = [block.x.clone() for block in blocks]
     recorded = [kernels.record(block) for block in blocks]
@@ -75,7 +77,7 @@ def _adds_in_place(x: torch.Tensor) -> torch.Tensor:
 
 
 def _converts(x: torch.Tensor) -> torch.Tensor:
-    return x.float().bfloat16()
+    return x.bfloat16().float()
 
 
 def _picks(x: torch.Tensor) -> torch.Tensor:
@@ -87,7 +89,7 @@ def _picks(x: torch.Tensor) -> torch.Tensor:
 def test_what_torch_computes_is_not_repeated(
     compute: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
-    kernels = CpuKernels()
+    kernels = CpuKernels(OWN)
     block = Block(kernels)
     result, replay = kernels.record(lambda: kernels.rms_norm(compute(block()), block.norm, 1e-5))
     assert replay is None
@@ -95,8 +97,18 @@ def test_what_torch_computes_is_not_repeated(
 
 
 @torch.inference_mode()
+def test_what_onednn_computes_is_not_repeated() -> None:
+    kernels = CpuKernels(CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=True))
+    linear = kernels.linear(torch.randn(WIDTH, WIDTH).bfloat16(), None)
+    x = torch.randn(ROWS, WIDTH).bfloat16()
+    result, replay = kernels.record(lambda: linear(x))
+    assert replay is None
+    assert torch.equal(result, linear(x))
+
+
+@torch.inference_mode()
 def test_views_do_not_keep_calls_from_being_repeated() -> None:
-    kernels = CpuKernels()
+    kernels = CpuKernels(OWN)
     block = Block(kernels)
     _, replay = kernels.record(lambda: block().view(ROWS, 2, -1)[:, 0])
     assert replay is not None
@@ -116,7 +128,7 @@ def test_memory_is_used_again_only_when_no_tensor_looks_at_it() -> None:
 
 
 def test_only_the_own_threads_calls_are_recorded() -> None:
-    kernels, others = CpuKernels(), CpuKernels()
+    kernels, others = CpuKernels(OWN), CpuKernels(OWN)
     block, other = Block(kernels), Block(others)
     with torch.inference_mode(), recording(OutputPool()) as recorder:
         thread = Thread(target=other)
@@ -129,7 +141,7 @@ def test_only_the_own_threads_calls_are_recorded() -> None:
 
 @torch.inference_mode()
 def test_a_call_that_fails_ends_the_recording() -> None:
-    kernels = CpuKernels()
+    kernels = CpuKernels(OWN)
     block = Block(kernels)
 
     def fail() -> torch.Tensor:
