@@ -1,5 +1,7 @@
 """What of a CPU's instructions the kernels are compiled for."""
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,7 +15,7 @@ class CpuFeatures:
 
     wide_registers: bool  # AVX-512: 32 registers of 16 lanes, what the product's tile fills
     bf16_dot: bool  # AVX512-BF16: pairs of bf16 are multiplied without conversion
-    bf16_tiles: bool  # AMX: oneDNN multiplies bf16 matrices several times as fast as we could
+    bf16_tiles: bool  # AMX: registers of 16 x 64 bytes, and products of whole tiles
 
     @classmethod
     def of_this_machine(cls) -> "CpuFeatures":
@@ -25,19 +27,38 @@ class CpuFeatures:
             return "bf16_dot" if self.bf16_dot else "bf16"
         return {torch.float32: "f32", torch.float16: "f16"}[dtype]
 
+    def multiplies_tiles(self, dtype: torch.dtype) -> bool:
+        """Whether our own matrix product works on tiles."""
+        return self.bf16_tiles and dtype == torch.bfloat16
+
     def multiplies_panels(self, dtype: torch.dtype) -> bool:
         """Whether our own matrix product is the fastest for this type."""
         if dtype == torch.bfloat16:
-            return self.wide_registers and self.bf16_dot and not self.bf16_tiles
+            return self.wide_registers and self.bf16_dot
         return self.wide_registers and dtype == torch.float32
 
 
 @cache
 def _of_this_machine() -> CpuFeatures:
     found = llvm.get_host_cpu_features()
-    wide = all(found.get(name, False) for name in ("avx512f", "avx512bw", "avx512vl"))
+
+    def has(*names: str) -> bool:
+        return all(found.get(name, False) for name in names)
+
+    wide = has("avx512f", "avx512bw", "avx512vl")
+    dot = wide and has("avx512bf16")
     return CpuFeatures(
         wide_registers=wide,
-        bf16_dot=wide and found.get("avx512bf16", False),
-        bf16_tiles=found.get("amx-bf16", False),
+        bf16_dot=dot,
+        bf16_tiles=dot and has("amx-tile", "amx-bf16") and _may_tile(),
     )
+
+
+def _may_tile() -> bool:
+    """Linux gives a process the tiles' registers when it asks: they make its threads' state larger
+    by 8 kB. Whoever has asked and did not get them dies of their first use."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    if sys.platform != "linux":
+        return False
+    refused: int = ctypes.CDLL(None).syscall(arch_prctl, request, tile_data)
+    return not refused

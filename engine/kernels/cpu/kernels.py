@@ -9,14 +9,16 @@ from engine.kernels.cpu.activations import WORDS as ACTIVATION_WORDS
 from engine.kernels.cpu.attention import PagedAttention
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernel import Kernel, share, threads_for
-from engine.kernels.cpu.linear import WeightMemory, make_linear
+from engine.kernels.cpu.linear import Product, make_linear
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
+from engine.kernels.cpu.packing import BY_COLUMNS, IN_TILES, WeightMemory
 from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
 from engine.kernels.cpu.product import product
 from engine.kernels.cpu.recording import OutputPool, empty, recording
 from engine.kernels.cpu.replay import WORDS as CHAIN_WORDS
 from engine.kernels.cpu.replay import Replay, chain
+from engine.kernels.cpu.tile_product import LAY_WORDS, lay_rows, tile_product
 from engine.kernels.cpu.writing import KvWriter
 from engine.kernels.interface import (
     Activation,
@@ -48,19 +50,19 @@ class CpuKernels:
     def _of(self, dtype: torch.dtype) -> "_DtypeKernels":
         kernels = self._by_dtype.get(dtype)
         if kernels is None:
-            kernels = self._by_dtype[dtype] = _DtypeKernels(self._features.element(dtype))
+            kernels = self._by_dtype[dtype] = _DtypeKernels(self._features, dtype)
         return kernels
 
     def used_for(self, dtype: torch.dtype) -> tuple[Kernel, ...]:
         """Those that every model of this type calls; what takes longest to compile comes first."""
         of = self._of(dtype)
-        product = (of.product,) if self._features.multiplies_panels(dtype) else ()
+        product = of.product.kernels if of.product is not None else ()
         small = of.writer.rotate, of.norm, of.gated, self._chain
         return *of.attention.kernels, *product, *small
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         product = self._of(weight.dtype).product
-        return make_linear(self._features, product, self._weights, weight, bias)
+        return make_linear(product, self._weights, weight, bias)
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
         with recording(self._outputs) as recorder:
@@ -159,8 +161,14 @@ class CpuKernels:
 class _DtypeKernels:
     """The kernels for tensors of one type; each is compiled when it is first called."""
 
-    def __init__(self, element: str) -> None:
-        self.product = Kernel(product, element, PRODUCT_WORDS)
+    def __init__(self, features: CpuFeatures, dtype: torch.dtype) -> None:
+        element = features.element(dtype)
+        self.product: Product | None = None
+        if features.multiplies_tiles(dtype):
+            multiply = Kernel(tile_product, element, PRODUCT_WORDS)
+            self.product = Product(multiply, IN_TILES, Kernel(lay_rows, element, LAY_WORDS))
+        elif features.multiplies_panels(dtype):
+            self.product = Product(Kernel(product, element, PRODUCT_WORDS), BY_COLUMNS[dtype])
         self.norm = Kernel(rms_norm, element, NORM_WORDS)
         self.gated = Kernel(gated_activation, element, ACTIVATION_WORDS)
         self.writer = KvWriter(element)

@@ -1,5 +1,7 @@
 """The compiled kernels outside attention against the reference, for every element type."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from tests.engine.kernels.cases import make_slab, make_spec, random_slots
 REFERENCE = ReferenceKernels()
 PLAIN_CPU = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False)
 BEST, PLAIN = CpuKernels(), CpuKernels(PLAIN_CPU)
+PAIRS = CpuKernels(replace(CpuFeatures.of_this_machine(), bf16_tiles=False))
 
 # Both sides compute in fp32 and round once: half precision may differ by one unit in the last
 # place where the fp32 results lie on two sides of a rounding boundary.
@@ -57,15 +60,19 @@ def test_gated_activation(
     assert_same(ours, (activated(gate, activation) * up).to(dtype))
 
 
-@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (1, 16), (200, 96), (130, 33)])
+@pytest.mark.parametrize(
+    ("dtype", "kernels"), [*DTYPES, pytest.param(torch.bfloat16, PAIRS, id="bf16-pairs")]
+)
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(64, 32), (1, 16), (200, 96), (130, 33), (70, 1100)]
+)
 def test_linear(dtype: torch.dtype, kernels: CpuKernels, outputs: int, inputs: int) -> None:
     weight = torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype)
     bias = torch.randn(outputs).to(dtype)
     for used_bias in (bias, None):
         ours = kernels.linear(weight.clone(), used_bias)
         theirs = REFERENCE.linear(weight, used_bias)
-        for rows in (1, 2, 3, 6, 13, 400):
+        for rows in (1, 2, 3, 6, 13, 20, 57, 400):
             x = torch.randn(rows, inputs).to(dtype)
             assert_same(ours(x), theirs(x))
 
@@ -73,9 +80,9 @@ def test_linear(dtype: torch.dtype, kernels: CpuKernels, outputs: int, inputs: i
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_linear_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
     linear = BEST.linear(torch.randn(192, 320).to(dtype), None)
-    x = torch.randn(29, 320).to(dtype)
+    x = torch.randn(75, 320).to(dtype)
     together = linear(x)
-    for rows in (1, 2, 5, 7, 16):
+    for rows in (1, 2, 5, 7, 16, 31, 40):
         assert torch.equal(linear(x[3 : 3 + rows]), together[3 : 3 + rows])
 
 

@@ -18,7 +18,7 @@ from tests.engine.models.driver import DrivenSequence, Driver
 
 CPU = torch.device("cpu")
 LENGTHS = (3, 30, 17)
-OWN = replace(CpuFeatures.of_this_machine(), wide_registers=True, bf16_tiles=False)
+OWN = replace(CpuFeatures.of_this_machine(), wide_registers=True)
 
 
 def loaded(saved: Saved, dtype: torch.dtype) -> ReplayedDecoder:

@@ -1,0 +1,83 @@
+"""How weights lie in memory for the own matrix products: panels, each a stream of its steps."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from engine.kernels.cpu import tile_product
+from engine.kernels.cpu.product import INPUTS_PER_STEP
+from engine.kernels.cpu.tile import COLUMNS, LINE_BYTES
+from kv_cache.huge_pages import prefer_huge_pages
+
+CHUNK_BYTES = 64 << 20  # of packed weights; beyond 32 MiB malloc asks the system for new memory
+
+
+class WeightMemory:
+    """Memory for packed weights in huge pages, which a weight alone may be too small for: a
+    stream of weights is slower where the way to each 4 kB must be looked up."""
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes > self._rest.numel():
+            self._rest = torch.empty(max(num_bytes, CHUNK_BYTES), dtype=torch.uint8)
+            prefer_huge_pages(self._rest.data_ptr(), self._rest.numel())
+        place = self._rest[:num_bytes]
+        self._rest = self._rest[-(-num_bytes // LINE_BYTES) * LINE_BYTES :]
+        return place.view(dtype).view(shape)
+
+
+@dataclass(frozen=True)
+class Packing:
+    columns: int  # of a panel
+    inputs: int  # of a step
+    arranged: Callable[[torch.Tensor], torch.Tensor]  # [panels, columns, inputs] as it shall lie
+
+    def pack(self, weight: torch.Tensor, place: WeightMemory) -> torch.Tensor:
+        """[out, in] to [panels, steps, ...], with zeros behind the last ones."""
+        columns, inputs = weight.shape
+        weight = F.pad(weight, (0, -inputs % self.inputs)) if inputs % self.inputs else weight
+        steps = weight.shape[1] // self.inputs
+        full, rest = divmod(columns, self.columns)
+        shape = full + (rest > 0), steps, self.columns * self.inputs
+        packed = place.empty(shape, weight.dtype)
+        self._lay(packed[:full], weight[: columns - rest])
+        if rest:
+            self._lay(packed[full:], F.pad(weight[-rest:], (0, 0, 0, self.columns - rest)))
+        return packed
+
+    def _lay(self, packed: torch.Tensor, weight: torch.Tensor) -> None:
+        """Whole panels, without another copy of them."""
+        laid = self.arranged(weight.reshape(-1, self.columns, weight.shape[1]))
+        packed.view(laid.shape).copy_(laid)
+
+
+def by_columns(inputs: int) -> Packing:
+    """[steps][64 columns][inputs], for `product.py`."""
+
+    def arranged(panels: torch.Tensor) -> torch.Tensor:
+        steps = panels.shape[2] // inputs
+        return panels.view(-1, COLUMNS, steps, inputs).transpose(1, 2)
+
+    return Packing(COLUMNS, inputs, arranged)
+
+
+def in_tiles() -> Packing:
+    """[steps][2 tiles][16 pairs of inputs][16 columns][2], for `tile_product.py`."""
+    half, pairs = tile_product.COLUMNS // 2, tile_product.INPUTS // 2
+
+    def arranged(panels: torch.Tensor) -> torch.Tensor:
+        steps = panels.shape[2] // tile_product.INPUTS
+        whole = panels.view(-1, 2, half, steps, pairs, 2)
+        return whole.permute(0, 3, 1, 4, 2, 5)
+
+    return Packing(tile_product.COLUMNS, tile_product.INPUTS, arranged)
+
+
+BY_COLUMNS = {dtype: by_columns(inputs) for dtype, inputs in INPUTS_PER_STEP.items()}
+IN_TILES = in_tiles()
