@@ -21,9 +21,9 @@ EVERYTHING = 1 << 30  # the window of a layer without one, in tokens
 class PagedAttention:
     """Attention over slabs of one element type. Owns scratch memory: calls must not overlap."""
 
-    def __init__(self, element: str) -> None:
+    def __init__(self, element: str, tiles: bool = False) -> None:
         self._decode = Kernel(decode.decode, element, WORDS)
-        self._prefill = Kernel(prefill.prefill, element, WORDS)
+        self._prefill = Kernel(prefill.prefill, "bf16_tiles" if tiles else element, WORDS)
         self._scratch, self._partials = WorkingMemory(), WorkingMemory()
         self._arrivals = WorkingMemory()  # zero between calls
 

@@ -10,6 +10,7 @@ from engine.kernels.cpu.attention import PagedAttention
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernel import Kernel, share, threads_for
 from engine.kernels.cpu.linear import Product, make_linear
+from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
 from engine.kernels.cpu.packing import BY_COLUMNS, IN_TILES, WeightMemory
@@ -135,8 +136,7 @@ class CpuKernels:
     ) -> torch.Tensor:
         dtype = slab.data.dtype
         kernels = self._of(dtype)
-        # Pairs of bf16 do not divide rows of an odd length.
-        attention = kernels.attention if spec.head_dim % 2 == 0 else kernels.plain_attention
+        attention = kernels.attention_for(spec)
         if q.dtype == dtype:
             return attention(q, spec, slab, layer, batch, group)
         return attention(q.to(dtype), spec, slab, layer, batch, group).to(q.dtype)
@@ -172,5 +172,13 @@ class _DtypeKernels:
         self.norm = Kernel(rms_norm, element, NORM_WORDS)
         self.gated = Kernel(gated_activation, element, ACTIVATION_WORDS)
         self.writer = KvWriter(element)
-        self.attention = PagedAttention(element)
+        self.attention = PagedAttention(element, features.multiplies_tiles(dtype))
+        self.pair_attention = PagedAttention(element)
         self.plain_attention = PagedAttention(element.removesuffix("_dot"))
+
+    def attention_for(self, spec: AttentionSpec) -> PagedAttention:
+        dims = spec.head_dim, spec.value_dim
+        if all(dim % TILE_INPUTS == 0 for dim in dims):
+            return self.attention
+        # Pairs of bf16 do not divide rows of an odd length.
+        return self.pair_attention if spec.head_dim % 2 == 0 else self.plain_attention

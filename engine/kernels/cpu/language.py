@@ -6,8 +6,9 @@ a CPU without 512-bit registers runs the same kernels in halves or quarters.
 
 A kernel's first argument is a *job*: the address of the 64-bit words it was called with. The
 job's type carries the element type of the tensors, which is how one kernel's source serves all:
-`f32`, `f16`, `bf16`, and `bf16_dot`, the same memory as bf16 with products in pairs by
-`vdpbf16ps` (no conversion to fp32: 2.5 times as fast, on CPUs with AVX512-BF16 only).
+`f32`, `f16`, `bf16`, `bf16_dot`, the same memory as bf16 with products in pairs by
+`vdpbf16ps` (no conversion to fp32: 2.5 times as fast, on CPUs with AVX512-BF16 only), and
+`bf16_tiles`, which is `bf16_dot` for all but products of tiles, on CPUs with AMX.
 """
 
 import inspect
@@ -41,7 +42,8 @@ class Job(types.Type):
     """The words of one call, and the element type of its tensors."""
 
     def __init__(self, element: str) -> None:
-        self.element = element
+        self.has_tiles = element == "bf16_tiles"
+        self.element = "bf16_dot" if self.has_tiles else element
         super().__init__(name=f"Job({element})")
 
 
@@ -73,8 +75,8 @@ class JobModel(models.PrimitiveModel):  # type: ignore[misc]
 def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
     """Makes a function that writes IR callable from kernels.
 
-    It is given the IR builder and the values of its parameters; for `JOB`, always the first, a
-    pair of pointer and element type.
+    It is given the IR builder and the values of its parameters; for `JOB`, always the first,
+    the pointer, the element type and whether there are products of tiles.
     """
 
     def wrap(write: Callable[..., Any]) -> Any:
@@ -85,7 +87,8 @@ def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]],
 
             def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
                 if JOB in parameters:
-                    values = [(values[0], accepted[0].element), *values[1:]]
+                    job = accepted[0]
+                    values = [(values[0], job.element, job.has_tiles), *values[1:]]
                 written = write(builder, *values)
                 return target.get_dummy_value() if result is types.void else written
 

@@ -86,6 +86,15 @@ def transpose_rows(
             put(count)
 
 
+@instruction(types.void, types.int64, types.int64, types.int64, types.int64)
+def turn(b: Any, source: Any, source_row: Any, target: Any, target_row: Any) -> None:
+    """Sixteen rows of sixteen pairs, transposed."""
+    rows = [b.add(source, b.mul(source_row, const(i))) for i in range(LANES)]
+    vectors = [load_from(b, row, INTS, 4) for row in rows]
+    for i, vector in enumerate(transposed(b, vectors)):
+        store_to(b, vector, b.add(target, b.mul(target_row, const(i))), 4)
+
+
 def transposed(builder: Any, vectors: list[Any]) -> list[Any]:
     """Sixteen vectors of sixteen lanes, by exchanging ever smaller blocks of lanes."""
     for width in (8, 4, 2, 1):

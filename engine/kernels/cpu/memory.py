@@ -67,6 +67,12 @@ def has_dot(builder: Any, job: Any) -> Any:
     return const(int(job[1] == "bf16_dot"), I1)
 
 
+@instruction(types.boolean, JOB)
+def has_tiles(builder: Any, job: Any) -> Any:
+    """Whether tiles are multiplied; as constant."""
+    return const(int(job[2]), I1)
+
+
 @instruction(types.int64, JOB)
 def address_of(builder: Any, job: Any) -> Any:
     return builder.ptrtoint(job[0], I64)

@@ -1,0 +1,124 @@
+"""AMX: registers that are tiles of 16 rows of 64 bytes, and the product of two of them.
+
+`tdpbf16ps` adds the products of 16 rows and 32 inputs with as many inputs, in pairs, and 16
+columns to 16 x 16 sums. Two tiles of either side make four tiles of sums, which are all eight
+registers, and each that is loaded is used twice. A kernel says what shape the tiles have before
+the first product, and lets go of them at its end.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from engine.kernels.cpu.emit import I16, I64, call, const, offset, pointer, prefetch_line
+from engine.kernels.cpu.language import instruction
+
+TILE_ROWS, TILE_INPUTS, TILE_BYTES, LINE_BYTES = 16, 32, 1024, 64
+AHEAD_BYTES = 16 << 10  # that what comes from memory is asked for
+SUMS, X, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # registers
+I8 = ir.IntType(8)
+
+
+def _tiles(num_x: int, fetches: bool) -> Any:
+    """The product of one or two tiles of x, one below the other, and two of weights side by side.
+
+    The distances in bytes: from a row to the next in a tile, from a step of 32 inputs to the next,
+    and from the first tile of weights to the second.
+    """
+
+    def write(
+        b: Any,
+        x: Any,
+        x_row: Any,
+        x_step: Any,
+        weights: Any,
+        weights_row: Any,
+        weights_step: Any,
+        weights_tile: Any,
+        steps: Any,
+        sums: Any,
+        sums_row: Any,
+        add: Any,  # whether sums are added to, or overwritten
+    ) -> None:
+        x_tile, sums_tile = (b.mul(row, const(TILE_ROWS)) for row in (x_row, sums_row))
+        second = b.add(sums, sums_tile)
+        places = [
+            (SUMS[2 * r + c], offset(b, second if r else sums, c * LINE_BYTES))
+            for r in range(num_x)
+            for c in range(2)
+        ]
+        with b.if_else(add) as (more, new):
+            with more:
+                for register, place in places:
+                    _load(b, register, place, sums_row)
+            with new:
+                for register, _ in places:
+                    _of_tiles(b, "zero", register)
+        with cgutils.for_range(b, steps) as loop:
+            place = b.add(weights, b.mul(loop.index, weights_step))
+            along = b.add(x, b.mul(loop.index, x_step))
+            for line in range(0, 2 * TILE_BYTES if fetches else 0, LINE_BYTES):
+                prefetch_line(b, offset(b, place, AHEAD_BYTES + line))
+            for c in range(2):
+                _load(b, WEIGHTS[c], b.add(place, weights_tile) if c else place, weights_row)
+            for r in range(num_x):
+                _load(b, X[r], b.add(along, x_tile) if r else along, x_row)
+                for c in range(2):
+                    _of_tiles(b, "dpbf16ps", SUMS[2 * r + c], X[r], WEIGHTS[c])
+        for register, place in places:
+            _store(b, register, place, sums_row)
+
+    i = types.int64
+    return instruction(types.void, i, i, i, i, i, i, i, i, i, i, types.boolean)(write)
+
+
+def _of_tiles(builder: Any, name: str, *registers: int) -> None:
+    numbers = [const(one, I8) for one in registers]
+    prefix = "t" if name.startswith("dp") else "tile"
+    call(builder, f"llvm.x86.{prefix}{name}", ir.VoidType(), *numbers)
+
+
+def _load(builder: Any, register: int, address: Any, row_bytes: Any) -> None:
+    place = pointer(builder, address, I8)
+    call(builder, "llvm.x86.tileloadd64", ir.VoidType(), const(register, I8), place, row_bytes)
+
+
+def _store(builder: Any, register: int, address: Any, row_bytes: Any) -> None:
+    place = pointer(builder, address, I8)
+    call(builder, "llvm.x86.tilestored64", ir.VoidType(), const(register, I8), place, row_bytes)
+
+
+one, two = (_tiles(num, fetches=False) for num in (1, 2))
+fetching_one, fetching_two = (_tiles(num, fetches=True) for num in (1, 2))
+
+
+@instruction(types.void, types.int64, types.int64, types.int64)
+def set_shape(builder: Any, memory: Any, first: Any, second: Any) -> Any:
+    """Of the registers: 64 bytes a row, and so many rows in the first and second tile of x."""
+    for register in range(8):
+        rows = const(TILE_ROWS)
+        if register in (*SUMS[:2], X[0]):
+            rows = first
+        elif register in (*SUMS[2:], X[1]):
+            rows = second
+        row_bytes = pointer(builder, offset(builder, memory, 16 + 2 * register), I16)
+        builder.store(const(LINE_BYTES, I16), row_bytes)
+        place = pointer(builder, offset(builder, memory, 48 + register), I8)
+        builder.store(builder.trunc(rows, I8), place)
+    call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), pointer(builder, memory, I8))
+
+
+@instruction(types.void)
+def release(builder: Any) -> Any:
+    """The registers are not to be kept for this thread any longer."""
+    call(builder, "llvm.x86.tilerelease", ir.VoidType())
+
+
+@instruction(types.int64)
+def shape_memory(builder: Any) -> Any:
+    memory = ir.ArrayType(I8, 64)
+    first = [1] + [0] * 63  # the palette
+    place = cgutils.alloca_once(builder, memory)
+    builder.store(ir.Constant(memory, first), place)
+    return builder.ptrtoint(place, I64)
