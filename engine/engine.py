@@ -223,11 +223,12 @@ class Engine:
         self._scheduler.check_integrity()
 
     def warm_up(self) -> None:
-        """A prompt of some blocks and a few tokens, so that no user waits for a compiler; and
-        once more, for the time that it takes then."""
-        for _ in range(2):
+        """A prompt of some blocks and a few tokens, so that no user waits for a compiler; once
+        more, since steps are recorded when they are made again, and a last time for what they
+        take then."""
+        for reporting in (True, False, False):
             self.step_times = StepTimes()
-            self.add(_warm_up_request(self.info.shape))
+            self.add(_warm_up_request(self.info.shape, reporting))
             while self.has_work:
                 for error in self.step().failures.values():
                     raise error
@@ -250,14 +251,14 @@ def _load_vocabulary(info: EngineInfo) -> Compile:
     return Vocabulary(tokenizer.to_json(), info.model.vocab_size, eos).compile
 
 
-def _warm_up_request(shape: EngineShape) -> GenerationRequest:
+def _warm_up_request(shape: EngineShape, reporting: bool) -> GenerationRequest:
     length = min(4 * shape.block_size + 1, max(1, shape.max_model_len - 2))
     params = SamplingParams(
         max_tokens=min(2, shape.max_model_len - length),
         ignore_eos=True,
         temperature=0.0,
-        logprobs=1,  # reporting has kernels of its own
-        prompt_logprobs=1,
+        logprobs=1 if reporting else None,  # which has kernels of its own
+        prompt_logprobs=1 if reporting else None,
     )
     return GenerationRequest(RequestId("warm-up"), [0] * length, params)
 

@@ -13,7 +13,7 @@ SHARE = 0.95  # of the first tokens come no later than foreseen
 KEPT_S = 30.0
 NUM_KEPT = 32
 _LEAST_KEPT = 8  # fewer say nothing
-_LEAST, _MOST = 0.5, 10.0
+_LEAST, _MOST = 1.0, 10.0
 
 
 class _Expected(NamedTuple):
@@ -23,7 +23,8 @@ class _Expected(NamedTuple):
 
 class Foresight:
     """`factor`: by which a prediction is multiplied, so that `SHARE` of those near the objective
-    come in time."""
+    come in time. Never less than one: that those of a while ago came sooner than predicted says
+    nothing of a worker that has become full."""
 
     def __init__(self, objective_s: float) -> None:
         self._objective_s = objective_s

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from protos.cores import Cores
-from router.costs import Measured, prompt_token_s
+from router.costs import Measured, prompt_token_s, step_s
 from router.prompt_queue import Prompt, PromptQueue
 from router.seats import Seat, Seats
 from router.workers import Leg, LinkSpeed, Load, Standing, StepCosts, Worker
@@ -72,12 +72,16 @@ class Account:
         self.limits = Limits(load.max_sequences or float("inf"), HEADROOM * load.num_total_tokens)
         token_s = prompt_token_s(costs, load.max_step_tokens)
         self.prompts.report(load.num_queued_tokens, token_s, load.at)
-        self.seats.report(load)
+        self.seats.report(load, self.step_s(load.num_context_tokens, load.num_running))
         has_work = load.num_running > 0 or load.num_queued_tokens > 0
         if load.num_steps != self._num_steps or not has_work:
             self._num_steps = load.num_steps
             self._moved_at = load.at
         self.still_s = max(load.still_s, load.at - self._moved_at)
+
+    def step_s(self, num_context_tokens: float, num_sequences: float) -> float:
+        """Of a step that decodes, by itself."""
+        return step_s(self.costs, num_context_tokens, num_sequences)
 
     def takes_new(self, now: float) -> bool:
         return self.still_s <= STALL_S and self.standing.takes_new(now)
@@ -88,6 +92,13 @@ class Account:
         if seats.num_free_tokens - limits.headroom - self.claimed_tokens < num_tokens:
             return False
         return seats.num_sequences + num_sequences <= limits.max_sequences
+
+    def num_places(self, num_tokens: int, num_sequences: int) -> float:
+        """For how many such prompts there is room."""
+        seats, limits = self.seats, self.limits
+        num = (limits.max_sequences - seats.num_sequences) / num_sequences
+        free = seats.num_free_tokens - limits.headroom - self.claimed_tokens
+        return min(num, free / num_tokens) if num_tokens > 0 else num
 
     def will_have_room(self, num_tokens: int, num_sequences: int) -> bool:
         """Not now, but once what runs there has ended. What never fits has to be told so by the
@@ -154,6 +165,7 @@ class Ledger:
     def began(self, request_id: str, now: float) -> None:
         given = self._given.get(request_id)
         if given is not None and given.computing is not None:
+            given.decode.seats.began(request_id, now)
             given.computing.prompts.release(request_id, now)
             self._given[request_id] = given._replace(computing=None)
 

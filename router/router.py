@@ -16,7 +16,7 @@ from typing import NamedTuple
 from router.admission import Refused, check_room
 from router.ask import Ask, Placement
 from router.config import RouterConfig
-from router.costs import full_step_s, step_s
+from router.costs import full_step_s
 from router.decisions import Decision as Decision
 from router.decisions import RouterStats
 from router.field import Fields
@@ -234,20 +234,39 @@ class Router:
             return _Admitted(guess_s)
         terms = choice.way.terms
         before_s = self._room.seconds_before(ask, terms.prefill_s, max(1, num_servers))
-        wait_s = max(before_s + terms.wait_s, self._place_s(choice.way, ask, now))
+        first_s, place_s = self._places_s(choice.way, ask, now)
+        wait_s = max(before_s + max(terms.wait_s, first_s), place_s)
         predicted_s = wait_s + terms.own_s
         if wait_s > 0:  # or else it would be no sooner later, nor could a wrong guess turn out so
             foresight.check(predicted_s, now)
         return _Admitted(terms.prefill_s, choice, predicted_s)
 
-    def _place_s(self, way: Way, ask: Ask, now: float) -> float:
-        """Until its decode worker has a place for it."""
-        if not self._is_without_place(way, ask):
-            return 0.0
+    def _places_s(self, way: Way, ask: Ask, now: float) -> tuple[float, float]:
+        """Until its decode worker has a place for the first that waits, and for it after them."""
         num_before = len(self._room) // max(1, len(self._ledger.accounts[Leg.DECODE]))
+        num_places = self._num_places(way, ask)
+        if num_before + 1 <= num_places:
+            return 0.0, 0.0
+        num_later = num_before - int(num_places)
         seats = way.decode.seats
-        each_s = step_s(way.decode.costs, seats.num_context_tokens, seats.num_sequences)
-        return seats.place_in_s(num_before, each_s, now)
+        each_s = way.decode.step_s(seats.num_context_tokens, seats.num_sequences)
+        first_s = 0.0 if num_places else seats.place_in_s(0, each_s, now)
+        return first_s, seats.place_in_s(num_later, each_s, now)
+
+    def _num_places(self, way: Way, ask: Ask) -> float:
+        """How many like it its decode worker could take now."""
+        if self._is_without_place(way, ask):
+            return 0.0
+        account, objective_s = way.decode, self.config.inter_token_objective_s
+        num = account.num_places(ask.num_tokens - way.num_decode_cached, ask.num_choices)
+        if objective_s is None:
+            return max(1.0, num)
+        seats, own = account.seats, way.seat(ask, 0.0)
+        objective_s /= seats.pace.slowness
+        now_s = account.step_s(seats.num_context_tokens, seats.num_sequences)
+        context = seats.num_context_tokens + own.num_context_tokens
+        more_s = account.step_s(context, seats.num_sequences + own.num_sequences) - now_s
+        return max(1.0, min(num, (objective_s - now_s) / more_s) if more_s > 0 else num)
 
     def _choose(self, ask: Ask, now: float) -> Choice | None:
         """None where nobody takes anything."""
@@ -308,10 +327,10 @@ class Router:
         if objective_s is None or not seats.num_sequences:
             return False
         own = way.seat(ask, 0.0)
-        alone_s = step_s(account.costs, own.num_context_tokens, own.num_sequences)
+        alone_s = account.step_s(own.num_context_tokens, own.num_sequences)
         context = seats.num_context_tokens + own.num_context_tokens
-        after_s = step_s(account.costs, context, seats.num_sequences + own.num_sequences)
-        return alone_s <= objective_s < after_s
+        after_s = account.step_s(context, seats.num_sequences + own.num_sequences)
+        return alone_s <= objective_s < after_s * seats.pace.slowness
 
     def _place(self, waiting: Waiting, choice: Choice, now: float) -> Placement:
         ask, way = waiting.ask, choice.way

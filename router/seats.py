@@ -1,7 +1,8 @@
 """The sequences of one decode worker, and its room for their tokens. Pure."""
 
 from collections import deque
-from itertools import islice
+from heapq import nsmallest
+from math import exp
 from typing import NamedTuple
 
 from router.workers import Load
@@ -9,6 +10,7 @@ from router.workers import Load
 # What was given so shortly before a report may not be in it yet, and what has ended still be.
 GRACE_S = 0.05
 _MOST_LEFT = 4096
+SLOWNESS_S = 4.0  # over which it is averaged
 
 
 class Seat(NamedTuple):
@@ -19,6 +21,37 @@ class Seat(NamedTuple):
     num_reserved_tokens: int
     given: float
     num_new: int = 0  # expected of each answer
+    since: float = 0.0  # when it was given, or its first token came
+    since_step: float = 0.0  # of the worker's
+
+
+class Pace:
+    """How fast a worker's steps follow each other: all that holds it up is in it, which is not in
+    what a step takes by itself. `slowness`: how many times as long, of late."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0  # 0: not known yet
+        self.slowness = 1.0
+        self._num_steps = 0
+        self._at = 0.0
+        self._runs = False
+
+    def hear(self, load: Load, alone_s: float) -> None:
+        steps, seconds = load.num_steps - self._num_steps, load.at - self._at
+        if self._runs and load.num_running and steps > 0 and seconds > 0:
+            new_s = seconds / steps
+            self.step_s = (self.step_s + new_s) / 2 if self.step_s else new_s
+            if alone_s > 0:
+                share = 1 - exp(-seconds / SLOWNESS_S)
+                self.slowness += share * (max(1.0, new_s / alone_s) - self.slowness)
+        self._num_steps, self._at = load.num_steps, load.at
+        self._runs = load.num_running > 0
+
+    def step_at(self, now: float) -> float:
+        """The number of the step that it makes then."""
+        if not self._runs or not self.step_s:
+            return self._num_steps
+        return self._num_steps + (now - self._at) / self.step_s
 
 
 class Seats:
@@ -33,6 +66,7 @@ class Seats:
         self._others_sequences = 0
         self._others_context = 0.0
         self._free = float("inf")  # for us, had we nothing there that the report lacks
+        self.pace = Pace()
         self.num_free_tokens = float("inf")
         self.num_sequences = 0
         self.num_context_tokens = 0.0
@@ -41,8 +75,14 @@ class Seats:
         return len(self._own)
 
     def take(self, request_id: str, seat: Seat) -> None:
-        self._own[request_id] = seat
+        self._own[request_id] = self._from_now_on(seat, seat.given)
         self._add(seat, 1)
+
+    def began(self, request_id: str, now: float) -> None:
+        """Its first token came."""
+        seat = self._own.get(request_id)
+        if seat is not None:
+            self._own[request_id] = self._from_now_on(seat, now)
 
     def release(self, request_id: str, now: float) -> None:
         seat = self._own.pop(request_id, None)
@@ -50,13 +90,15 @@ class Seats:
             self._left.append((now, seat))
             self._add(seat, -1)
 
-    def report(self, load: Load) -> None:
+    def report(self, load: Load, alone_s: float = 0.0) -> None:
         """Others' are what it counts beyond ours. Short answers would else make a full worker of
-        one that has just become empty, until it reports again."""
+        one that has just become empty, until it reports again. `alone_s`: what its step should
+        take."""
         left = [seat for at, seat in self._left if at >= load.at - GRACE_S]
         sequences = self._own_sequences + sum(seat.num_sequences for seat in left)
         context = self._own_context + sum(seat.num_context_tokens for seat in left)
         self._left.clear()
+        self.pace.hear(load, alone_s)
         self._others_sequences = max(0, load.num_sequences - sequences)
         self._others_context = max(0.0, load.num_context_tokens - context)
         if load.num_total_tokens:
@@ -68,12 +110,22 @@ class Seats:
         together leaves together."""
         if not self._own:
             return 0.0
+        pace = self.pace
+        step_now = pace.step_at(now)
+
+        def steps_left(seat: Seat) -> float:
+            made = step_now - seat.since_step if pace.step_s else (now - seat.since) / step_s
+            return seat.num_new - made
+
         rounds, number = divmod(num_before, len(self._own))
-        leaver = next(islice(self._own.values(), number, None))
-        stay_s = leaver.num_new * step_s
-        left_s = leaver.given + (rounds + 1) * stay_s - now
-        # Who stays for longer than expected may leave at any moment.
-        return left_s if left_s > 0 else (number + 1) * stay_s / self.num_sequences
+        leaver = nsmallest(number + 1, self._own.values(), key=steps_left)[-1]
+        num_steps = steps_left(leaver) + rounds * leaver.num_new
+        if num_steps <= 0:  # who stays for longer than expected may leave at any moment
+            num_steps = (number + 1) * leaver.num_new / self.num_sequences
+        return num_steps * (pace.step_s or step_s)
+
+    def _from_now_on(self, seat: Seat, now: float) -> Seat:
+        return seat._replace(since=now, since_step=self.pace.step_at(now))
 
     def _num_counted(self, before: float) -> int:
         """Tokens of ours that a report has taken off already."""

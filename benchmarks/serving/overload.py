@@ -19,7 +19,8 @@ from cluster.bench.record import Record
 
 OBJECTIVES = Objectives(ttft_s=TTFT_OBJECTIVE_S, tpot_s=TPOT_OBJECTIVE_S)
 EXCESS = 5
-SHARES = (0.8, 1.0, 1.25, 1.6)  # of what a closed loop is answered
+# A sweep begins below what a closed loop is answered, and ends at a rate of which less is good.
+FIRST_SHARE, GROWTH, LEAST_GOOD, MOST_RATES = 0.8, 1.25, 0.8, 12
 _PROBE_S, _PROBE_TOKENS = 0.5, 256
 _REFUSED = 429
 

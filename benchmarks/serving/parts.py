@@ -166,18 +166,20 @@ def overload(turn: Turn) -> Iterator[Figures]:
     """A sweep of rates for the peak of goodput, and five times that rate, of long prompts with
     short answers, and the other way round."""
     running, excess = turn.running, overloading.EXCESS
-    seconds = 4.0 if turn.quick else 15.0
+    seconds = 4.0 if turn.quick else 20.0
     for lengths in overloading.LENGTHS:
         capacity = overloading.capacity(running, lengths, seconds, next(turn.seeds))
-        peak = 0.0
-        for share in overloading.SHARES:
-            rate = share * capacity
+        peak, rate = 0.0, overloading.FIRST_SHARE * capacity
+        for number in range(overloading.MOST_RATES):
             result = overloading.offered(running, lengths, rate, seconds, next(turn.seeds))
             peak = max(peak, result.good_per_s)
-            yield Figures(f"{lengths}, {share:g} x", _offered(result, peak, []))
+            yield Figures(f"{lengths}, rate {number + 1}", _offered(result, peak, []))
+            if result.good_per_s < overloading.LEAST_GOOD * rate:
+                break
+            rate *= overloading.GROWTH
         with overloading.probing(running) as retry_s:
             rate = excess * peak
-            result = overloading.offered(running, lengths, rate, 1.5 * seconds, next(turn.seeds))
+            result = overloading.offered(running, lengths, rate, seconds, next(turn.seeds))
         yield Figures(f"{lengths}, {excess} x the peak", _offered(result, peak, retry_s))
 
 

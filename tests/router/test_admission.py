@@ -70,7 +70,9 @@ def test_what_waits_at_the_router_counts_in_the_prediction() -> None:
 
 def full(inter_token_s: float | None = None, **facts: int) -> World:
     """Two answers of a hundred tokens, a second each, at the only decode worker."""
-    config = RouterConfig(ttft_objective_s=0.6, inter_token_objective_s=inter_token_s)
+    config = RouterConfig(
+        ttft_objective_s=0.6, inter_token_objective_s=inter_token_s, max_backlog_steps=0.0
+    )
     world = World(1, 1, config)
     world.report(Leg.DECODE, world.decode[0], **facts)
     for name in "ab":
@@ -102,6 +104,52 @@ def test_what_waits_for_a_place_to_decode_counts_in_the_prediction(
     here.router.ended("a", here.now)
     here.pass_time(0.3)
     assert list(here.dispatch()) == ["c"]
+
+
+@pytest.mark.parametrize(
+    "world",
+    [lambda: full(max_sequences=3), lambda: full(inter_token_s=0.0106)],
+    ids=["no place", "no place that is fast enough"],
+)
+def test_who_waits_for_its_prompt_will_take_a_place(world: Callable[[], World]) -> None:
+    here = world()
+    here.report(Leg.PREFILL, here.prefill[0], num_queued_tokens=10)
+    here.submit("c", 16, num_new=100)
+    assert here.dispatch() == {}
+    with pytest.raises(Refused) as refused:
+        here.submit("d", 16, num_new=100)
+    assert refused.value.predicted_s == pytest.approx(1.0, abs=0.1)
+
+
+def test_places_come_as_fast_as_steps_follow_each_other() -> None:
+    """A step takes 10 ms, and something else of the machine 30 ms between two of them."""
+    world = full(max_sequences=2)
+    for _ in range(5):
+        world.now += 0.4
+        steps = world.loads[Leg.DECODE, world.decode[0]].num_steps + 10
+        world.report(Leg.DECODE, world.decode[0], num_running=2, num_steps=steps)
+        world.report(Leg.PREFILL, world.prefill[0])
+    with pytest.raises(Refused) as refused:
+        world.submit("c", 16, num_new=100)
+    assert refused.value.predicted_s == pytest.approx(4.0 - 2.0, abs=0.3)
+
+
+def test_a_place_is_only_where_steps_are_fast_enough_as_they_are_made() -> None:
+    """Model and measure: 10 ms for itself, 30 ms with what else the machine does."""
+    world = full(inter_token_s=0.025)
+    world.submit("before", 16)
+    assert list(world.dispatch()) == ["before"]
+    for _ in range(20):
+        world.now += 0.5
+        steps = world.loads[Leg.DECODE, world.decode[0]].num_steps + 17
+        world.report(Leg.DECODE, world.decode[0], num_running=3, num_steps=steps)
+        world.report(Leg.PREFILL, world.prefill[0])
+    world.submit("c", 16, moved=True)
+    assert world.dispatch() == {}
+    for name in ("a", "b", "before"):
+        world.router.ended(name, world.now)
+    world.report(Leg.DECODE, world.decode[0], num_running=0)
+    assert list(world.dispatch()) == ["c"]
 
 
 def test_whose_turn_would_be_after_many_others_is_told_so() -> None:

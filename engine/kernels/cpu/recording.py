@@ -78,6 +78,11 @@ class Recorder(TorchDispatchMode):
         self.calls: list[Call] = []
         self.complete = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler to keep it off, which takes a second and 50 MB."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
