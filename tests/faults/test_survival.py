@@ -109,12 +109,13 @@ async def test_stuck_behind_a_loop_that_answers(fleet: Fleet, expected: Expected
     async with fleet.ingress(RelayConfig(LocalPrefill.NEVER, stall_s=STALL_S)) as relay:
         victim = fleet.pools[leg][0]
         victim.set_faults("source.open=stuck worker.reserved=stuck")
-        began = time.monotonic()
-        wave = Wave(relay, JOBS)
-        await wave.reach(1)
-        assert time.monotonic() - began < STALL_S + SLACK_S
-        await wave.check(expected)
-        assert not (await victim.health()).healthy, "it has been stuck all the time"
+        async with asyncio.timeout(ANSWERED_S):
+            while (await victim.health()).healthy:  # the router may send all to the other
+                began = time.monotonic()
+                wave = Wave(relay, JOBS)
+                await wave.reach(1)
+                assert time.monotonic() - began < STALL_S + SLACK_S
+                await wave.check(expected)
         assert relay.reroutes.keys() == ({"stuck"} if leg is Leg.DECODE else set())
 
 

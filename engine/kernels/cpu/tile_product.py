@@ -60,7 +60,7 @@ def lay_rows(job: Any) -> None:
 def tile_product(job: Any) -> None:
     """Pieces are panels. More than 32 rows are laid out by `lay_rows`."""
     rows, together = word(job, 7), word(job, 8)  # `together`: panels in one claim
-    panels = (word(job, 6) + COLUMNS - 1) // COLUMNS
+    panels = (word(job, 6) + COLUMNS - 1) // COLUMNS if rows > 0 else 0  # no tile has no rows
     sums, shape = panel_sums(), shape_memory()
     while True:
         first = claim(job, together)
