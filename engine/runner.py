@@ -9,10 +9,11 @@ import torch
 from engine.grammar.table import GrammarTable
 from engine.kernels.interface import StepBatch
 from engine.models.interface import CausalModel
-from engine.sampler.interface import Draws, History, Sampler
+from engine.sampler.interface import Draws, History, IntArray, Sampler
 from engine.sampler.report import logprob_entries, make_samples
 from engine.sampler.table import SamplingTable
 from engine.slots import SlotTable
+from engine.staging import Staging
 from engine.step import EnteringSequence, Slice, StepPlan, StepResult, TokenLogprobs
 from kv_cache.slab import KvSlab
 
@@ -50,6 +51,7 @@ class ModelRunner:
         self._host_slabs = host_slabs
         self._eos_token_ids = eos_token_ids
         self._device = slabs[0].data.device
+        self._staging = Staging(self._device)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, on_written: Callable[[], None]) -> StepResult:
@@ -61,7 +63,7 @@ class ModelRunner:
         self._slots.update_tables(plan.updates)
         if not plan.slices:
             return StepResult(plan.step, (), {})
-        batch = self._slots.batch(plan.slices, plan.num_decode, self._device)
+        batch = self._slots.batch(plan.slices, plan.num_decode, self._staging)
         ends = np.cumsum([s.num_tokens for s in plan.slices])
         if any(s.prompt_logprobs is not None for s in plan.slices):
             return self._read_prompts(plan, batch, ends, on_written)
@@ -129,7 +131,7 @@ class ModelRunner:
         rows = np.repeat(np.arange(len(drawing), dtype=np.int32), [len(s) for s in drawing])
         logits, draws = self._model.logits(hidden), Draws(slots, rows)
         masks = self._masks(draws)  # while a GPU computes the logits
-        sampled = self._sampler.sample(logits, draws, self._history(), masks)
+        sampled = self._sampler.sample(logits, draws, self._history(slots), masks)
         drawn = make_samples(sampled, slots, self._parameters)
         failed = drawn.failed_slots
         if masks is not None:
@@ -151,10 +153,14 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _history(self) -> History:
+    def _history(self, slots: IntArray) -> History:
+        tokens, num_tokens = self._slots.tokens, self._slots.num_tokens
+        if self._device.type != "cpu":
+            penalized = bool(self._parameters.rows["penalized"][slots].any())
+            tokens, num_tokens = self._slots.history(slots, with_tokens=penalized)
         return History(
-            torch.from_numpy(self._slots.tokens).to(self._device),
-            torch.from_numpy(self._slots.num_tokens).to(self._device),
+            torch.from_numpy(tokens).to(self._device, non_blocking=True),
+            torch.from_numpy(num_tokens).to(self._device, non_blocking=True),
         )
 
     def _prompt_logprobs(self, part: Slice, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from engine.kernels.interface import NO_SLOT, GroupBatch, StepBatch
+from engine.staging import Array, Staging
 from engine.step import EnteringSequence, Slice, TableUpdate
 
 IntArray = npt.NDArray[np.int32]
@@ -48,7 +48,13 @@ class SlotTable:
         self.tokens[slots, ends] = token_ids
         self.num_tokens[slots] = ends + 1
 
-    def batch(self, slices: Sequence[Slice], num_decode: int, device: torch.device) -> StepBatch:
+    def history(self, slots: IntArray, with_tokens: bool) -> tuple[IntArray, IntArray]:
+        """(tokens, num_tokens) of all slots, with no more columns than these need: the whole
+        table may be 100 MB, too much to bring to a device in every step."""
+        width = int(self.num_tokens[slots].max()) if with_tokens else 0
+        return np.ascontiguousarray(self.tokens[:, :width]), self.num_tokens
+
+    def batch(self, slices: Sequence[Slice], num_decode: int, staging: Staging) -> StepBatch:
         head = np.array([s[:4] for s in slices], np.int64)
         slots, starts, counts, write_starts = head.T.copy()
         query_starts = np.zeros(len(slices) + 1, np.int32)
@@ -62,25 +68,28 @@ class SlotTable:
         kv_lens = starts + counts
         max_kv_len = int(kv_lens.max())
 
-        def put(array: npt.NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(array).to(device, non_blocking=True)
-
         num_columns = -(-max_kv_len // self._block_size)
         blocks, offsets = np.divmod(positions, self._block_size)
         unwritten = positions < writes
         any_unwritten = bool(unwritten.any())
-        groups = []
+        arrays: list[Array] = [
+            self.tokens[rows, positions].astype(np.int64),
+            np.ascontiguousarray(positions),
+            query_starts,
+            kv_lens.astype(np.int32),
+        ]
         for table in self._tables:
             places = table[rows, blocks].astype(np.int64) * self._block_size + offsets
             if any_unwritten:
                 places[unwritten] = NO_SLOT
-            groups.append(GroupBatch(put(table[slots, :num_columns]), put(places)))
+            arrays += table[slots, :num_columns], places
+        token_ids, there, starts_there, lens_there, *grouped = staging.put(arrays)
         return StepBatch(
-            token_ids=put(self.tokens[rows, positions].astype(np.int64)),
-            positions=put(np.ascontiguousarray(positions)),
-            query_starts=put(query_starts),
-            kv_lens=put(kv_lens.astype(np.int32)),
-            groups=tuple(groups),
+            token_ids=token_ids,
+            positions=there,
+            query_starts=starts_there,
+            kv_lens=lens_there,
+            groups=tuple(map(GroupBatch, grouped[::2], grouped[1::2])),
             num_decode=num_decode,
             max_query_len=int(counts.max()),
             max_kv_len=max_kv_len,
