@@ -16,7 +16,7 @@ from engine.models.decoder_tensors import (
 )
 from engine.models.interface import CausalModel, LoadFormat, ModelDescription
 from engine.models.parse_config import parse_decoder
-from engine.models.replayed import ReplayedDecoder
+from engine.models.replayed import EXACT, ON_A_LADDER, ReplayedDecoder
 from engine.weights import CheckpointTensors, RandomTensors, TensorSource
 
 
@@ -42,10 +42,22 @@ def load_model(
         )
     config = parse_decoder(source.config)
     tensors, weights = _open(source, config, load_format, seed)
-    reader = Reader(weights, dtype, device)
-    with torch.inference_mode():
-        loader = DecoderLoader(config, tensors, reader, kernels, description.max_model_len)
-        return ReplayedDecoder(loader.load(), kernels)
+    return load_decoder(
+        config, tensors, Reader(weights, dtype, device), kernels, description.max_model_len
+    )
+
+
+@torch.inference_mode()
+def load_decoder(
+    config: DecoderConfig,
+    tensors: DecoderTensors,
+    reader: Reader,
+    kernels: Kernels,
+    max_positions: int,
+) -> CausalModel:
+    decoder = DecoderLoader(config, tensors, reader, kernels, max_positions).load()
+    sizes = EXACT if reader.device.type == "cpu" else ON_A_LADDER
+    return ReplayedDecoder(decoder, kernels, sizes)
 
 
 def _open(

@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.interface import GroupBatch, Kernels, Replay, StepBatch
+from engine.kernels.interface import NO_SLOT, GroupBatch, Kernels, Replay, StepBatch
 from engine.models.decoder import Decoder
 from kv_cache.slab import KvSlab
 
 MOST_RECORDINGS = 64
-LEAST_COLUMNS = 16  # of a block table
 
 Key = tuple[int, ...]
 
 
+def rung(num_seqs: int) -> int:
+    """The recorded size that serves so many sequences: 19 sizes up to 256, and from 33 on at
+    most a quarter more than there are."""
+    if num_seqs <= 8:
+        return 1 << (num_seqs - 1).bit_length()
+    step = max(8, 1 << (num_seqs - 1).bit_length() - 3)
+    return -(-num_seqs // step) * step
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """Which steps repeat each other. `num_seqs` gives the size recorded for so many sequences:
+    those that are missing have no tokens, and cost what a row of a matrix product does."""
+
+    num_seqs: Callable[[int], int]
+    least_columns: int  # of a block table; they double from there
+
+    def num_columns(self, needed: int) -> int:
+        return max(self.least_columns, 1 << (needed - 1).bit_length())
+
+
+# A CPU computes every row, and a call for one width of tables is soon recorded. A graph costs
+# 10 to 50 ms to record, and kernels do not see how wide a table is.
+EXACT = StepSizes(lambda count: count, 16)
+ON_A_LADDER = StepSizes(rung, 1024)
+
+
 class ReplayedDecoder:
     """A `CausalModel` that records a step of one token a sequence when it sees one like it for
-    the second time: as many sequences, and block tables about as long."""
+    the second time: about as many sequences, and block tables about as long."""
 
-    def __init__(self, decoder: Decoder, kernels: Kernels) -> None:
+    def __init__(self, decoder: Decoder, kernels: Kernels, sizes: StepSizes = EXACT) -> None:
         self._decoder = decoder
         self._kernels = kernels
+        self._sizes = sizes
         self._steps: OrderedDict[Key, DecodeStep | None] = OrderedDict()  # None: seen once
         self._repeats = True
 
@@ -43,8 +71,8 @@ class ReplayedDecoder:
 
     def _decode(self, batch: StepBatch, slabs: Sequence[KvSlab]) -> torch.Tensor:
         needed = max(group.block_tables.shape[1] for group in batch.groups)
-        columns = max(LEAST_COLUMNS, 1 << (needed - 1).bit_length())
-        key = (batch.num_seqs, columns, *(slab.data.data_ptr() for slab in slabs))
+        num_seqs, columns = self._sizes.num_seqs(batch.num_seqs), self._sizes.num_columns(needed)
+        key = (num_seqs, columns, *(slab.data.data_ptr() for slab in slabs))
         if key not in self._steps:
             self._steps[key] = None
             if len(self._steps) > MOST_RECORDINGS:
@@ -54,29 +82,40 @@ class ReplayedDecoder:
         step = self._steps[key]
         if step is not None:
             return step.run(batch)
-        step = DecodeStep(self._decoder, batch, columns, slabs[0].layout.block_size)
+        step = DecodeStep(self._decoder, batch, num_seqs, columns, slabs[0].layout.block_size)
         hidden = step.record(self._kernels, batch, slabs)
         self._steps[key], self._repeats = step, step.repeats
         return hidden
 
 
 class DecodeStep:
-    """What a step is given, always in the same place, and the recorded calls."""
+    """What a step is given, always in the same place, and the recorded calls.
 
-    def __init__(self, decoder: Decoder, batch: StepBatch, columns: int, block_size: int) -> None:
+    Rows beyond the step's sequences are empty: no tokens to attend to, no slot to write.
+    """
+
+    def __init__(
+        self, decoder: Decoder, like: StepBatch, num_seqs: int, columns: int, block_size: int
+    ) -> None:
         self._decoder = decoder
-        self._residual = decoder.embed(batch.token_ids)
+        zeros = like.positions.new_zeros
+        self._residual = decoder.embed(zeros(num_seqs))
         groups = tuple(
-            GroupBatch(group.block_tables.new_zeros(batch.num_seqs, columns), group.slots.clone())
-            for group in batch.groups
+            GroupBatch(
+                group.block_tables.new_zeros(num_seqs, columns),
+                group.slots.new_full((num_seqs,), NO_SLOT),
+            )
+            for group in like.groups
         )
         self._batch = StepBatch(
-            token_ids=batch.token_ids,
-            positions=batch.positions.clone(),
-            query_starts=batch.query_starts.clone(),
-            kv_lens=batch.kv_lens.clone(),
+            token_ids=zeros(num_seqs),
+            positions=zeros(num_seqs),
+            query_starts=torch.arange(
+                num_seqs + 1, dtype=torch.int32, device=like.query_starts.device
+            ),
+            kv_lens=like.kv_lens.new_zeros(num_seqs),
             groups=groups,
-            num_decode=batch.num_decode,
+            num_decode=num_seqs,
             max_query_len=1,
             max_kv_len=columns * block_size,
         )
@@ -92,20 +131,28 @@ class DecodeStep:
         self._hidden, self._replay = kernels.record(
             lambda: self._decoder.transform(self._residual, self._batch, slabs)
         )
-        return self._hidden
+        return self._hidden[: batch.num_seqs]
 
     def run(self, batch: StepBatch) -> torch.Tensor:
         """Overwrites what the last step like this one gave."""
         assert self._replay is not None
         self._take(batch)
         self._replay()
-        return self._hidden
+        return self._hidden[: batch.num_seqs]
 
     def _take(self, batch: StepBatch) -> None:
-        own = self._batch
-        self._residual.copy_(self._decoder.embed(batch.token_ids))
-        own.positions.copy_(batch.positions)
-        own.kv_lens.copy_(batch.kv_lens)
+        own, count = self._batch, batch.num_seqs
+        self._residual[:count].copy_(self._decoder.embed(batch.token_ids))
+        own.positions[:count].copy_(batch.positions)
+        own.kv_lens[:count].copy_(batch.kv_lens)
+        if count < own.num_seqs:
+            self._empty_from(count)
         for ours, theirs in zip(own.groups, batch.groups, strict=True):
-            ours.slots.copy_(theirs.slots)
-            ours.block_tables[:, : theirs.block_tables.shape[1]].copy_(theirs.block_tables)
+            ours.slots[:count].copy_(theirs.slots)
+            columns = theirs.block_tables.shape[1]
+            ours.block_tables[:count, :columns].copy_(theirs.block_tables)
+
+    def _empty_from(self, row: int) -> None:
+        self._batch.kv_lens[row:].zero_()
+        for group in self._batch.groups:
+            group.slots[row:].fill_(NO_SLOT)

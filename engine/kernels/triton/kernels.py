@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import triton
 
 from engine.kernels.interface import (
     Activation,
@@ -15,6 +16,7 @@ from engine.kernels.interface import (
 )
 from engine.kernels.triton.activation import gated_launch
 from engine.kernels.triton.decode import decode_launches
+from engine.kernels.triton.graphs import GraphRecorder
 from engine.kernels.triton.linear import TorchLinear
 from engine.kernels.triton.norm import norm_launch
 from engine.kernels.triton.prefill import prefill_launch
@@ -23,6 +25,7 @@ from engine.kernels.triton.write import write_launch
 from kv_cache.slab import KvSlab
 
 PROGRAMS_PER_SM = 2  # of decode attention; what its shared memory leaves room for
+INTERPRETED = triton.knobs.runtime.interpret  # on a CPU, for tests: nothing is launched
 
 
 class TritonKernels:
@@ -38,6 +41,7 @@ class TritonKernels:
     def __init__(self, num_programs: int) -> None:
         """`num_programs` share the work of decode attention."""
         self._num_programs = num_programs
+        self._graphs = GraphRecorder()
 
     @classmethod
     def for_device(cls, device: torch.device) -> "TritonKernels":
@@ -48,7 +52,9 @@ class TritonKernels:
         return TorchLinear(weight, bias)
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
-        return run(), None
+        if INTERPRETED:
+            return run(), None
+        return self._graphs.record(run)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
