@@ -14,7 +14,6 @@ from engine.fingerprint import fingerprint
 from engine.generation_defaults import read_generation_defaults
 from engine.grammar.compiler import Compile, GrammarCompiler
 from engine.grammar.interface import CompiledGrammar
-from engine.grammar.library import Vocabulary
 from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedReads
 from engine.kernels.registry import kernel_name, load_kernels
 from engine.machine import available_memory
@@ -243,6 +242,8 @@ class Engine:
 
 
 def _load_vocabulary(info: EngineInfo) -> Compile:
+    from engine.grammar.library import Vocabulary  # needed by requests with a grammar alone
+
     try:
         tokenizer = Tokenizer.from_folder(info.source.folder)
     except ModelError as error:
