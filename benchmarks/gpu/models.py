@@ -1,0 +1,114 @@
+"""Models and engines whose weights are made on the device, without a file."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.workloads import ModelShape
+from engine.assemble import EngineInfo, assemble
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.fingerprint import fingerprint
+from engine.generation_defaults import read_generation_defaults
+from engine.model_source import ModelSource, resolve_model
+from engine.models.decoder_loader import Reader
+from engine.models.decoder_tensors import Part, Stack, decoder_tensors
+from engine.models.describe import describe
+from engine.models.interface import CausalModel, ModelDescription
+from engine.models.load import load_decoder
+from engine.models.parse_config import parse_decoder
+from engine.sizing import decide_shape, size_cache
+from engine.weights import TensorSource
+
+DEVIATION = 0.02  # what trained models begin with: activations stay finite
+
+
+class RandomOnDevice:
+    """Weights of `DEVIATION`; norms are ones."""
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        if "norm" in name:
+            out.fill_(1.0)
+        else:
+            out.normal_(0.0, DEVIATION)
+
+
+@dataclass(frozen=True)
+class OfAnother:
+    """The tensors of a model that is in memory."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+    def read(self, name: str, out: torch.Tensor) -> None:
+        out.copy_(self.tensors[name])
+
+
+class DeviceReader(Reader):
+    """Has tensors filled where they will be used."""
+
+    def stacked(self, stack: Stack) -> torch.Tensor:
+        rows = sum(part.shape[0] for part in stack)
+        shape = (rows, *stack[0].shape[1:])
+        whole = torch.empty(shape, dtype=self.dtype, device=self.device)
+        start = 0
+        for part in stack:
+            self.source.read(part.name, whole[start : start + part.shape[0]])
+            start += part.shape[0]
+        return whole
+
+    def norm_weight(self, part: Part, adds_one: bool) -> torch.Tensor:
+        weight = torch.empty(part.shape, dtype=torch.float32, device=self.device)
+        self.source.read(part.name, weight)
+        return weight + 1.0 if adds_one else weight
+
+
+def write_config(folder: Path, shape: ModelShape, max_len: int) -> ModelSource:
+    values: dict[str, Any] = shape.config() | {"max_position_embeddings": max_len}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    return resolve_model(str(folder), weights=False)
+
+
+def make_model(
+    bench: Bench,
+    source: ModelSource,
+    dtype: torch.dtype,
+    max_len: int,
+    weights: TensorSource | None = None,
+) -> tuple[CausalModel, ModelDescription]:
+    description = replace(describe(source), max_model_len=max_len)
+    config = parse_decoder(source.config)
+    tensors = decoder_tensors(config, config.style.prefixes[0])
+    reader = DeviceReader(weights or RandomOnDevice(), dtype, bench.device)
+    model = load_decoder(config, tensors, reader, bench.kernels(), max_len)
+    return model, description
+
+
+def make_engine(
+    bench: Bench,
+    source: ModelSource,
+    weights: TensorSource | None = None,
+    wrap: Callable[[CausalModel], CausalModel] = lambda model: model,
+    **knobs: Any,
+) -> Engine:
+    """What `Engine.create` makes, but for where the weights come from."""
+    config = EngineConfig(
+        model=str(source.folder), device=bench.device.type, kernels="triton", **knobs
+    )
+    described = describe(source)
+    shape = decide_shape(config, described)
+    model, described = make_model(bench, source, shape.dtype, shape.max_model_len, weights)
+    info = EngineInfo(
+        source=source,
+        model=described,
+        shape=shape,
+        cache=size_cache(config, shape, described),
+        defaults=read_generation_defaults(source.folder),
+        fingerprint=fingerprint(source, "dummy", config.seed, described.variant),
+    )
+    return Engine(info, assemble(config, info, wrap(model)), config.seed)

@@ -1,0 +1,92 @@
+"""The offline workload through the whole engine, and what the host takes of a step at B 256."""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import bounds
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.generation import add, generate
+from benchmarks.gpu.models import make_engine, write_config
+from benchmarks.gpu.watched import WatchedModel
+from benchmarks.gpu.workload import OFFLINE, OUTPUT, SMOKE_OFFLINE, Offline
+from benchmarks.workloads import Workload
+from engine.engine import Engine
+from engine.models.interface import CausalModel
+
+HOST_GOAL = 0.05
+REPEATS = 2
+
+
+def run(bench: Bench) -> None:
+    work = SMOKE_OFFLINE if bench.smoke else OFFLINE
+    watched: list[WatchedModel] = []
+
+    def watch(model: CausalModel) -> CausalModel:
+        watched.append(WatchedModel(model, bench.device))
+        return watched[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = write_config(Path(folder), bench.shape, 4096)
+        engine = make_engine(
+            bench,
+            source,
+            wrap=watch,
+            dtype=str(bench.dtype).removeprefix("torch."),
+            max_num_seqs=4 if bench.smoke else 256,
+            max_num_batched_tokens=64 if bench.smoke else 8192,
+            max_model_len=2048,
+            kv_cache_memory_bytes=1 << (24 if bench.smoke else 36),
+        )
+    _throughput(bench, engine, work)
+    _host(bench, engine, watched[0])
+    engine.close()
+
+
+def _throughput(bench: Bench, engine: Engine, work: Offline) -> None:
+    vocab, best = bench.shape.vocab_size, float("inf")
+    if not bench.smoke:
+        generate(engine, work.prompts(vocab, seed=0), 4)  # compiles, and records the step
+    for seed in range(1, 2 if bench.smoke else 1 + REPEATS):
+        prompts = work.prompts(vocab, seed)
+        started = time.perf_counter()
+        answers = generate(engine, prompts, work.output_len)
+        best = min(best, time.perf_counter() - started)
+        assert all(len(answer) == work.output_len for answer in answers)
+    num_tokens = work.num_seqs * work.output_len
+    least_s = bounds.total_s(
+        Workload(work.name, bench.shape, work.num_seqs, work.prompt_len, work.output_len),
+        bench.limits,
+    )
+    bench.figure(f"{work.name}, whole", "s", best, limit=least_s)
+    bench.figure(OUTPUT, "tokens/s", num_tokens / best)
+
+
+def _host(bench: Bench, engine: Engine, watched: WatchedModel) -> None:
+    """What a step takes beside layers and logits: scheduler, batch, the draw, answers."""
+    num_seqs, context = (2, 4) if bench.smoke else (256, 1024)
+    steps = 2 if bench.smoke else 40
+    prompts = Offline(num_seqs, context, 0).prompts(bench.shape.vocab_size, seed=99)
+    add(engine, prompts, steps + 8)
+    started: set[str] = set()
+    while len(started) < num_seqs:
+        started |= set(engine.step().updates)
+    for _ in range(3):
+        engine.step()
+    watched.reset()
+    times = []
+    for _ in range(steps):
+        before = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - before)
+    while engine.has_work:
+        engine.step()
+    step_s = statistics.median(times)
+    host_s = step_s - watched.median_s()
+    name = f"engine's step, B {num_seqs} at {context}"
+    bench.figure(name, "ms", step_s * 1e3)
+    bench.figure(
+        f"{name}, beside layers and logits", "ms", host_s * 1e3, share=host_s / step_s,
+        share_of="the step", goal=HOST_GOAL, goal_is_most=True,
+    )  # fmt: skip

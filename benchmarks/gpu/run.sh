@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Checks the GPU path, then measures it beside the card's own limits. Nine minutes at most.
+#
+#   benchmarks/gpu/run.sh [--part NAME]... [--out FOLDER] [--total-s SECONDS] [--smoke]
+#
+# Leaves results.json, table.txt and log.txt in FOLDER ($OUT, or benchmarks/results/gpu).
+# --smoke: tiny shapes, on the CPU too, where Triton's interpreter runs the kernels.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+exec "${PYTHON:-python3}" -m benchmarks.gpu "$@"

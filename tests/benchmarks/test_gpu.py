@@ -1,0 +1,117 @@
+"""Every part of the GPU benchmark at its smallest, and what becomes of parts that fail."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import results
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.bench import COPY, GEMM, LIMITS_PART, Bench
+from benchmarks.gpu.parts import BY_NAME, PARTS
+from benchmarks.gpu.results import Check, Figure
+from benchmarks.gpu.running import Running
+
+# without those that start processes or make a second model of transformers'
+SMOKED = [p.name for p in PARTS if p.name not in ("check-tests", "check-families")]
+MINUTES = 9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu")
+
+
+@pytest.mark.parametrize("name", SMOKED)
+def test_a_part_finds_something_and_nothing_wrong(name: str, folder: Path) -> None:
+    part = BY_NAME[name]
+    with torch.inference_mode(), np.errstate(over="ignore"):
+        part.load().run(Bench(name, True, folder, time.monotonic() + 100))
+    found = results.read(folder / f"{name}.jsonl")
+    assert {r.part for r in found} == {name}
+    assert all(r.passed for r in found if isinstance(r, Check))
+    figures = [r for r in found if isinstance(r, Figure)]
+    assert all(math.isfinite(f.value) for f in figures)
+    assert any(isinstance(r, Figure if part.measures else Check) for r in found)
+
+
+def test_checks_together_and_all_measures_fit_the_time_as_a_rule() -> None:
+    """Limits are for what goes wrong: more than all of them is cut off by the whole's."""
+    checks_s = max(p.limit_s for p in PARTS if not p.measures)
+    assert checks_s <= MINUTES * 60 / 3
+    assert all(p.limit_s <= 120 for p in PARTS if p.measures)
+    assert PARTS[5].name == LIMITS_PART
+    assert all(p.measures for p in PARTS[5:])
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from benchmarks.gpu import results
+name, folder = sys.argv[1], Path(sys.argv[2])
+results.append(folder / f"{name}.jsonl", results.Figure(name, "half", "ms", 2.0, 1.0, 0.5))
+print("so far")
+if name == "failing":
+    raise MemoryError("the card is full")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "limit_s", "end"),
+    [("failing", 60.0, "the card is full"), ("hanging", 0.4, "its time was over")],
+)
+def test_a_part_that_ends_badly_leaves_what_it_found(
+    name: str, limit_s: float, end: str, tmp_path: Path
+) -> None:
+    running = Running(name, tmp_path, limit_s, True, (sys.executable, "-c", SCRIPT))
+    if name == "hanging":
+        while not (tmp_path / "hanging.jsonl").exists():
+            time.sleep(0.01)
+    outcome = running.wait()
+    assert end in outcome
+    assert not outcome.startswith("done")
+    (figure,) = results.read(tmp_path / f"{name}.jsonl")
+    assert isinstance(figure, Figure)
+    assert figure.share == 0.5
+
+
+def test_limits_of_this_run_are_used(tmp_path: Path) -> None:
+    bench = Bench("steps", True, tmp_path, 0.0)
+    assert bench.limits.read_bytes_s == 4.3e12
+    for name, value in ((COPY, 4200.0), (GEMM, 700.0)):
+        results.append(tmp_path / "limits.jsonl", Figure(LIMITS_PART, name, "", value))
+    assert bench.limits.read_bytes_s == pytest.approx(4.2e12)
+    assert bench.limits.gemm_flops_s == pytest.approx(7e14)
+
+
+def test_goals_and_bounds() -> None:
+    def met(share: float, most: bool) -> bool | None:
+        return Figure("p", "f", "ms", 1.0, share=share, goal=0.8, goal_is_most=most).met
+
+    assert [met(0.7, False), met(0.8, False), met(0.7, True), met(0.9, True)] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert not Check("p", "c", math.nan, 1.0).passed
+    text = results.as_text([Check("p", "c", math.nan, 1.0), Figure("p", "f", "ms", 2.0, 1.0, 0.5)])
+    assert "NO" in text
+    assert "50.0%" in text
+    json.dumps(results.as_json([Check("p", "c", math.nan, 1.0)]), allow_nan=False)
+
+
+def test_the_command_writes_its_three_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["run", "--smoke", "--part", "limits", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    assert main() == 0
+    summary = json.loads((tmp_path / "results.json").read_text())
+    assert summary["parts"]["limits"].startswith("done")
+    assert [r["name"] for r in summary["results"]][::2] == [COPY, GEMM]
+    assert "SMOKE" in (tmp_path / "table.txt").read_text()
+    assert (tmp_path / "log.txt").stat().st_size > 0
