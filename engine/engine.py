@@ -225,6 +225,7 @@ class Engine:
         """A prompt of some blocks and a few tokens, so that no user waits for a compiler; once
         more, since steps are recorded when they are made again, and a last time for what they
         take then."""
+        self._runner.prepare()
         for reporting in (True, False, False):
             self.step_times = StepTimes()
             self.add(_warm_up_request(self.info.shape, reporting))

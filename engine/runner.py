@@ -54,6 +54,11 @@ class ModelRunner:
         self._staging = Staging(self._device)
 
     @torch.inference_mode()
+    def prepare(self) -> None:
+        """Before the first plan; may take seconds."""
+        self._model.prepare(self._slabs, self._slots.num_slots)
+
+    @torch.inference_mode()
     def execute(self, plan: StepPlan, on_written: Callable[[], None]) -> StepResult:
         """`on_written`: all that the step writes to the cache is there, and nothing is drawn yet.
         Called only where that is known without waiting for a device."""

@@ -30,6 +30,10 @@ class SlotTable:
             np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups)
         ]
 
+    @property
+    def num_slots(self) -> int:
+        return len(self.num_tokens)
+
     def enter(self, sequence: EnteringSequence) -> None:
         slot, count = sequence.slot, len(sequence.token_ids)
         self.tokens[slot, :count] = sequence.token_ids

@@ -25,6 +25,9 @@ class WatchedModel:
     def vocab_size(self) -> int:
         return self._model.vocab_size
 
+    def prepare(self, slabs: Sequence[KvSlab], max_num_seqs: int) -> None:
+        self._model.prepare(slabs, max_num_seqs)
+
     def forward(
         self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -136,6 +136,9 @@ class Decoder:
     def vocab_size(self) -> int:
         return self._embedding.shape[0]
 
+    def prepare(self, slabs: Sequence[KvSlab], max_num_seqs: int) -> None:
+        """Is ready."""
+
     def forward(
         self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -27,6 +27,11 @@ class CausalModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    def prepare(self, slabs: Sequence[KvSlab], max_num_seqs: int) -> None:
+        """Makes ready, before the first request, what a step of at most so many sequences over
+        these slabs would have to wait for."""
+        ...
+
     def forward(
         self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -33,15 +33,16 @@ class StepSizes:
 
     num_seqs: Callable[[int], int]
     least_columns: int  # of a block table; they double from there
+    ahead: bool  # are all recorded before the first request
 
     def num_columns(self, needed: int) -> int:
         return max(self.least_columns, 1 << (needed - 1).bit_length())
 
 
-# A CPU computes every row, and a call for one width of tables is soon recorded. A graph costs
-# 10 to 50 ms to record, and kernels do not see how wide a table is.
-EXACT = StepSizes(lambda count: count, 16)
-ON_A_LADDER = StepSizes(rung, 1024)
+# A CPU computes every row, and a call for one width of tables is soon recorded. To record a graph
+# the device is waited for and garbage collected, and kernels do not see how wide a table is.
+EXACT = StepSizes(lambda count: count, 16, ahead=False)
+ON_A_LADDER = StepSizes(rung, 1024, ahead=True)
 
 
 class ReplayedDecoder:
@@ -59,6 +60,16 @@ class ReplayedDecoder:
     def vocab_size(self) -> int:
         return self._decoder.vocab_size
 
+    def prepare(self, slabs: Sequence[KvSlab], max_num_seqs: int) -> None:
+        """The largest first: the others fit into the memory that it takes."""
+        if not self._sizes.ahead:
+            return
+        for num_seqs in sorted(set(map(self._sizes.num_seqs, range(1, max_num_seqs + 1))))[::-1]:
+            batch = empty_batch(num_seqs, slabs)
+            self._record(self._key(batch, slabs), batch, slabs)
+            if not self._repeats:
+                return
+
     def forward(
         self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -70,9 +81,7 @@ class ReplayedDecoder:
         return self._decoder.logits(hidden)
 
     def _decode(self, batch: StepBatch, slabs: Sequence[KvSlab]) -> torch.Tensor:
-        needed = max(group.block_tables.shape[1] for group in batch.groups)
-        num_seqs, columns = self._sizes.num_seqs(batch.num_seqs), self._sizes.num_columns(needed)
-        key = (num_seqs, columns, *(slab.data.data_ptr() for slab in slabs))
+        key = self._key(batch, slabs)
         if key not in self._steps:
             self._steps[key] = None
             if len(self._steps) > MOST_RECORDINGS:
@@ -80,12 +89,39 @@ class ReplayedDecoder:
             return self._decoder.forward(batch, slabs)
         self._steps.move_to_end(key)
         step = self._steps[key]
-        if step is not None:
-            return step.run(batch)
+        return self._record(key, batch, slabs) if step is None else step.run(batch)
+
+    def _key(self, batch: StepBatch, slabs: Sequence[KvSlab]) -> Key:
+        needed = max(group.block_tables.shape[1] for group in batch.groups)
+        return (
+            self._sizes.num_seqs(batch.num_seqs),
+            self._sizes.num_columns(needed),
+            *(slab.data.data_ptr() for slab in slabs),
+        )
+
+    def _record(self, key: Key, batch: StepBatch, slabs: Sequence[KvSlab]) -> torch.Tensor:
+        num_seqs, columns, *_ = key
         step = DecodeStep(self._decoder, batch, num_seqs, columns, slabs[0].layout.block_size)
         hidden = step.record(self._kernels, batch, slabs)
         self._steps[key], self._repeats = step, step.repeats
         return hidden
+
+
+def empty_batch(num_seqs: int, slabs: Sequence[KvSlab]) -> StepBatch:
+    """Sequences without tokens: nothing is read or written for them."""
+    like = torch.empty(0, dtype=torch.int64, device=slabs[0].data.device)
+    lengths = like.new_zeros(num_seqs, dtype=torch.int32)
+    group = GroupBatch(lengths[:, None], like.new_full((num_seqs,), NO_SLOT))
+    return StepBatch(
+        token_ids=like.new_zeros(num_seqs),
+        positions=like.new_zeros(num_seqs),
+        query_starts=torch.arange(num_seqs + 1, dtype=torch.int32, device=like.device),
+        kv_lens=lengths,
+        groups=(group,) * len(slabs),
+        num_decode=num_seqs,
+        max_query_len=1,
+        max_kv_len=0,
+    )
 
 
 class DecodeStep:

@@ -56,6 +56,9 @@ class TransformersModel:
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden if wanted is None else hidden.index_select(0, wanted)
 
+    def prepare(self, slabs: Sequence[KvSlab], max_num_seqs: int) -> None:
+        """Is ready."""
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The whole model with its decoder left out: heads scale and cap each in their own way."""
         self._head_input = hidden.unsqueeze(0)

@@ -18,6 +18,7 @@ from kv_cache.slab import KvSlab
 
 MIN_SHARE = 2  # tiles of a program
 MERGED_PARTS = 32  # that a program of the second pass holds at a time
+LEAST_SEQS = 128  # one for each thread: fewer cost the same, and would be compiled anew
 
 
 @triton.jit(do_not_specialize=["num_seqs", "table_stride"])
@@ -116,7 +117,7 @@ def decode_launches(
     members = spec.num_heads // spec.num_kv_heads
     tiles = tiles or decode_tiles(members, spec.head_dim, spec.value_dim, q.element_size())
     constants = attention_constants(spec, slab, tiles)
-    constants |= {"SEQS": power_of_two(batch.num_decode), "MIN_SHARE": MIN_SHARE}
+    constants |= {"SEQS": max(power_of_two(batch.num_decode), LEAST_SEQS), "MIN_SHARE": MIN_SHARE}
     rows, tables = num_programs * 2 * tiles.rows, group.block_tables
     partial = torch.empty(rows * spec.value_dim, dtype=torch.float32, device=q.device)
     stats = torch.empty(rows * 2, dtype=torch.float32, device=q.device)

@@ -23,7 +23,7 @@ class GraphRecorder:
         if self._pool is None:
             self._pool = graph_pool_handle()
         calls = CUDAGraph()
-        with graph(calls, pool=self._pool):
+        with graph(calls, pool=self._pool, capture_error_mode="thread_local"):
             recorded = run()
         recorded.copy_(result)
         return recorded, calls.replay
