@@ -38,6 +38,7 @@ PARTS = (
     Part("layout", "layout", 60),
     Part("offline", "offline", 80),
     Part("offline-transformers", "offline_transformers", 110),
+    Part("tma", "prefill_by_tma", 60),
     Part("tiles", "tile_choices", 120),
 )
 BY_NAME = {part.name: part for part in PARTS}
