@@ -219,7 +219,7 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    names = ("nixl", "socket", "inprocess")
+    names = ("nixl", "socket", "inprocess", "collective")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="CONNECTOR")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()

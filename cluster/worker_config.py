@@ -30,6 +30,7 @@ class ConnectorChoice(StrEnum):
     AUTO = "auto"
     NIXL = "nixl"
     SOCKET = "socket"
+    COLLECTIVE = "collective"
 
 
 # A prompt's time to its first token is what a prefill worker is for: short ones need not wait

@@ -10,12 +10,13 @@ from kv_transfer.inprocess import InprocessConnector
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.socket_connector import SocketConfig, SocketConnector
 
-NAMES = ("inprocess", "nixl", "socket")
+NAMES = ("inprocess", "nixl", "socket", "collective")
 
 
 @dataclass(frozen=True)
 class ConnectorConfig:
-    """`secret`: the cluster's; two workers with different ones never exchange a byte."""
+    """`secret`: the cluster's; two workers with different ones never exchange a byte. `socket`: of
+    the collective connector's control connections too."""
 
     secret: bytes = b""
     nixl: NixlConfig = NixlConfig()
@@ -38,4 +39,8 @@ async def open_connector(
             return await NixlConnector.open(regions, incarnation, config.secret, config.nixl)
         case "socket":
             return SocketConnector(regions, incarnation, config.secret, config.socket)
+        case "collective":
+            from kv_transfer.collective_connector import CollectiveConnector  # loads torch
+
+            return CollectiveConnector(regions, incarnation, config.secret, config.socket)
     raise ConnectorUnavailable(f"connector: {name!r}, there are {', '.join(NAMES)}")

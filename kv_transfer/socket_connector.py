@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kv_transfer.block_pairs import BlockPairs
+from kv_transfer.carrier import CarriedPool
 from kv_transfer.connector import PoolRegion, Read
-from kv_transfer.errors import ConnectorUnavailable, TransferError
+from kv_transfer.errors import ConnectorUnavailable, IncompatiblePeer, TransferError
 from kv_transfer.piece_read import Backlog, PieceRead, failed_read
 from kv_transfer.pool_description import PoolDescription
 from kv_transfer.socket_memory import PoolBytes
@@ -40,18 +41,26 @@ class SocketConfig:
 
 
 class SocketConnector:
-    """A server for our pool, and streams that read those of peers."""
+    """A server for our pool, and streams that read those of peers.
+
+    With a pool of another kind the blobs take another way than the connections, which ask for them.
+    """
 
     name = NAME
 
     def __init__(
-        self, regions: Sequence[PoolRegion], incarnation: int, secret: bytes, config: SocketConfig
+        self,
+        regions: Sequence[PoolRegion],
+        incarnation: int,
+        secret: bytes,
+        config: SocketConfig,
+        pool: CarriedPool | None = None,
     ) -> None:
         if config.advertise is None and config.host in ("", "0.0.0.0", "::"):
             raise ConnectorUnavailable(
                 f"advertise: peers cannot connect to {config.host!r}; name this machine's address"
             )
-        self._pool = PoolBytes(regions)
+        self._pool = pool or PoolBytes(regions)
         self._incarnation = incarnation
         self._secret = secret
         self._config = config
@@ -72,12 +81,13 @@ class SocketConnector:
     def metadata(self) -> bytes:
         host = self._config.advertise or self._config.host
         payload = _PORT.pack(self._server.port) + host.encode()
-        description = PoolDescription(NAME, self._incarnation, self._pool.regions, payload)
+        description = PoolDescription(self.name, self._incarnation, self._pool.regions, payload)
         return description.encode(self._secret)
 
     async def connect(self, incarnation: int, metadata: bytes) -> "SocketPeer":
-        description = PoolDescription.decode(metadata, NAME, self._secret)
+        description = PoolDescription.decode(metadata, self.name, self._secret)
         description.check_fits(self._pool.regions, incarnation)
+        _check_memory(self._pool.regions, description.regions)
         host, port = _address(description.payload)
         config = self._config
         target = Target(
@@ -135,7 +145,7 @@ class SocketPeer:
 
     def __init__(
         self,
-        pool: PoolBytes,
+        pool: CarriedPool,
         regions: Sequence[PoolRegion],
         backlog: Backlog[BlockPairs],
         streams: list[Stream],
@@ -150,7 +160,7 @@ class SocketPeer:
 
     @property
     def transport(self) -> str:
-        return "tcp"
+        return self._pool.transport
 
     async def greet(self) -> None:
         """A read of nothing: connects one stream and hears the server's answer."""
@@ -189,3 +199,8 @@ def _address(payload: bytes) -> tuple[str, int]:
     if not _HOST.fullmatch(host):
         raise TransferError("metadata: no address of the peer's socket", retryable=False)
     return host.decode(), _PORT.unpack_from(payload)[0]
+
+
+def _check_memory(ours: Sequence[PoolRegion], theirs: Sequence[PoolRegion]) -> None:
+    if ours[0].memory != theirs[0].memory:
+        raise IncompatiblePeer("memory", f"{theirs[0].memory!r}, ours is {ours[0].memory!r}")

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from kv_transfer.block_pairs import Blocks, runs
+from kv_transfer.carrier import End
 from kv_transfer.connector import PoolRegion
 from kv_transfer.errors import ConnectorUnavailable
 
@@ -17,6 +18,8 @@ class PoolBytes:
 
     A device pool would need a pinned buffer between, which belongs here.
     """
+
+    transport = "tcp"
 
     def __init__(self, regions: Sequence[PoolRegion]) -> None:
         for region in regions:
@@ -33,6 +36,26 @@ class PoolBytes:
         size = self.regions[group].blob_bytes
         view = self._views[group]
         return [view[first * size : (first + count) * size] for first, count in runs(blocks)]
+
+    def carry(self, sock: socket.socket, end: End) -> "SocketCarrier":
+        return SocketCarrier(self, sock)
+
+
+class SocketCarrier:
+    """The connection itself carries the blobs."""
+
+    def __init__(self, pool: PoolBytes, sock: socket.socket) -> None:
+        self._pool = pool
+        self._sock = sock
+
+    def send(self, group: int, blocks: Blocks) -> None:
+        send_views(self._sock, self._pool.views(group, blocks))
+
+    def receive(self, group: int, blocks: Blocks, stopped: Callable[[], bool]) -> None:
+        receive_views(self._sock, self._pool.views(group, blocks), stopped)
+
+    def close(self) -> None:
+        pass  # there is only the connection
 
 
 def send_views(sock: socket.socket, views: list[memoryview]) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from kv_transfer import socket_wire as wire
 from kv_transfer.block_pairs import Blocks
-from kv_transfer.socket_memory import PoolBytes, send_views
+from kv_transfer.carrier import CarriedPool, Carrier, End
+from kv_transfer.errors import TransferError
 
 _SWEEP_S = 0.5
 
@@ -45,7 +46,7 @@ class SocketServer:
 
     def __init__(
         self,
-        pool: PoolBytes,
+        pool: CarriedPool,
         incarnation: int,
         secret: bytes,
         address: tuple[str, int],
@@ -122,7 +123,7 @@ class SocketServer:
     def _serve(self, connection: _Connection) -> None:
         try:
             self._talk(connection)
-        except OSError:  # the end of this connection, and of no other
+        except (OSError, TransferError):  # the end of this connection, and of no other
             _reset(connection.sock)
         finally:
             connection.sock.close()
@@ -141,10 +142,14 @@ class SocketServer:
         deadline = time.monotonic() + self._limits.answer_s
         if not wire.greet_reader(connection.sock, self._secret, self._incarnation, deadline):
             return
-        while self._answer(connection):
-            pass
+        carrier = self._pool.carry(connection.sock, End.HOLDER)
+        try:
+            while self._answer(connection, carrier):
+                pass
+        finally:
+            carrier.close()
 
-    def _answer(self, connection: _Connection) -> bool:
+    def _answer(self, connection: _Connection, carrier: Carrier) -> bool:
         """One request; False if it was none that can be answered."""
         sock = connection.sock
         connection.deadline = None
@@ -158,7 +163,7 @@ class SocketServer:
             wire.send_answer(sock, wire.Answer.BAD_REQUEST)
             return False
         wire.send_answer(sock, wire.Answer.OK)
-        send_views(sock, self._pool.views(request.group, blocks))
+        carrier.send(request.group, blocks)
         return True
 
     def _asked(self, sock: socket.socket, request: wire.Request) -> Blocks | None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from kv_transfer import socket_wire as wire
 from kv_transfer.block_pairs import BlockPairs
+from kv_transfer.carrier import CarriedPool, Carrier, End
 from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.piece_read import Backlog, PieceRead
-from kv_transfer.socket_memory import PoolBytes, receive_views
 from kv_transfer.socket_server import set_options
 from kv_transfer.socket_tls import SocketTls
 
@@ -35,13 +35,14 @@ class Stream:
     A connection carries one piece at a time, so that cutting it ends that piece and no other.
     """
 
-    def __init__(self, target: Target, pool: PoolBytes, backlog: Backlog[BlockPairs]) -> None:
+    def __init__(self, target: Target, pool: CarriedPool, backlog: Backlog[BlockPairs]) -> None:
         self._target = target
         self._pool = pool
         self._backlog = backlog
         self._lock = threading.Lock()
         self._read: PieceRead[BlockPairs] | None = None  # whose piece is under way
         self._sock: socket.socket | None = None
+        self._carrier: Carrier | None = None  # once the connection is greeted
         self._cut = False
         self._thread = threading.Thread(target=self._run, name="socket-stream", daemon=True)
         self._thread.start()
@@ -78,11 +79,10 @@ class Stream:
     def _carry_out(self, read: PieceRead[BlockPairs], pairs: BlockPairs) -> TransferError | None:
         """The error, if there was one; either way nothing is written any more."""
         try:
-            sock = self._connected(read)
+            sock, carrier = self._connected(read)
             sock.sendall(wire.pack_request(pairs.group, pairs.remote.astype("<u4").tobytes()))
             wire.check(wire.receive_answer(sock))
-            views = self._pool.views(pairs.group, pairs.local)
-            receive_views(sock, views, lambda: read.stopped)
+            carrier.receive(pairs.group, pairs.local, lambda: read.stopped)
         except TransferError as e:
             return e
         except OSError as e:
@@ -90,12 +90,12 @@ class Stream:
             return LinkLost(f"the connection to {where} broke: {e}")
         return None
 
-    def _connected(self, read: PieceRead[BlockPairs]) -> socket.socket:
+    def _connected(self, read: PieceRead[BlockPairs]) -> tuple[socket.socket, Carrier]:
         if self._sock and _has_input(self._sock):
             self._hang_up()  # nothing was asked, so this is its end
-        if self._sock:
+        if self._sock and self._carrier:
             self._check_wanted(read)
-            return self._sock
+            return self._sock, self._carrier
         target = self._target
         deadline = time.monotonic() + target.answer_s
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -115,8 +115,9 @@ class Stream:
             wrapped.do_handshake()
             sock = wrapped
         wire.greet_server(sock, target.secret, target.incarnation, deadline)
+        self._carrier = self._pool.carry(sock, End.READER)
         sock.settimeout(target.stall_s)
-        return sock
+        return sock, self._carrier
 
     def _keep(self, sock: socket.socket, read: PieceRead[BlockPairs]) -> socket.socket:
         with self._lock:
@@ -132,6 +133,9 @@ class Stream:
     def _hang_up(self) -> None:
         with self._lock:
             sock, self._sock = self._sock, None
+        carrier, self._carrier = self._carrier, None
+        if carrier:
+            carrier.close()
         if sock:
             sock.close()
 

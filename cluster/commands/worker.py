@@ -59,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what moves the cache (default: auto, the best that both ends have)",
     )
     worker.add_argument(
-        "--data-port", type=int, metavar="N", help="of the socket connector (default: any)"
+        "--data-port",
+        type=int,
+        metavar="N",
+        help="of the socket and collective connectors (default: any)",
     )
     worker.add_argument("--advertise", metavar="HOST", help="how peers reach this machine")
     worker.add_argument(

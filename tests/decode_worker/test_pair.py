@@ -24,6 +24,7 @@ from tests.engine.test_hand_over import answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+CONNECTORS = ["inprocess", "socket", "nixl", "collective"]
 HOT = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
 PROMPTS = {n: random_prompts(1, n, n, seed=n)[0] for n in (1, 16, 17, 64, 100, 150)}
 ASKED = [
@@ -48,7 +49,7 @@ def alone(folder: Path) -> Engine:
     return make_engine(str(folder))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["inprocess", "socket", "nixl"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=CONNECTORS)
 async def workers(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[WorkerPair]:
     prefill = make_engine(str(folder), max_num_batched_tokens=32, scheduling_policy="shortest")
     pair = await WorkerPair.start(prefill, make_engine(str(folder)), (request.param,))

@@ -1,7 +1,7 @@
 """A prefill worker stops in the middle of a READ and goes on when its blocks have other tokens.
 
-On one host over nixl; and where nixl cannot read without the holder's help, so that the link
-has to choose sockets by itself.
+On one host over nixl; where nixl cannot read without the holder's help, so that the link has to
+choose sockets by itself; and through a communicator, where the holder always helps.
 """
 
 import asyncio
@@ -42,7 +42,9 @@ FAR: dict[str, dict[str, Any]] = {
     "nixl": {"connector": "nixl"},
     "tcp": {"connector": "auto", "environment": {"UCX_TLS": "tcp"}},
     "another PID namespace": {"connector": "auto", "apart": True},
+    "collective": {"connector": "collective"},
 }
+KINDS = [("collective" if kind == "collective" else "auto", kind) for kind in FAR]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +59,10 @@ def right(wide: Path) -> list[Answer]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def decode(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
-    worker = Worker(tmp_path_factory.mktemp("decode"), wide, "decode", "auto", **POOL)
+async def decode(
+    request: pytest.FixtureRequest, wide: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Worker]:
+    worker = Worker(tmp_path_factory.mktemp("decode"), wide, "decode", request.param, **POOL)
     await worker.start()
     yield worker
     await worker.end()
@@ -75,11 +79,11 @@ async def relay(kind: str, wide: Path, decode: Worker, tmp_path: Path) -> AsyncI
     await prefill.end()
 
 
-@pytest.mark.parametrize("kind", list(FAR))
+@pytest.mark.parametrize(("decode", "kind"), KINDS, indirect=["decode"])
 async def test_not_one_byte_changes(kind: str, relay: Relay, right: list[Answer]) -> None:
     holder, decode = relay.first, relay.decode
     await relay.ask(PROMPTS[0][:40], PARAMS, holder, salt=kind)
-    connector = "nixl" if kind == "nixl" else "socket"
+    connector = kind if kind in ("nixl", "collective") else "socket"
     incarnation = (await holder.load()).incarnation
     links = {link.peer_incarnation: link for link in (await decode.load()).links}
     assert links[incarnation].connector == connector

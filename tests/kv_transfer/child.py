@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from kv_transfer import socket_server
+from kv_transfer import socket_memory
 from kv_transfer.connector import PeerPool, Read
 from kv_transfer.errors import TransferError
 from kv_transfer.registry import ConnectorConfig, open_connector
@@ -18,9 +18,11 @@ from tests.kv_transfer.pools import Pool
 
 
 class Child:
-    def __init__(self, name: str, groups: list[list[int]], seed: int | None, secret: str) -> None:
+    def __init__(
+        self, name: str, groups: list[list[int]], seed: int | None, secret: str, memory: str
+    ) -> None:
         shapes = tuple((num_blocks, blob_bytes) for num_blocks, blob_bytes in groups)
-        self._pool = Pool(shapes, seed)
+        self._pool = _pool(shapes, seed, memory)
         self._name = name
         self._secret = secret.encode()
         self._incarnation = os.getpid() << 20 | int.from_bytes(os.urandom(2))
@@ -55,12 +57,13 @@ class Child:
         self._endless = asyncio.ensure_future(repeat())
 
     async def blob_sums(self, group: int) -> list[int]:
+        self._pool.fetch()
         sums: list[int] = self._pool.blobs[group].sum(axis=1, dtype=int).tolist()
         return sums
 
     async def stop_in_mid_send(self) -> None:
         """The next answer stops this process when half of it is sent."""
-        names = vars(socket_server)
+        names = vars(socket_memory)
         send = names["send_views"]
 
         def send_half(sock: Any, views: list[memoryview]) -> None:
@@ -75,10 +78,34 @@ class Child:
 
         names["send_views"] = send_half
 
+    async def stop_beside_a_message(self) -> None:
+        """The next answer stops this process when it has two messages on their way."""
+        from kv_transfer.collective_gloo import GlooGroup
+
+        send = GlooGroup.send
+        sizes = []
+
+        def send_and_stop(group: GlooGroup, data: Any) -> None:
+            sizes.append(data.nbytes)
+            send(group, data)
+            if len(sizes) == 2:
+                setattr(GlooGroup, "send", send)  # noqa: B010
+                signal.raise_signal(signal.SIGSTOP)
+
+        setattr(GlooGroup, "send", send_and_stop)  # noqa: B010
+
     async def await_no_readers(self) -> None:
         server = self._connector._server  # type: ignore[attr-defined]
         while server._connections:
             await asyncio.sleep(0.005)
+
+
+def _pool(groups: tuple[tuple[int, int], ...], seed: int | None, memory: str) -> Pool:
+    if memory == "cpu":
+        return Pool(groups, seed)
+    from tests.kv_transfer.gpu_pool import GpuPool  # loads torch
+
+    return GpuPool(groups, seed)
 
 
 async def serve(answers: Any) -> None:

@@ -68,6 +68,7 @@ async def child(
     *,
     groups: tuple[tuple[int, int], ...] = GROUPS,
     secret: str = "",
+    memory: str = "cpu",
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
 ) -> AsyncIterator[ChildHandle]:
@@ -77,7 +78,7 @@ async def child(
         sys.executable,
         "-m",
         "tests.kv_transfer.child",
-        json.dumps([name, groups, seed, secret]),
+        json.dumps([name, groups, seed, secret, memory]),
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
         stdin=asyncio.subprocess.PIPE,

@@ -26,3 +26,6 @@ class Pool:
                 blobs[:] = rng.integers(0, 256, blobs.shape, dtype=np.uint8)
             self.blobs.append(blobs)
             self.regions.append(PoolRegion(blobs.ctypes.data, num_blocks, blob_bytes, owner=memory))
+
+    def fetch(self) -> None:
+        """Brings `blobs` up to date."""

@@ -57,13 +57,40 @@ async def test_nothing_arrives_from_a_stopped_holder_after_a_read_has_ended() ->
         assert await holder.ask("blob_sums", 0) == ours.sum(axis=1, dtype=int).tolist()
 
 
-@pytest.mark.parametrize("name", ["socket", "nixl"])
-async def test_a_killed_holder_ends_its_reads(name: str) -> None:
+async def test_nothing_arrives_through_a_communicator_that_was_given_up() -> None:
+    """The holder stopped with a message on its way, another behind it, and its reader waiting."""
+    pool = Pool(LARGE)
+    ours = pool.blobs[0]
+    async with (
+        child("collective", 3, groups=LARGE) as holder,
+        reader("collective", pool) as connector,
+    ):
+        peer = await connector.connect(holder.incarnation, holder.metadata)
+        await holder.ask("stop_beside_a_message")
+        read = peer.read(0, ALL, ALL)
+        await holder.stopped()
+        await asyncio.wait([read.ended], timeout=0.1)
+        assert not read.ended.done()
+        read.give_up()
+        with pytest.raises(TransferError, match="given up"):
+            await asyncio.wait_for(asyncio.shield(read.ended), 5)
+        ours[:] = 90
+        holder.signal(signal.SIGCONT)
+        await holder.ask("await_no_readers")  # its thread has met the end
+        assert (ours == 90).all()
+        await ended(peer.read(0, ALL, ALL).ended)
+        assert await holder.ask("blob_sums", 0) == ours.sum(axis=1, dtype=int).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_reads"), [("socket", 200), ("nixl", 200), ("collective", 30)]
+)
+async def test_a_killed_holder_ends_its_reads(name: str, num_reads: int) -> None:
     pool = Pool(LARGE)
     async with child(name, 4, groups=LARGE) as holder, reader(name, pool) as connector:
         peer = await connector.connect(holder.incarnation, holder.metadata)
         await ended(peer.read(0, [1], [1]).ended)
-        reads = [peer.read(0, ALL, ALL) for _ in range(200)]
+        reads = [peer.read(0, ALL, ALL) for _ in range(num_reads)]
         await ended(reads[0].ended)
         holder.signal(signal.SIGKILL)
         for read in reads:
@@ -82,7 +109,7 @@ async def test_a_killed_holder_ends_its_reads(name: str) -> None:
             assert await successor.ask("blob_sums", 0) == sums
 
 
-@pytest.mark.parametrize("name", ["socket", "nixl"])
+@pytest.mark.parametrize("name", ["socket", "nixl", "collective"])
 async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> None:
     async with AsyncExitStack() as stack:
         children = [child(name, seed, groups=LARGE) for seed in (6, None, None)]
