@@ -1,12 +1,12 @@
 """The same offline workload by transformers' continuous batching, weights of the same shape."""
 
-import inspect
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers.generation import ContinuousBatchingConfig
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import write_config
@@ -54,10 +54,10 @@ def _generate(
     )
     # a machine without a GPU has no memory to infer the cache's size from
     sizes = {"num_blocks": 16, "max_batch_tokens": 64} if bench.device.type == "cpu" else {}
-    options: dict[str, Any] = {}
-    if "continuous_batching_config" in inspect.signature(model.generate_batch).parameters:
-        options["continuous_batching_config"] = transformers.ContinuousBatchingConfig(**sizes)
     answers: dict[str, Any] = model.generate_batch(
-        inputs=prompts, generation_config=generation, **options
+        inputs=prompts,
+        generation_config=generation,
+        continuous_batching_config=ContinuousBatchingConfig(**sizes),
+        progress_bar=False,
     )
     return answers

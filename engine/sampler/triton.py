@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 
 from engine.sampler import definition as d
-from engine.sampler.edits import Rows, edited_logits, is_edited
+from engine.sampler.edits import edited_logits, is_edited
 from engine.sampler.interface import Draws, DrawStatus, History, Logprobs, Sampled
 from engine.sampler.logprobs import token_logprobs
 from engine.sampler.table import SLOT, SamplingTable
+from engine.staging import Staging
 
 BLOCK = 2048  # tokens of a pass at once
 # one rounding for each operation, as the definition has it
@@ -215,10 +216,11 @@ def draw_kernel(
 
 
 class TritonSampler:
-    """Waits for nothing on the device; uploads some 100 bytes a draw."""
+    """Waits for nothing on the device; uploads some 100 bytes a draw, all by one copy."""
 
     def __init__(self, table: SamplingTable) -> None:
         self._table = table
+        self._staging: Staging | None = None  # made for the first logits' device
 
     def sample(
         self,
@@ -228,17 +230,21 @@ class TritonSampler:
         bitmask: torch.Tensor | None = None,
     ) -> Sampled:
         device, rows = logits.device, self._table.rows[draws.slots]
-        source = torch.from_numpy(draws.logit_rows).to(device, non_blocking=True)
-        positions = history.num_tokens[torch.from_numpy(draws.slots).to(device, non_blocking=True)]
+        if self._staging is None:
+            self._staging = Staging(device)
+        source, slots, records = self._staging.put(
+            [draws.logit_rows, draws.slots, rows.view(np.int64)]
+        )
+        positions = history.num_tokens[slots]
         if is_edited(rows, bitmask):
             z = edited_logits(logits, draws, self._table, history, bitmask)
             every = torch.arange(len(rows), dtype=torch.int32, device=device)
-            tokens, status = _draw(z, every, positions, rows)
+            tokens, status = _draw(z, every, positions, records)
             sound = (logits[source] < torch.inf).all(1)  # a mask may have hidden what is not
             status = torch.where(sound, status, DrawStatus.NOT_FINITE)
             tokens = torch.where(sound, tokens, 0)
         else:
-            tokens, status = _draw(logits, source, positions, rows)
+            tokens, status = _draw(logits, source, positions, records)
         reported, logprobs = self._table.num_reported(draws.slots), None
         if reported > 0:
             logprobs = token_logprobs(logits[source], tokens, reported - 1)
@@ -252,13 +258,12 @@ def _draw(
     logits: torch.Tensor,  # [rows, vocab]
     logit_rows: torch.Tensor,
     positions: torch.Tensor,
-    rows: Rows,
+    records: torch.Tensor,  # rows of SLOT
 ) -> torch.Tensor:
     """[2, draws]: token ids and status."""
-    out = torch.empty(2, len(rows), dtype=torch.int32, device=logits.device)
-    records = torch.from_numpy(rows.view(np.int64)).to(logits.device, non_blocking=True)
+    out = torch.empty(2, len(logit_rows), dtype=torch.int32, device=logits.device)
     views = (torch.int32, torch.float32, torch.int64, torch.float64)
-    draw_kernel[(len(rows),)](
+    draw_kernel[(len(logit_rows),)](
         logits.contiguous(),
         logit_rows,
         positions,
