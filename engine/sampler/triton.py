@@ -73,18 +73,23 @@ def logits_at(row_ptr: tl.tensor, tokens: tl.tensor, vocab: tl.tensor) -> tl.ten
 
 @triton.jit
 def argmax(row_ptr: tl.tensor, vocab: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """(greatest logit, the first token that has it, whether any is NaN or +inf)."""
-    best, winner, broken = -_INFINITY, 0, 0
+    """(greatest logit, the first token that has it, how many are NaN or +inf).
+
+    Every lane keeps what it saw, as in the passes below: lanes meet once, not at every tile.
+    """
+    best = tl.full([BLOCK], -_INFINITY, tl.float32)
+    winner, broken = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
-        z = logits_at(row_ptr, start + tl.arange(0, BLOCK), vocab)
+        tokens = start + tl.arange(0, BLOCK)
+        z = logits_at(row_ptr, tokens, vocab)
         sound = z < _INFINITY  # not so for NaN
-        broken += tl.sum(tl.where(sound, 0, 1), 0)
-        z = tl.where(sound, z, -_INFINITY)
-        tile_best = tl.max(z, 0)
-        if tile_best > best:
-            winner = start + tl.argmax(z, 0, tie_break_left=True)
-            best = tile_best
-    return best, winner, broken
+        broken += tl.where(sound, 0, 1)
+        better = sound & (z > best)
+        winner = tl.where(better, tokens, winner)
+        best = tl.where(better, z, best)
+    highest = tl.max(best, 0)
+    first = tl.min(tl.where(best == highest, winner, _INT32_MAX), 0)
+    return highest, first, tl.sum(broken, 0)
 
 
 @triton.jit
@@ -104,12 +109,12 @@ def mass(
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """Sum of the weights of tokens up to the limit, given as a distance's bits."""
-    total = tl.zeros((), tl.int64)
+    total = tl.zeros([BLOCK], tl.int64)
     for start in range(0, vocab, BLOCK):
         y = distances(row_ptr, start + tl.arange(0, BLOCK), vocab, best, scale)
         weight = (exp(-tl.minimum(y, _MAX_DISTANCE)) * _WEIGHT_ONE).to(tl.int64)
-        total += tl.sum(tl.where(y.to(tl.int32, bitcast=True) <= limit, weight, 0), 0)
-    return total
+        total += tl.where(y.to(tl.int32, bitcast=True) <= limit, weight, 0)
+    return tl.sum(total, 0)
 
 
 @triton.jit
@@ -125,12 +130,12 @@ def kth_distance(
     kth = tl.zeros((), tl.int32)
     for step in range(0, 31):
         trial = kth | (1 << (30 - step))
-        below = tl.zeros((), tl.int32)
+        below = tl.zeros([BLOCK], tl.int32)
         for start in range(0, vocab, BLOCK):
             tokens = start + tl.arange(0, BLOCK)
             y = distances(row_ptr, tokens, vocab, best, scale).to(tl.int32, bitcast=True)
-            below += tl.sum(tl.where((y < trial) & (tokens < vocab), 1, 0), 0)
-        kth = tl.where(below < k, trial, kth)
+            below += tl.where((y < trial) & (tokens < vocab), 1, 0)
+        kth = tl.where(tl.sum(below, 0) < k, trial, kth)
     return kth
 
 
@@ -147,7 +152,8 @@ def race(
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """(token, bits of its distance): argmin of E * exp(y) up to the limit."""
-    least, winner, distance = _INFINITY, 0, 0
+    least = tl.full([BLOCK], _INFINITY, tl.float32)
+    winner, distance = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         quarters = start // 4 + tl.arange(0, BLOCK // 4)
         zero = quarters * 0
@@ -159,12 +165,14 @@ def race(
         bits = y.to(tl.int32, bitcast=True)
         results = noise * exp(tl.minimum(y, _MAX_DISTANCE))
         results = tl.where(bits <= limit, results, _INFINITY)
-        tile_least = tl.min(results, 0)
-        if tile_least < least:
-            winner = tl.min(tl.where(results == tile_least, tokens, _INT32_MAX), 0)
-            distance = tl.min(tl.where(tokens == winner, bits, _INT32_MAX), 0)
-            least = tile_least
-    return winner, distance
+        sooner = results < least
+        winner = tl.where(sooner, tokens, winner)
+        distance = tl.where(sooner, bits, distance)
+        least = tl.where(sooner, results, least)
+    first = tl.min(least, 0)
+    token = tl.min(tl.where(least == first, winner, _INT32_MAX), 0)
+    won = (least == first) & (winner == token)
+    return token, tl.min(tl.where(won, distance, _INT32_MAX), 0)
 
 
 @triton.jit
