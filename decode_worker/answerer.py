@@ -1,12 +1,12 @@
 """What an ingress asks of a decode worker, and whoever answers it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from engine.errors import RequestError
-from engine.generation_stream import GenerationStream
-from engine.request import GenerationRequest
+from engine.request import GenerationRequest, GenerationUpdate
 from engine.wire.requests import decode_request, encode_request
 from prefill_worker.named_workers import PrefixSource as PrefixSource
 from prefill_worker.named_workers import (
@@ -48,10 +48,38 @@ class SubmittedRequest:
     route: Route = field(default_factory=Route)
 
 
+class AnswerStream(Protocol):
+    """The answer to one request, taken as it comes. Nothing here waits."""
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """It is called whenever there may be something to take, or nothing more comes."""
+        ...
+
+    def take(self) -> GenerationUpdate | None:
+        """What came and was not taken yet, if anything. Whatever keeps the request from its end
+        is raised, once, as an `EngineError`."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """All that came was taken, and nothing more will."""
+        ...
+
+    def stop_choice(self, choice: int) -> None:
+        """Nothing more is wanted of a choice (its stop string was found). It counts as finished;
+        tokens of it that are under way may still come and are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Aborts what still runs and frees its blocks. Idempotent; whoever submitted it must, also
+        after it ended."""
+        ...
+
+
 class Answerer(Protocol):
     """Answers requests on the event loop's thread."""
 
-    def submit(self, submitted: SubmittedRequest) -> GenerationStream:
+    def submit(self, submitted: SubmittedRequest) -> AnswerStream:
         """Never blocks and never raises: a refusal comes from the stream."""
         ...
 

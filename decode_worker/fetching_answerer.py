@@ -2,9 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route, SubmittedRequest
 from decode_worker.policy import (
@@ -21,7 +21,6 @@ from decode_worker.policy import (
 from decode_worker.under_way import Share, UnderWay
 from engine.async_engine import AsyncEngine
 from engine.async_streams import EngineStream
-from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, GenerationUpdate
 from engine.step_times import whole_prompt_token_s
 from kv_transfer.link import Link
@@ -39,13 +38,18 @@ class FetchingStream:
         self._fetcher = fetcher
         self._share = share
 
-    def __aiter__(self) -> Self:
-        return self
+    def listen(self, on_news: Callable[[], None]) -> None:
+        self._stream.listen(on_news)
 
-    async def __anext__(self) -> GenerationUpdate:
-        update = await anext(self._stream)
-        self._share.run()
+    def take(self) -> GenerationUpdate | None:
+        update = self._stream.take()
+        if update is not None:
+            self._share.run()
         return update
+
+    @property
+    def has_ended(self) -> bool:
+        return self._stream.has_ended
 
     def stop_choice(self, choice: int) -> None:
         self._stream.stop_choice(choice)
@@ -85,7 +89,7 @@ class FetchingAnswerer:
         self._under_way = UnderWay()
         self.decisions: Counter[Decision] = Counter()
 
-    def submit(self, submitted: SubmittedRequest) -> GenerationStream:
+    def submit(self, submitted: SubmittedRequest) -> FetchingStream:
         request, route = submitted.request, submitted.route
         num_prompt = len(request.prompt_token_ids)
         choice = self._choose(request, route)

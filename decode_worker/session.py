@@ -6,14 +6,13 @@ GREETING ──Hello──▶ OPEN ──half-close, drain──▶ ENDING ─�
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 
-from decode_worker.answerer import Answerer, decode_submit
+from decode_worker.answerer import Answerer, AnswerStream, decode_submit
 from decode_worker.outbox import Outbox
 from engine.errors import EngineError, QueueFullError, RequestError, StepError, UnavailableError
-from engine.generation_stream import GenerationStream
-from engine.request import GenerationUpdate, RequestId
+from engine.request import RequestId
 from engine.wire.failures import encode_failure
 from engine.wire.requests import check_request_id
 from protos.generation_pb2 import Failure
@@ -38,12 +37,6 @@ class _Phase(Enum):
     ENDED = auto()
 
 
-@dataclass(slots=True)
-class _Live:
-    stream: GenerationStream
-    reader: "asyncio.Task[None]"
-
-
 class Session:
     """Takes the ingress's messages, gives the worker's; used on one event loop.
 
@@ -66,7 +59,7 @@ class Session:
         self._phase = _Phase.GREETING
         self._messages: list[DecodeMessage] = []  # before the next step
         self._farewell: Failure | None = None
-        self._live: dict[RequestId, _Live] = {}
+        self._live: dict[RequestId, AnswerStream] = {}
         self._num_submitted = 0
         self._num_told = 0  # of these, the ingress knows that they are here
         self._outbox = Outbox()
@@ -91,7 +84,7 @@ class Session:
         elif kind == "cancel":
             self._cancel(RequestId(message.cancel.request_id))
         elif live := self._live.get(RequestId(message.stop_choice.request_id)):
-            live.stream.stop_choice(message.stop_choice.choice)
+            live.stop_choice(message.stop_choice.choice)
 
     async def next_messages(self) -> list[DecodeMessage]:
         """Waits for news; what came since the last call, of one step or of several. After an empty
@@ -175,36 +168,27 @@ class Session:
         own_id = RequestId(f"{self._prefix}{request_id}")
         request = replace(submitted.request, request_id=own_id)
         stream = self._answerer.submit(replace(submitted, request=request))
-        reader = asyncio.get_running_loop().create_task(self._read(request_id, stream))
-        self._live[request_id] = _Live(stream, reader)
+        self._live[request_id] = stream
+        stream.listen(lambda: self._hear(request_id, stream))
+        self._hear(request_id, stream)
 
-    async def _read(self, request_id: RequestId, stream: GenerationStream) -> None:
+    def _hear(self, request_id: RequestId, stream: AnswerStream) -> None:
+        """Takes what came. Of one that is closed there may be more."""
         error: EngineError | None = None
         try:
-            async for update in stream:
-                if not self._is_live(request_id, stream):
-                    return
-                self._note(request_id, update)
+            while self._live.get(request_id) is stream and (update := stream.take()):
+                self._outbox.add(request_id, update)
+                self._note_news()
         except EngineError as refusal:
             error = refusal
         except Exception as bug:  # noqa: BLE001 - of ours: whoever waits is told
             logger.exception("request %s failed", request_id)
             error = StepError(f"the worker failed: {bug!r}")
-        if self._is_live(request_id, stream):
-            del self._live[request_id]
-            stream.close()
+        if self._live.get(request_id) is stream and (error is not None or stream.has_ended):
+            self._forget(request_id)
             if error is not None:
                 self._note_failure(request_id, error)
             self._news.set()
-
-    def _is_live(self, request_id: RequestId, stream: GenerationStream) -> bool:
-        """A reader that is cancelled may have one more update in hand."""
-        live = self._live.get(request_id)
-        return live is not None and live.stream is stream
-
-    def _note(self, request_id: RequestId, update: GenerationUpdate) -> None:
-        self._outbox.add(request_id, update)
-        self._note_news()
 
     def _note_failure(self, request_id: RequestId, error: EngineError) -> None:
         self._outbox.fail(request_id, error)
@@ -225,10 +209,9 @@ class Session:
         self._news.set()
 
     def _forget(self, request_id: RequestId) -> None:
-        live = self._live.pop(request_id, None)
-        if live is not None:
-            live.stream.close()
-            live.reader.cancel()
+        stream = self._live.pop(request_id, None)
+        if stream is not None:
+            stream.close()
 
     def _drop_all(self) -> None:
         for request_id in list(self._live):

@@ -306,7 +306,7 @@ class AsyncEngine:
                 self.call(drop_command(news))
 
     def _fail_all(self, error: EngineError) -> None:
-        for stream in self._streams.values():
+        streams, self._streams = self._streams, {}  # who is told may forget others
+        for stream in streams.values():
             stream.fail(error)
-        self._streams.clear()
         self._answers.fail_all(error)

@@ -37,15 +37,28 @@ class RequestStream(ABC, Generic[News]):
         self._unread: deque[News] = deque()
         self._error: EngineError | None = None
         self._news = asyncio.Event()
+        self._on_news: Callable[[], None] | None = None
         self._closed = False
         self._expiry: asyncio.TimerHandle | None = None
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """It is called whenever there may be something to take, or nothing more comes: for who
+        reads many, since a task for each would be woken for every token."""
+        self._on_news = on_news
+
+    @property
+    def has_ended(self) -> bool:
+        """All that came was taken, and nothing more will."""
+        if self._unread or self._error is not None:
+            return False
+        return self._closed or self._has_ended()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> News:
         while (news := self.take()) is None:
-            if self._closed or self._has_ended():
+            if self.has_ended:
                 raise StopAsyncIteration
             await self.wait()
         return news
@@ -79,12 +92,17 @@ class RequestStream(ABC, Generic[News]):
 
     def push(self, news: News) -> None:
         self._unread.append(news)
-        self._news.set()
+        self._tell()
 
     def fail(self, error: EngineError) -> None:
         self._error = error
         self._end()
+        self._tell()
+
+    def _tell(self) -> None:
         self._news.set()
+        if self._on_news is not None:
+            self._on_news()
 
     def end_after(self, seconds: float) -> None:
         """The request gets no more time than that, wherever it is, read or not."""
@@ -103,8 +121,8 @@ class RequestStream(ABC, Generic[News]):
         self._closed = True
         if self._expiry is not None:
             self._expiry.cancel()
-        self._news.set()
         self._engine.forget(self)
+        self._tell()
 
 
 class EngineStream(RequestStream[GenerationUpdate]):
@@ -143,7 +161,7 @@ class EngineStream(RequestStream[GenerationUpdate]):
             return
         self._open.discard(choice)
         self._engine.call(lambda engine: engine.stop_choice(self.request_id, choice))
-        self._news.set()
+        self._tell()
 
 
 class HandOverStream(RequestStream[HandOverNews]):

@@ -1,14 +1,14 @@
 """Answerers without an engine: one says what the test pushes, one counts for ever."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Self
+from itertools import count
 
-from decode_worker.answerer import SubmittedRequest
+from decode_worker.answerer import AnswerStream, SubmittedRequest
 from decode_worker.service import SessionLimits, SessionService
 from engine.errors import EngineError
-from engine.generation_stream import GenerationStream
 from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport
 from protos.limits import PROTOCOL
 from protos.rpc import Plane
@@ -34,27 +34,36 @@ class PushedStream:
         self.submitted = submitted
         self.stopped: list[int] = []
         self.closed = asyncio.Event()
-        self._queue: asyncio.Queue[GenerationUpdate | EngineError | None] = asyncio.Queue()
+        self._news: deque[GenerationUpdate | EngineError] = deque()
+        self._ended = False
+        self._on_news: Callable[[], None] = lambda: None
 
-    def __aiter__(self) -> Self:
-        return self
+    def listen(self, on_news: Callable[[], None]) -> None:
+        self._on_news = on_news
 
-    async def __anext__(self) -> GenerationUpdate:
-        news = await self._queue.get()
-        if news is None:
-            raise StopAsyncIteration
+    def take(self) -> GenerationUpdate | None:
+        news = self._news.popleft() if self._news else None
         if isinstance(news, EngineError):
             raise news
         return news
 
+    @property
+    def has_ended(self) -> bool:
+        return self._ended and not self._news
+
     def push(self, *deltas: ChoiceDelta, prompt: PromptReport | None = None) -> None:
-        self._queue.put_nowait(GenerationUpdate(deltas, prompt))
+        self._tell(GenerationUpdate(deltas, prompt))
 
     def fail(self, error: EngineError) -> None:
-        self._queue.put_nowait(error)
+        self._tell(error)
 
     def end(self) -> None:
-        self._queue.put_nowait(None)
+        self._ended = True
+        self._on_news()
+
+    def _tell(self, news: GenerationUpdate | EngineError) -> None:
+        self._news.append(news)
+        self._on_news()
 
     def stop_choice(self, choice: int) -> None:
         self.stopped.append(choice)
@@ -73,25 +82,28 @@ class PushedAnswerer:
 
 
 class CountingStream(PushedStream):
-    """0, 1, 2 ... as fast as it is read, up to the request's max_tokens."""
+    """0, 1, 2 ... at each turn of the event loop, up to the request's max_tokens."""
 
     def __init__(self, submitted: SubmittedRequest) -> None:
         super().__init__(submitted)
-        self._next = 0
+        self._counting = asyncio.create_task(self._count())
 
-    async def __anext__(self) -> GenerationUpdate:
-        await asyncio.sleep(0)
-        token, limit = self._next, self.submitted.request.params.max_tokens
-        if token == limit:
-            raise StopAsyncIteration
-        self._next += 1
-        end = FinishReason.LENGTH if self._next == limit else None
-        prompt = None if token else PromptReport(0)
-        return GenerationUpdate([ChoiceDelta(0, [token], finish_reason=end)], prompt)
+    async def _count(self) -> None:
+        limit = self.submitted.request.params.max_tokens
+        for token in count():
+            await asyncio.sleep(0)
+            if self.closed.is_set():
+                return
+            end = FinishReason.LENGTH if token + 1 == limit else None
+            prompt = None if token else PromptReport(0)
+            self.push(ChoiceDelta(0, [token], finish_reason=end), prompt=prompt)
+            if end is not None:
+                self.end()
+                return
 
 
 class CountingAnswerer:
-    def submit(self, submitted: SubmittedRequest) -> GenerationStream:
+    def submit(self, submitted: SubmittedRequest) -> AnswerStream:
         return CountingStream(submitted)
 
 

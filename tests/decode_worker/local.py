@@ -1,11 +1,10 @@
 """Requests answered by one engine alone, prompts included."""
 
-from typing import Self
+from collections.abc import Callable
 
-from decode_worker.answerer import LocalPrefill, SubmittedRequest
+from decode_worker.answerer import AnswerStream, LocalPrefill, SubmittedRequest
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineError, UnavailableError
-from engine.generation_stream import GenerationStream
 from engine.request import GenerationUpdate
 
 
@@ -15,12 +14,18 @@ class RefusedStream:
     def __init__(self, error: EngineError) -> None:
         self._error: EngineError | None = error
 
-    def __aiter__(self) -> Self:
-        return self
+    def listen(self, on_news: Callable[[], None]) -> None:
+        pass
 
-    async def __anext__(self) -> GenerationUpdate:
+    def take(self) -> GenerationUpdate | None:
         error, self._error = self._error, None
-        raise error or StopAsyncIteration
+        if error is not None:
+            raise error
+        return None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._error is None
 
     def stop_choice(self, choice: int) -> None:
         pass
@@ -35,7 +40,7 @@ class LocalAnswerer:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    def submit(self, submitted: SubmittedRequest) -> GenerationStream:
+    def submit(self, submitted: SubmittedRequest) -> AnswerStream:
         if submitted.route.local_prefill is LocalPrefill.NEVER:
             return RefusedStream(UnavailableError("this worker computes every prompt itself"))
         return self._engine.submit(submitted.request)

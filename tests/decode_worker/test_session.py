@@ -384,8 +384,7 @@ async def test_refusals_of_the_answerer_are_the_requests(ends: Ends) -> None:
 
 
 async def test_a_bug_in_the_answerer_is_told(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
-    ends.submit("a").fail(KeyError("bug"))  # type: ignore[arg-type]
-    ends.answerer.streams[0]._queue.put_nowait("no update")  # type: ignore[arg-type]
+    ends.submit("a").push("no delta")  # type: ignore[arg-type]
     (news,) = await ends.news()
     assert news.failure.kind == Failure.KIND_INTERNAL
     assert "request a failed" in caplog.text

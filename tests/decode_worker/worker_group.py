@@ -22,6 +22,7 @@ from kv_transfer.config import ExchangeConfig
 from kv_transfer.faults import Faults
 from prefill_worker.node import Node, NodeConfig
 from protos.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from tests.decode_worker.reading import updates
 from tests.decode_worker.worker_pair import is_busy
 from tests.engine.pair import Answer
 
@@ -105,7 +106,7 @@ class WorkerGroup:
         answer = Answer()
         try:
             async with asyncio.timeout(30):
-                async for update in stream:
+                async for update in updates(stream):
                     answer.take(StepOutput({name: update}, {}), name)
         finally:
             stream.close()

@@ -14,6 +14,7 @@ from kv_transfer.config import ExchangeConfig
 from kv_transfer.faults import Faults
 from prefill_worker.node import Node, NodeConfig
 from protos.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from tests.decode_worker.reading import updates
 from tests.engine.pair import Answer
 
 _serial = count()
@@ -61,7 +62,7 @@ class WorkerPair:
         answer = Answer()
         try:
             async with asyncio.timeout(30):
-                async for update in stream:
+                async for update in updates(stream):
                     answer.take(StepOutput({name: update}, {}), name)
         finally:
             stream.close()
