@@ -70,7 +70,6 @@ class StepTimes:
         self._sums = [[0.0] * NUM_COSTS for _ in range(NUM_COSTS)]
         self._targets = [0.0] * NUM_COSTS
         self._usual_error = 0.0
-        self._fresh = True  # the costs are those of the sums
 
     def note(self, shape: StepShape, seconds: float) -> None:
         features = (1.0, *shape)
@@ -81,14 +80,11 @@ class StepTimes:
                 row[j] = FORGETTING * row[j] + scaled * features[j]
             self._targets[i] = FORGETTING * self._targets[i] + scaled * seconds
         self.num_steps += 1
-        self._fresh = False
         if self.num_steps < 32 or self.num_steps % 16 == 0:
             self._solve()
 
     def predict(self, shape: StepShape) -> float:
         """Seconds; 0 before the first step."""
-        if not self._fresh:
-            self._solve()
         return self._predict((1.0, *shape))
 
     @property
@@ -98,8 +94,7 @@ class StepTimes:
 
     @property
     def costs(self) -> StepCosts:
-        if not self._fresh:
-            self._solve()
+        """As they were solved for at most 16 steps ago; other threads read them."""
         return StepCosts(*self._costs)
 
     def _predict(self, features: tuple[float, ...]) -> float:
@@ -118,7 +113,7 @@ class StepTimes:
 
     def _solve(self) -> None:
         """Coordinate descent from the last costs; each sweep lowers the error."""
-        costs, sums, indices = self._costs, self._sums, range(NUM_COSTS)
+        costs, sums, indices = self._costs.copy(), self._sums, range(NUM_COSTS)
         rows = [[sums[min(i, j)][max(i, j)] for j in indices] for i in indices]
         known = [i for i in indices if rows[i][i] > UNKNOWN]
         for _ in range(SWEEPS):
@@ -126,4 +121,4 @@ class StepTimes:
                 row = rows[i]
                 rest = sum(map(mul, row, costs)) - row[i] * costs[i]
                 costs[i] = max(0.0, (self._targets[i] - rest) / row[i])
-        self._fresh = True
+        self._costs = costs
