@@ -124,7 +124,9 @@ async def soak(rounds: int, connector: str, folder: Path) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--connector", choices=["nixl", "socket", "auto"], default="nixl")
+    parser.add_argument(
+        "--connector", choices=["nixl", "socket", "collective", "auto"], default="nixl"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         well = asyncio.run(soak(arguments.rounds, arguments.connector, Path(folder)))
