@@ -15,16 +15,16 @@ from engine.kernels.cpu.emit import I16, I64, call, const, offset, pointer, pref
 from engine.kernels.cpu.language import instruction
 
 TILE_ROWS, TILE_INPUTS, TILE_BYTES, LINE_BYTES = 16, 32, 1024, 64
-AHEAD_BYTES = 16 << 10  # that what comes from memory is asked for
 SUMS, X, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # registers
 I8 = ir.IntType(8)
 
 
-def _tiles(num_x: int, fetches: bool) -> Any:
+def _tiles(num_x: int) -> Any:
     """The product of one or two tiles of x, one below the other, and two of weights side by side.
 
     The distances in bytes: from a row to the next in a tile, from a step of 32 inputs to the next,
-    and from the first tile of weights to the second.
+    and from the first tile of weights to the second. In every step it asks for so many of the
+    lines at `ahead`, as there is time for that beside the products.
     """
 
     def write(
@@ -40,6 +40,8 @@ def _tiles(num_x: int, fetches: bool) -> Any:
         sums: Any,
         sums_row: Any,
         add: Any,  # whether sums are added to, or overwritten
+        ahead: Any,
+        lines: Any,
     ) -> None:
         x_tile, sums_tile = (b.mul(row, const(TILE_ROWS)) for row in (x_row, sums_row))
         second = b.add(sums, sums_tile)
@@ -58,8 +60,9 @@ def _tiles(num_x: int, fetches: bool) -> Any:
         with cgutils.for_range(b, steps) as loop:
             place = b.add(weights, b.mul(loop.index, weights_step))
             along = b.add(x, b.mul(loop.index, x_step))
-            for line in range(0, 2 * TILE_BYTES if fetches else 0, LINE_BYTES):
-                prefetch_line(b, offset(b, place, AHEAD_BYTES + line))
+            wanted = b.add(ahead, b.mul(b.mul(loop.index, lines), const(LINE_BYTES)))
+            with cgutils.for_range(b, lines) as line:
+                prefetch_line(b, b.add(wanted, b.mul(line.index, const(LINE_BYTES))))
             for c in range(2):
                 _load(b, WEIGHTS[c], b.add(place, weights_tile) if c else place, weights_row)
             for r in range(num_x):
@@ -70,7 +73,7 @@ def _tiles(num_x: int, fetches: bool) -> Any:
             _store(b, register, place, sums_row)
 
     i = types.int64
-    return instruction(types.void, i, i, i, i, i, i, i, i, i, i, types.boolean)(write)
+    return instruction(types.void, i, i, i, i, i, i, i, i, i, i, types.boolean, i, i)(write)
 
 
 def _of_tiles(builder: Any, name: str, *registers: int) -> None:
@@ -89,8 +92,7 @@ def _store(builder: Any, register: int, address: Any, row_bytes: Any) -> None:
     call(builder, "llvm.x86.tilestored64", ir.VoidType(), const(register, I8), place, row_bytes)
 
 
-one, two = (_tiles(num, fetches=False) for num in (1, 2))
-fetching_one, fetching_two = (_tiles(num, fetches=True) for num in (1, 2))
+one, two = _tiles(1), _tiles(2)
 
 
 @instruction(types.void, types.int64, types.int64, types.int64)

@@ -153,6 +153,8 @@ def score_tiles(areas: Any, groups: Any, dim: Any) -> None:
                 scores + at,
                 ROW_BYTES,
                 False,
+                0,
+                0,
             )
 
 
@@ -290,4 +292,6 @@ def weigh_tiles(areas: Any, rows: Any, groups: Any, row: Any, source_row: Any, f
                 sums + at,
                 row,
                 not fresh,
+                0,
+                0,
             )

@@ -64,7 +64,7 @@ def test_gated_activation(
     ("dtype", "kernels"), [*DTYPES, pytest.param(torch.bfloat16, PAIRS, id="bf16-pairs")]
 )
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(64, 32), (1, 16), (200, 96), (130, 33), (70, 1100)]
+    ("outputs", "inputs"), [(64, 32), (1, 16), (200, 96), (130, 33), (70, 1100), (530, 300)]
 )
 def test_linear(dtype: torch.dtype, kernels: CpuKernels, outputs: int, inputs: int) -> None:
     weight = torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype)
@@ -79,7 +79,7 @@ def test_linear(dtype: torch.dtype, kernels: CpuKernels, outputs: int, inputs: i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_linear_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
-    linear = BEST.linear(torch.randn(192, 320).to(dtype), None)
+    linear = BEST.linear(torch.randn(530, 320).to(dtype), None)
     x = torch.randn(75, 320).to(dtype)
     together = linear(x)
     for rows in (1, 2, 5, 7, 16, 31, 40):
