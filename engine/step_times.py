@@ -1,5 +1,6 @@
 """How long a step takes, learnt from the steps that were made."""
 
+from math import sqrt
 from operator import mul
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from engine.step import StepPlan
 TYPICAL_TOKENS = 1024  # of a step that computes a prompt
 FORGETTING = 0.99  # a step counts half as much after 69 others
 OUTLIER = 3.0  # times the usual error; what is farther off counts less
-SWEEPS = 12
+DOUBT = 1e-3  # of what was believed, beside what the steps say
 UNKNOWN = 1e-12  # of a cost's weight: nothing recent says anything about it
 
 
@@ -112,13 +113,49 @@ class StepTimes:
         return trust / max(seconds, 1e-6)
 
     def _solve(self) -> None:
-        """Coordinate descent from the last costs; each sweep lowers the error."""
-        costs, sums, indices = self._costs.copy(), self._sums, range(NUM_COSTS)
-        rows = [[sums[min(i, j)][max(i, j)] for j in indices] for i in indices]
-        known = [i for i in indices if rows[i][i] > UNKNOWN]
-        for _ in range(SWEEPS):
-            for i in known:
-                row = rows[i]
-                rest = sum(map(mul, row, costs)) - row[i] * costs[i]
-                costs[i] = max(0.0, (self._targets[i] - rest) / row[i])
+        """The least error; what the steps do not tell apart stays as it was."""
+        sums, old = self._sums, self._costs
+        scales = [sqrt(sums[i][i]) for i in range(NUM_COSTS)]
+        known = [i for i in range(NUM_COSTS) if sums[i][i] > UNKNOWN]
+        matrix = [
+            [sums[min(i, j)][max(i, j)] / (scales[i] * scales[j]) for j in known] for i in known
+        ]
+        targets = [self._targets[i] / scales[i] + DOUBT * old[i] * scales[i] for i in known]
+        for row, diagonal in enumerate(matrix):
+            diagonal[row] += DOUBT
+        found = non_negative(matrix, targets)
+        costs = old.copy()
+        for i, cost in zip(known, found, strict=True):
+            costs[i] = cost / scales[i]
         self._costs = costs
+
+
+def non_negative(matrix: list[list[float]], targets: list[float]) -> list[float]:
+    """x >= 0 of which matrix x is nearly the targets; symmetric and positive. Whichever would be
+    the most negative is left out, until none is."""
+    found, left = [0.0] * len(targets), list(range(len(targets)))
+    while left:
+        part = solved([[matrix[i][j] for j in left] for i in left], [targets[i] for i in left])
+        worst = min(range(len(left)), key=part.__getitem__)
+        if part[worst] >= 0:
+            for i, value in zip(left, part, strict=True):
+                found[i] = value
+            break
+        del left[worst]
+    return found
+
+
+def solved(matrix: list[list[float]], targets: list[float]) -> list[float]:
+    """By elimination, which needs no pivots: the matrix is symmetric and positive."""
+    size = len(targets)
+    for k in range(size):
+        for i in range(k + 1, size):
+            share = matrix[i][k] / matrix[k][k]
+            if share:
+                matrix[i] = [a - share * b for a, b in zip(matrix[i], matrix[k], strict=True)]
+                targets[i] -= share * targets[k]
+    found = [0.0] * size
+    for k in reversed(range(size)):
+        rest = sum(map(mul, matrix[k][k + 1 :], found[k + 1 :]))
+        found[k] = (targets[k] - rest) / matrix[k][k]
+    return found
