@@ -4,15 +4,14 @@ Under overload requests are admitted up to the objective itself: a prediction th
 average would then break it for half of them, and one that is too low for all.
 """
 
-from collections import deque
+from math import exp
 from typing import NamedTuple
 
 from router.admission import check_time
 
-SHARE = 0.95  # of the first tokens come no later than foreseen
-KEPT_S = 30.0
-NUM_KEPT = 32
-_LEAST_KEPT = 8  # fewer say nothing
+LATE_SHARE = 0.02  # of the first tokens near the objective may come too late
+FADE_S = 30.0  # what was learnt counts a third after so long
+_STEP = 0.1  # of the factor, for one that is late
 _LEAST, _MOST = 1.0, 10.0
 
 
@@ -22,20 +21,21 @@ class _Expected(NamedTuple):
 
 
 class Foresight:
-    """`factor`: by which a prediction is multiplied, so that `SHARE` of those near the objective
-    come in time. Never less than one: that those of a while ago came sooner than predicted says
+    """`factor`: by which a prediction is multiplied. Each first token that comes too late raises
+    it, and each that comes in time lowers it by so much less that it rests where `LATE_SHARE` of
+    them are late. Never less than one: that those of a while ago came sooner than predicted says
     nothing of a worker that has become full."""
 
     def __init__(self, objective_s: float) -> None:
         self._objective_s = objective_s
         self._expected: dict[str, _Expected] = {}
-        self._ratios: deque[tuple[float, float]] = deque(maxlen=NUM_KEPT)  # when, and what it was
         self._factor = 1.0
+        self._at = 0.0
 
     def factor(self, now: float) -> float:
-        while self._ratios and self._ratios[0][0] < now - KEPT_S:
-            self._ratios.popleft()
-            self._count()
+        """Fades, or else nothing might be admitted from which it could be seen that it is wrong."""
+        self._factor = 1.0 + (self._factor - 1.0) * exp(min(0.0, self._at - now) / FADE_S)
+        self._at = now
         return self._factor
 
     def check(self, predicted_s: float, now: float) -> None:
@@ -46,18 +46,16 @@ class Foresight:
         self._expected[request_id] = _Expected(now, predicted_s)
 
     def came(self, request_id: str, now: float) -> None:
-        """Only what was expected nearly as late as may be tells of what is: in the others there
-        is more of what does not grow with the queue."""
+        """One that could hardly be late says nothing by being in time."""
         expected = self._expected.pop(request_id, None)
-        if expected and expected.seconds >= self._objective_s / self.factor(now) / 2:
-            self._ratios.append((now, (now - expected.at) / expected.seconds))
-            self._count()
+        if expected is None:
+            return
+        factor = self.factor(now)
+        if now - expected.at > self._objective_s:
+            factor *= 1 + _STEP
+        elif expected.seconds * factor >= self._objective_s / 2:
+            factor *= (1 + _STEP) ** (-LATE_SHARE / (1 - LATE_SHARE))
+        self._factor = min(_MOST, max(_LEAST, factor))
 
     def forget(self, request_id: str) -> None:
         self._expected.pop(request_id, None)
-
-    def _count(self) -> None:
-        ratios = sorted(ratio for _, ratio in self._ratios)
-        enough = len(ratios) >= _LEAST_KEPT
-        factor = ratios[int(SHARE * (len(ratios) - 1))] if enough else 1.0
-        self._factor = min(_MOST, max(_LEAST, factor))

@@ -39,6 +39,8 @@ LOOK_AGAIN_S = 0.25
 # With more that wait than these, there is a look at them so often at most.
 FEW_WAITING = 16
 LOOK_S = 0.01
+# Of the inter-token objective; half of the answers would else take a little longer than that.
+AIMED = 0.9
 NUM_DECISIONS = 256
 # No bytes to move, no blocks to find.
 UNKNOWN_SHAPE = CacheShape(block_size=1, block_bytes=0)
@@ -254,19 +256,26 @@ class Router:
         return first_s, seats.place_in_s(num_later, each_s, now)
 
     def _num_places(self, way: Way, ask: Ask) -> float:
-        """How many like it its decode worker could take now."""
-        if self._is_without_place(way, ask):
+        """How many like it its decode worker could take now: none until somebody there ends, or if
+        all others became too slow. Who would be too slow by itself, or has no others, is taken."""
+        account, seats = way.decode, way.decode.seats
+        num_tokens = ask.num_tokens - way.num_decode_cached
+        if account.will_have_room(num_tokens, ask.num_choices):
             return 0.0
-        account, objective_s = way.decode, self.config.inter_token_objective_s
-        num = account.num_places(ask.num_tokens - way.num_decode_cached, ask.num_choices)
-        if objective_s is None:
-            return max(1.0, num)
-        seats, own = account.seats, way.seat(ask, 0.0)
-        objective_s /= seats.pace.slowness
+        num = max(1.0, account.num_places(num_tokens, ask.num_choices))
+        objective_s = self.config.inter_token_objective_s
+        if objective_s is None or not seats.num_sequences:
+            return num
+        own = way.seat(ask, 0.0)
+        if account.step_s(own.num_context_tokens, own.num_sequences) > objective_s:
+            return num
         now_s = account.step_s(seats.num_context_tokens, seats.num_sequences)
         context = seats.num_context_tokens + own.num_context_tokens
         more_s = account.step_s(context, seats.num_sequences + own.num_sequences) - now_s
-        return max(1.0, min(num, (objective_s - now_s) / more_s) if more_s > 0 else num)
+        left_s = AIMED * objective_s / seats.pace.slowness - now_s
+        if left_s < more_s:
+            return 0.0
+        return max(1.0, min(num, left_s / more_s)) if more_s > 0 else num
 
     def _choose(self, ask: Ask, now: float) -> Choice | None:
         """None where nobody takes anything."""
@@ -315,22 +324,7 @@ class Router:
         step_s = full_step_s(computing.costs, computing.max_step_tokens)
         if computing.max_step_tokens and computing.prompts.left_s(now) > most * step_s:
             return True
-        return self._is_without_place(way, ask)
-
-    def _is_without_place(self, way: Way, ask: Ask) -> bool:
-        """It has none until somebody there ends. Nobody is taken who would make all others too
-        slow, either, unless it would be too slow by itself, too."""
-        account, seats = way.decode, way.decode.seats
-        if account.will_have_room(ask.num_tokens - way.num_decode_cached, ask.num_choices):
-            return True
-        objective_s = self.config.inter_token_objective_s
-        if objective_s is None or not seats.num_sequences:
-            return False
-        own = way.seat(ask, 0.0)
-        alone_s = account.step_s(own.num_context_tokens, own.num_sequences)
-        context = seats.num_context_tokens + own.num_context_tokens
-        after_s = account.step_s(context, seats.num_sequences + own.num_sequences)
-        return alone_s <= objective_s < after_s * seats.pace.slowness
+        return not self._num_places(way, ask)
 
     def _place(self, waiting: Waiting, choice: Choice, now: float) -> Placement:
         ask, way = waiting.ask, choice.way

@@ -10,7 +10,7 @@ from router.workers import Load
 # What was given so shortly before a report may not be in it yet, and what has ended still be.
 GRACE_S = 0.05
 _MOST_LEFT = 4096
-SLOWNESS_S = 4.0  # over which it is averaged
+RECENT_S = 1.0  # steps so long ago count a third
 
 
 class Seat(NamedTuple):
@@ -27,25 +27,39 @@ class Seat(NamedTuple):
 
 class Pace:
     """How fast a worker's steps follow each other: all that holds it up is in it, which is not in
-    what a step takes by itself. `slowness`: how many times as long, of late."""
+    what a step takes by itself."""
 
     def __init__(self) -> None:
-        self.step_s = 0.0  # 0: not known yet
-        self.slowness = 1.0
         self._num_steps = 0
         self._at = 0.0
         self._runs = False
+        # Of late, each counting less the older it is. What was not seen yet is as it should be.
+        self._steps = 0.0
+        self._steps_s = 0.0
+        self._took_s = self._alone_s = RECENT_S
 
     def hear(self, load: Load, alone_s: float) -> None:
         steps, seconds = load.num_steps - self._num_steps, load.at - self._at
         if self._runs and load.num_running and steps > 0 and seconds > 0:
-            new_s = seconds / steps
-            self.step_s = (self.step_s + new_s) / 2 if self.step_s else new_s
+            kept = exp(-seconds / RECENT_S)
+            self._steps = kept * self._steps + steps
+            self._steps_s = kept * self._steps_s + seconds
             if alone_s > 0:
-                share = 1 - exp(-seconds / SLOWNESS_S)
-                self.slowness += share * (max(1.0, new_s / alone_s) - self.slowness)
+                self._took_s = kept * self._took_s + seconds
+                self._alone_s = kept * self._alone_s + steps * alone_s
         self._num_steps, self._at = load.num_steps, load.at
         self._runs = load.num_running > 0
+
+    @property
+    def step_s(self) -> float:
+        """0: not known yet."""
+        return self._steps_s / self._steps if self._steps else 0.0
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long steps take as they should. Of sums: an answer is as slow as its
+        steps are, of which few fit into the time of a prompt's."""
+        return max(1.0, self._took_s / self._alone_s)
 
     def step_at(self, now: float) -> float:
         """The number of the step that it makes then."""

@@ -6,6 +6,7 @@ import pytest
 
 from router.admission import Refusal, Refused
 from router.config import RouterConfig
+from router.router import AIMED
 from router.workers import Leg
 from tests.router.world import World, busy
 
@@ -85,7 +86,7 @@ def full(inter_token_s: float | None = None, **facts: int) -> World:
     "world",
     [
         lambda: full(max_sequences=2),
-        lambda: full(inter_token_s=0.0104),  # a step takes 10 ms, and 0.1 for each of them
+        lambda: full(inter_token_s=0.0104 / AIMED),  # a step takes 10 ms, and 0.1 for each of them
     ],
     ids=["no place", "no place that is fast enough"],
 )
@@ -108,7 +109,7 @@ def test_what_waits_for_a_place_to_decode_counts_in_the_prediction(
 
 @pytest.mark.parametrize(
     "world",
-    [lambda: full(max_sequences=3), lambda: full(inter_token_s=0.0106)],
+    [lambda: full(max_sequences=3), lambda: full(inter_token_s=0.0106 / AIMED)],
     ids=["no place", "no place that is fast enough"],
 )
 def test_who_waits_for_its_prompt_will_take_a_place(world: Callable[[], World]) -> None:

@@ -2,6 +2,7 @@
 
 from router.config import RouterConfig
 from router.pairing import Reason
+from router.router import AIMED
 from router.workers import SILENT_AFTER_S, Leg
 from tests.router.world import STEP_TOKENS, World, busy, keys
 
@@ -150,7 +151,7 @@ def test_nobody_waits_for_steps_that_are_never_fast_enough() -> None:
 
 
 def test_who_would_slow_all_others_down_waits_until_one_of_them_ends() -> None:
-    world = World(1, 1, RouterConfig(inter_token_objective_s=0.0104))
+    world = World(1, 1, RouterConfig(inter_token_objective_s=0.0104 / AIMED))
     assert all(world.place(name, 16, num_new=100) for name in "ab")
     world.submit("c", 16, num_new=100)
     assert world.dispatch() == {}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.ledger import STALL_S, Account, Ledger
 from router.prompt_queue import Prompt, PromptQueue
-from router.seats import GRACE_S, Seat, Seats
+from router.seats import GRACE_S, Pace, Seat, Seats
 from router.workers import SILENT_AFTER_S, Leg, Load, StepCosts, Worker
 
 TOKEN_S = 0.001
@@ -237,3 +237,23 @@ def test_nothing_is_lost_and_nothing_counts_twice(
         assert (len(prompts), prompts.num_tokens) == (0, 0)
         assert (len(seats), seats.num_sequences, seats.num_context_tokens) == (0, 0, 0)
         assert prompts.left_s(now + 100) == 0
+
+
+def test_steps_are_as_slow_as_an_answer_sees_them() -> None:
+    """Three steps of 10 ms and one of 90, which takes three quarters of the time: 30 ms each."""
+    pace = Pace()
+    num_steps, at = 0, 0.0
+    for _ in range(200):
+        for steps, seconds in ((3, 0.03), (1, 0.09)):
+            num_steps, at = num_steps + steps, at + seconds
+            pace.hear(load(at, num_running=4, num_steps=num_steps), 0.01)
+    assert pace.step_s == pytest.approx(0.03, rel=0.05)
+    assert pace.slowness == pytest.approx(3.0, rel=0.05)
+
+
+def test_steps_are_not_slow_because_of_a_pause_without_work() -> None:
+    pace = Pace()
+    for at, num_running, num_steps in ((0.0, 2, 1), (0.1, 0, 11), (9.0, 2, 12), (9.1, 2, 22)):
+        pace.hear(load(at, num_running=num_running, num_steps=num_steps), 0.01)
+    assert pace.step_s == pytest.approx(0.01)
+    assert pace.slowness == 1.0
