@@ -152,7 +152,7 @@ def test_ctrl_c_ends_the_first_start(tmp_path: Path) -> None:
     children = children_of(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
     _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert err.endswith("interrupted\n")
     assert "Traceback" not in err
     assert children
