@@ -43,7 +43,9 @@ class Foresight:
         check_time(self.factor(now) * predicted_s, self._objective_s)
 
     def expect(self, request_id: str, predicted_s: float, now: float) -> None:
-        self._expected[request_id] = _Expected(now, predicted_s)
+        """What was taken though it would be late is late by no mistake."""
+        if predicted_s <= self._objective_s:
+            self._expected[request_id] = _Expected(now, predicted_s)
 
     def came(self, request_id: str, now: float) -> None:
         """One that could hardly be late says nothing by being in time."""

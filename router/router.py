@@ -263,16 +263,16 @@ class Router:
         if account.will_have_room(num_tokens, ask.num_choices):
             return 0.0
         num = max(1.0, account.num_places(num_tokens, ask.num_choices))
-        objective_s = self.config.inter_token_objective_s
-        if objective_s is None or not seats.num_sequences:
+        if self.config.inter_token_objective_s is None or not seats.num_sequences:
             return num
+        objective_s = AIMED * self.config.inter_token_objective_s
         own = way.seat(ask, 0.0)
         if account.step_s(own.num_context_tokens, own.num_sequences) > objective_s:
             return num
         now_s = account.step_s(seats.num_context_tokens, seats.num_sequences)
         context = seats.num_context_tokens + own.num_context_tokens
         more_s = account.step_s(context, seats.num_sequences + own.num_sequences) - now_s
-        left_s = AIMED * objective_s / seats.pace.slowness - now_s
+        left_s = objective_s / seats.pace.slowness - now_s
         if left_s < more_s:
             return 0.0
         return max(1.0, min(num, left_s / more_s)) if more_s > 0 else num

@@ -159,6 +159,12 @@ def test_who_would_slow_all_others_down_waits_until_one_of_them_ends() -> None:
     assert list(world.dispatch()) == ["c"]
 
 
+def test_who_would_be_too_slow_even_alone_waits_for_nobody() -> None:
+    """A step takes 10 ms; what is aimed at is less than the objective."""
+    world = World(1, 1, RouterConfig(inter_token_objective_s=0.0105))
+    assert all(world.place(name, 16, num_new=100) for name in "abcde")
+
+
 def test_with_a_policy_that_does_not_look_again_nothing_waits() -> None:
     world = busy(2, 2, RouterConfig("round-robin"))
     for worker in world.prefill:

@@ -63,6 +63,12 @@ def test_what_could_hardly_be_late_says_nothing_by_being_in_time() -> None:
     assert foresight.factor(2.0) < factor
 
 
+def test_what_was_known_to_be_late_says_nothing_by_being_late() -> None:
+    foresight = Foresight(OBJECTIVE_S)
+    now = seen(foresight, 3.0, 1.0, 0.0, 20)
+    assert foresight.factor(now) == 1.0
+
+
 def test_a_bad_time_is_forgotten() -> None:
     """Else nothing would be admitted from which it could be seen that it is over."""
     foresight = Foresight(OBJECTIVE_S)
