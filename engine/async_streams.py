@@ -123,6 +123,7 @@ class RequestStream(ABC, Generic[News]):
             self._expiry.cancel()
         self._engine.forget(self)
         self._tell()
+        self._on_news = None
 
 
 class EngineStream(RequestStream[GenerationUpdate]):

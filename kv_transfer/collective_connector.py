@@ -70,9 +70,13 @@ class CollectivePool:
         deadline = time.monotonic() + self._limits.answer_s
         rendezvous = Rendezvous(sock, end, deadline)
         nonces = rendezvous.agree(f"{VERSION} {self.transport} {SLICE_BYTES}")
-        carrier = CollectiveCarrier(
-            sock, self._form(end, rendezvous), self._staging(), self._limits.stall_s
-        )
+        staging = self._staging()
+        group = self._form(end, rendezvous)
+        try:
+            carrier = CollectiveCarrier(sock, group, staging, self._limits.stall_s)
+        except BaseException:
+            group.close()
+            raise
         try:
             carrier.prove(self._secret, end, nonces, deadline)
         except BaseException:

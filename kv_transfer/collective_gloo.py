@@ -33,8 +33,6 @@ class GlooGroup:
 
     def __init__(self, end: End, rendezvous: Rendezvous, host: str, form_s: float) -> None:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        # A listener and a thread of its own, which end with the group.
-        options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
         options._threads = 1
         options._timeout = timedelta(seconds=form_s)
         self._other = 1 - end
@@ -42,6 +40,8 @@ class GlooGroup:
         self._posted: deque[_Posted] = deque()  # ends in this order
         self._interrupted = False
         try:
+            # A listener and a thread of its own, which end with the group.
+            options._devices = [ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
             self._group: Any = ProcessGroupGloo(_ControlStore(rendezvous), end, 2, options)
         except RuntimeError as e:
             raise ConnectionError(f"no communicator: {_first_line(e)}") from None

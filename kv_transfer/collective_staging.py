@@ -48,13 +48,17 @@ class _Buffers:
         num_bytes = len(blocks) * self._blob_bytes[group]
         if self._pair[turn % 2].numel() < num_bytes:
             self._pair[turn % 2] = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            self._settle()  # what was freed may be in use still, and others' streams do not wait
         return self._pair[turn % 2][:num_bytes].view(len(blocks), -1)
 
     def put(self, data: bytes) -> Tensor:
         copied = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        self._settle()
+        return copied
+
+    def _settle(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        return copied
 
 
 class HostStaging(_Buffers):

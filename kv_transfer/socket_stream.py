@@ -1,6 +1,7 @@
 """A thread with one connection to a peer, which receives blobs into our pool."""
 
 import contextlib
+import logging
 import select
 import socket
 import threading
@@ -14,6 +15,8 @@ from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.piece_read import Backlog, PieceRead
 from kv_transfer.socket_server import set_options
 from kv_transfer.socket_tls import SocketTls
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,15 @@ class Stream:
         except TransferError as e:
             return e
         except OSError as e:
-            where = f"{self._target.host}:{self._target.port}"
-            return LinkLost(f"the connection to {where} broke: {e}")
+            return LinkLost(f"the connection to {self._where} broke: {e}")
+        except Exception as e:  # a library's, out of memory: whoever waits is told
+            logger.exception("reading from %s failed", self._where)
+            return LinkLost(f"reading from {self._where} failed: {e!r}")
         return None
+
+    @property
+    def _where(self) -> str:
+        return f"{self._target.host}:{self._target.port}"
 
     def _connected(self, read: PieceRead[BlockPairs]) -> tuple[socket.socket, Carrier]:
         if self._sock and _has_input(self._sock):
