@@ -131,7 +131,8 @@ def simulate(
         now = step * STEP_S
         num_running += sum(at <= now for at in starting)
         starting = [at for at in starting if at > now]
-        window.append(workers.step(arrivals(now), num_running))
+        load = workers.step(arrivals(now), num_running)
+        window.append(load._replace(busy=load.busy / num_running))  # of those that are there
         if step % int(1 / STEP_S):
             continue
         loads = _shared(window, num_running, startup_s)
@@ -157,5 +158,9 @@ def _shared(
 ) -> Sequence[WorkerLoad]:
     """Of a pool whose load is shared evenly, as Serve reports it."""
     means = [sum(values) / len(window) / num_workers for values in zip(*window, strict=True)]
-    mean = WorkerLoad(*means)._replace(step_base_s=window[-1].step_base_s, startup_s=startup_s)
+    mean = WorkerLoad(*means)._replace(
+        busy=sum(load.busy for load in window) / len(window),
+        step_base_s=window[-1].step_base_s,
+        startup_s=startup_s,
+    )
     return [mean] * num_workers
