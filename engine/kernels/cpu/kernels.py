@@ -165,7 +165,7 @@ class _DtypeKernels:
         element = features.element(dtype)
         self.product: Product | None = None
         if features.multiplies_tiles(dtype):
-            multiply = Kernel(tile_product, element, PRODUCT_WORDS)
+            multiply = Kernel(tile_product, "bf16_tiles", PRODUCT_WORDS)
             self.product = Product(multiply, IN_TILES, Kernel(lay_rows, element, LAY_WORDS))
         elif features.multiplies_panels(dtype):
             self.product = Product(Kernel(product, element, PRODUCT_WORDS), BY_COLUMNS[dtype])

@@ -4,6 +4,10 @@
 columns to 16 x 16 sums. Two tiles of either side make four tiles of sums, which are all eight
 registers, and each that is loaded is used twice. A kernel says what shape the tiles have before
 the first product, and lets go of them at its end.
+
+In a kernel without tiles these instructions are nothing. Its branches for tiles are never taken,
+but LLVM compiles what they call all the same, and ends the process over an instruction that the
+CPU does not have.
 """
 
 from typing import Any
@@ -12,7 +16,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from engine.kernels.cpu.emit import I16, I64, call, const, offset, pointer, prefetch_line
-from engine.kernels.cpu.language import instruction
+from engine.kernels.cpu.language import JOB, instruction
 
 TILE_ROWS, TILE_INPUTS, TILE_BYTES, LINE_BYTES = 16, 32, 1024, 64
 SUMS, X, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # registers
@@ -29,6 +33,7 @@ def _tiles(num_x: int) -> Any:
 
     def write(
         b: Any,
+        job: Any,
         x: Any,
         x_row: Any,
         x_step: Any,
@@ -43,6 +48,8 @@ def _tiles(num_x: int) -> Any:
         ahead: Any,
         lines: Any,
     ) -> None:
+        if not job[2]:
+            return
         x_tile, sums_tile = (b.mul(row, const(TILE_ROWS)) for row in (x_row, sums_row))
         second = b.add(sums, sums_tile)
         places = [
@@ -73,7 +80,7 @@ def _tiles(num_x: int) -> Any:
             _store(b, register, place, sums_row)
 
     i = types.int64
-    return instruction(types.void, i, i, i, i, i, i, i, i, i, i, types.boolean, i, i)(write)
+    return instruction(types.void, JOB, i, i, i, i, i, i, i, i, i, i, types.boolean, i, i)(write)
 
 
 def _of_tiles(builder: Any, name: str, *registers: int) -> None:
@@ -95,9 +102,11 @@ def _store(builder: Any, register: int, address: Any, row_bytes: Any) -> None:
 one, two = _tiles(1), _tiles(2)
 
 
-@instruction(types.void, types.int64, types.int64, types.int64)
-def set_shape(builder: Any, memory: Any, first: Any, second: Any) -> Any:
+@instruction(types.void, JOB, types.int64, types.int64, types.int64)
+def set_shape(builder: Any, job: Any, memory: Any, first: Any, second: Any) -> None:
     """Of the registers: 64 bytes a row, and so many rows in the first and second tile of x."""
+    if not job[2]:
+        return
     for register in range(8):
         rows = const(TILE_ROWS)
         if register in (*SUMS[:2], X[0]):
@@ -111,10 +120,11 @@ def set_shape(builder: Any, memory: Any, first: Any, second: Any) -> Any:
     call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), pointer(builder, memory, I8))
 
 
-@instruction(types.void)
-def release(builder: Any) -> Any:
+@instruction(types.void, JOB)
+def release(builder: Any, job: Any) -> None:
     """The registers are not to be kept for this thread any longer."""
-    call(builder, "llvm.x86.tilerelease", ir.VoidType())
+    if job[2]:
+        call(builder, "llvm.x86.tilerelease", ir.VoidType())
 
 
 @instruction(types.int64)

@@ -83,7 +83,7 @@ LAZY = 8.0  # a maximum is only renewed when it grew by 2 ** LAZY: sums are resc
 
 def prefill(job: Any) -> None:
     if has_tiles(job):
-        set_shape(shape_memory(), TILE_ROWS, TILE_ROWS)
+        set_shape(job, shape_memory(), TILE_ROWS, TILE_ROWS)
     scratch = word(job, SCRATCH) + thread_number(job) * word(job, SCRATCH_STRIDE)
     areas = areas_of(scratch, word(job, HEAD_DIM), word(job, VALUE_DIM), element_bytes(job))
     piece = find(job, claim(job, 1), word(job, FIRST_SEQUENCE), 0)
@@ -105,14 +105,14 @@ def prefill(job: Any) -> None:
         put_out(job, areas, piece)
         piece = find(job, claim(job, 1), piece.sequence, piece.base)
     if has_tiles(job):
-        release()
+        release(job)
 
 
 @part_of_kernel
 def score(job: Any, areas: Any, groups: Any) -> None:
     dim = word(job, HEAD_DIM)
     if has_tiles(job):
-        score_tiles(areas, groups, dim)
+        score_tiles(job, areas, groups, dim)
         return
     if has_dot(job):
         steps, row_bytes = dim // 2, dim * element_bytes(job)
@@ -131,7 +131,7 @@ def score(job: Any, areas: Any, groups: Any) -> None:
 
 
 @part_of_kernel
-def score_tiles(areas: Any, groups: Any, dim: Any) -> None:
+def score_tiles(job: Any, areas: Any, groups: Any, dim: Any) -> None:
     """Sixteen tokens at a time; what comes of those beyond the last group is not looked at."""
     key_bytes = dim * 2
     for group in range(groups):
@@ -142,6 +142,7 @@ def score_tiles(areas: Any, groups: Any, dim: Any) -> None:
         keys, scores = areas.keys + token * key_bytes, areas.scores + token * ROW_BYTES
         for at in range(0, ROW_BYTES, 2 * LINE_BYTES):
             two(
+                job,
                 keys,
                 key_bytes,
                 LINE_BYTES,
@@ -245,7 +246,7 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
     values = areas.lists + LIST_BYTES // 2
     lay_rows(job, values, groups, dim, areas.values, source_row)
     if has_tiles(job):
-        weigh_tiles(areas, piece.rows, groups, row, source_row, fresh)
+        weigh_tiles(job, areas, piece.rows, groups, row, source_row, fresh)
         return
     steps = groups * GROUP // 2 if has_dot(job) else groups * GROUP
     for i in range(0, piece.rows, 4):
@@ -266,7 +267,9 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
 
 
 @part_of_kernel
-def weigh_tiles(areas: Any, rows: Any, groups: Any, row: Any, source_row: Any, fresh: Any) -> None:
+def weigh_tiles(
+    job: Any, areas: Any, rows: Any, groups: Any, row: Any, source_row: Any, fresh: Any
+) -> None:
     """32 tokens a step, those beyond the last group with values and weights of zero."""
     pairs, turned = groups * GROUP // 2, areas.keys
     steps = (pairs + TILE_ROWS - 1) // TILE_ROWS
@@ -281,6 +284,7 @@ def weigh_tiles(areas: Any, rows: Any, groups: Any, row: Any, source_row: Any, f
         weights, sums = turned + i * TURNED_ROW, areas.sums + i * row
         for at in range(0, row, 2 * LINE_BYTES):
             two(
+                job,
                 weights,
                 TURNED_ROW,
                 LINE_BYTES,

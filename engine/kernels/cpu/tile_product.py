@@ -74,22 +74,22 @@ def tile_product(job: Any) -> None:
             following = claim(job, together)  # so early, to fetch its panels meanwhile
             many(job, first, end, fetched, following, sums, shape)
             first, fetched = following, True
-    release()
+    release(job)
 
 
 @part_of_kernel
 def few(job: Any, first: Any, end: Any, sums: Any, shape: Any) -> None:
     x, x_row, weights = word(job, 0), word(job, 1), word(job, 2)
     blocks, rows = word(job, 3), word(job, 7)
-    set_rows(shape, rows)
+    set_rows(job, shape, rows)
     place = x, x_row, LINE_BYTES
     for panel in range(first, end):
         part = weights + panel * blocks * BLOCK_BYTES
         ahead = part + AHEAD_BYTES
         if rows > TILE_ROWS:
-            two(*place, part, *PANEL, blocks, sums, SUMS_ROW, False, ahead, BLOCK_LINES)
+            two(job, *place, part, *PANEL, blocks, sums, SUMS_ROW, False, ahead, BLOCK_LINES)
         else:
-            one(*place, part, *PANEL, blocks, sums, SUMS_ROW, False, ahead, BLOCK_LINES)
+            one(job, *place, part, *PANEL, blocks, sums, SUMS_ROW, False, ahead, BLOCK_LINES)
         finish(job, sums, 0, rows, panel, 1)
 
 
@@ -113,7 +113,7 @@ def many(
             lines = 0
         left = min(rows - row, ROWS)
         if row == 0 or left < ROWS:
-            set_rows(shape, left)
+            set_rows(job, shape, left)
         for panel in range(first, end, BESIDE):
             beside(job, row, left, panel, min(end - panel, BESIDE), sums, ahead, lines)
             ahead += BESIDE * (panel_bytes // BLOCK_LINES) * lines
@@ -134,16 +134,16 @@ def beside(
             target = sums + i * PANEL_BYTES
             add = block > 0
             if rows > TILE_ROWS:
-                two(place, *LAID, part, *PANEL, size, target, SUMS_ROW, add, ahead, lines)
+                two(job, place, *LAID, part, *PANEL, size, target, SUMS_ROW, add, ahead, lines)
             else:
-                one(place, *LAID, part, *PANEL, size, target, SUMS_ROW, add, ahead, lines)
+                one(job, place, *LAID, part, *PANEL, size, target, SUMS_ROW, add, ahead, lines)
             ahead += size * lines * LINE_BYTES
     finish(job, sums, row, rows, first, count)
 
 
 @part_of_kernel
-def set_rows(shape: Any, rows: Any) -> None:
-    set_shape(shape, min(rows, TILE_ROWS), min(max(rows - TILE_ROWS, 1), TILE_ROWS))
+def set_rows(job: Any, shape: Any, rows: Any) -> None:
+    set_shape(job, shape, min(rows, TILE_ROWS), min(max(rows - TILE_ROWS, 1), TILE_ROWS))
 
 
 @part_of_kernel

@@ -1,0 +1,46 @@
+"""Kernels compile for CPUs that the tests do not run on: what a CPU lacks ends the process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMPILE = """
+from engine.kernels.cpu.compiled import compiled
+from engine.kernels.cpu.decode import decode
+from engine.kernels.cpu.prefill import prefill
+from engine.kernels.cpu.product import product
+from engine.kernels.cpu.tile_product import tile_product
+
+for function, element in ({kernels}):
+    compiled(function, element)
+print("compiled")
+"""
+
+
+@pytest.mark.parametrize(
+    ("cpu", "kernels"),
+    [
+        pytest.param("haswell", "(prefill, 'bf16'), (decode, 'bf16')", id="avx2"),
+        pytest.param("znver4", "(prefill, 'bf16_dot'), (product, 'bf16_dot')", id="avx512-bf16"),
+        pytest.param(
+            "sapphirerapids", "(prefill, 'bf16_tiles'), (tile_product, 'bf16_tiles')", id="amx"
+        ),
+    ],
+)
+def test_kernels_compile_for_a_cpu_of_another_kind(cpu: str, kernels: str, tmp_path: Path) -> None:
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": cpu,
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE.format(kernels=kernels)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "compiled\n", done.stderr
