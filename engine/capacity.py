@@ -14,8 +14,8 @@ from engine.memory import (
 from engine.models.interface import ModelDescription
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvFormat
 
-# formats whose blocks the layout knows and whose kernels are still to come
-SERVED_FORMATS = ("fp32", "bf16", "fp16")
+# int4 is one whose blocks the layout knows and whose kernels are still to come
+SERVED_FORMATS = ("fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8")
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

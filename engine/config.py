@@ -38,7 +38,9 @@ class EngineConfig:
 
     block_size: int | None = _knob(None, "tokens in a cache block, a power of two")
     kv_cache_dtype: str = _knob(
-        "auto", "format of the cache", ("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "format of the cache: 'auto' is the model's; 'fp8' is 'fp8_e4m3'",
+        ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"),
     )
     kv_cache_memory_bytes: int | None = _knob(None, "size of the cache; overrides the share")
     gpu_memory_utilization: float = _knob(0.9, "share of a GPU's memory for weights and cache")

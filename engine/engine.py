@@ -15,7 +15,7 @@ from engine.generation_defaults import read_generation_defaults
 from engine.grammar.compiler import Compile, GrammarCompiler
 from engine.grammar.interface import CompiledGrammar
 from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedReads
-from engine.kernels.registry import kernel_name, load_kernels
+from engine.kernels.registry import check_format, kernel_name, load_kernels
 from engine.machine import available_memory
 from engine.memory import format_bytes
 from engine.model_source import ModelSource, resolve_model
@@ -270,7 +270,9 @@ def _as_step_error(error: Exception) -> EngineError:
 
 
 def _prepare_kernels(config: EngineConfig, shape: EngineShape) -> None:
-    if kernel_name(config.kernels, shape.device) == "cpu":
+    name = kernel_name(config.kernels, shape.device)
+    check_format(name, shape.kv_format.name)
+    if name == "cpu":
         from engine.compile_ahead import compile_ahead
 
         compile_ahead(shape.dtype)

@@ -16,7 +16,15 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-FORMAT_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+FORMAT_NAMES = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "fp8": "fp8_e4m3",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+    "int8": "int8",
+}
 
 DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 # A CPU's cache is modest unless asked for: its pages are slow to come the first time, and the
@@ -44,8 +52,11 @@ def decide_shape(config: EngineConfig, model: ModelDescription) -> EngineShape:
     device = _device(config)
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    if kv_dtype != dtype:
-        raise ConfigError("kv_cache_dtype", f"{kv_dtype!r}, must be the model's {dtype!r} for now")
+    if kv_dtype in DTYPES and kv_dtype != dtype:
+        quantised = ", ".join(name for name in FORMAT_NAMES if name not in DTYPES)
+        raise ConfigError(
+            "kv_cache_dtype", f"{kv_dtype!r}, must be the model's {dtype!r} or one of {quantised}"
+        )
     max_model_len = config.max_model_len or model.max_model_len
     if max_model_len > model.max_model_len:
         raise ConfigError(

@@ -26,11 +26,20 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class KvFormat:
-    """How one element of a plane is stored; quantised formats keep a scale per token and head."""
+    """How one element of a plane is stored.
+
+    A quantised format keeps a scale, fp32, for each token, head, layer and plane: an element is
+    what is stored times its row's scale. `largest` is the largest that can be stored.
+    """
 
     name: str
     element_bits: int
     scale_bytes: int = 0
+    largest: float | None = None
+
+    @property
+    def quantised(self) -> bool:
+        return self.scale_bytes > 0
 
     def plane_bytes(self, num_elements: int) -> int:
         return num_elements * self.element_bits // 8
@@ -42,10 +51,10 @@ KV_FORMATS = {
         KvFormat("fp32", 32),
         KvFormat("bf16", 16),
         KvFormat("fp16", 16),
-        KvFormat("fp8_e4m3", 8, scale_bytes=4),
-        KvFormat("fp8_e5m2", 8, scale_bytes=4),
-        KvFormat("int8", 8, scale_bytes=4),
-        KvFormat("int4", 4, scale_bytes=4),
+        KvFormat("fp8_e4m3", 8, scale_bytes=4, largest=448.0),
+        KvFormat("fp8_e5m2", 8, scale_bytes=4, largest=57344.0),
+        KvFormat("int8", 8, scale_bytes=4, largest=127.0),
+        KvFormat("int4", 4, scale_bytes=4, largest=7.0),
     )
 }
 
@@ -135,6 +144,11 @@ class BlockLayout:
             + self.plane_offsets[plane]
             + token * row_bytes
         )
+
+    def scale_offset(self, head: int, layer: int, plane: int, token: int) -> int:
+        """Byte offset inside a blob of a row's scale."""
+        row = (layer * len(self.group.widths) + plane) * self.block_size + token
+        return head * self.head_bytes + self.scales_offset + row * self.format.scale_bytes
 
     def rank_run(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """(offset, size) in bytes of a tensor-parallel rank's heads inside a whole blob."""

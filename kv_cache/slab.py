@@ -11,7 +11,14 @@ import torch
 from kv_cache.huge_pages import anonymous_memory
 from kv_cache.layout import BlockLayout, round_up
 
-ELEMENT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ELEMENT_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
 
 _PAGE_BYTES = mmap.PAGESIZE
 _TOUCH_BYTES = 64 << 20
@@ -26,8 +33,10 @@ class KvSlab:
     Element (block, head, layer, plane, token, i) lies at
     `block * block_stride + head * head_stride + layer * layer_stride
      + plane_offsets[plane] + token * widths[plane] + i`, in 64-bit arithmetic.
-    `layer` counts inside the group. The slab owns its memory; it knows nothing of who holds
-    which block.
+    `layer` counts inside the group. Of a quantised format `scales` is the same memory in fp32,
+    and the scale of a row lies at `block * scale_block_stride + head * scale_head_stride
+     + scale_offset(layer, plane) + token`. The slab owns its memory; it knows nothing of who
+    holds which block.
     """
 
     layout: BlockLayout
@@ -64,6 +73,22 @@ class KvSlab:
     @cached_property
     def plane_offsets(self) -> tuple[int, ...]:
         return tuple(o // self.data.itemsize for o in self.layout.plane_offsets[:-1])
+
+    @cached_property
+    def scales(self) -> torch.Tensor:
+        assert self.layout.format.quantised, f"{self.layout.format.name} has no scales"
+        return self.data.view(torch.float32)
+
+    @cached_property
+    def scale_block_stride(self) -> int:
+        return self.layout.blob_bytes // self.layout.format.scale_bytes
+
+    @cached_property
+    def scale_head_stride(self) -> int:
+        return self.layout.head_bytes // self.layout.format.scale_bytes
+
+    def scale_offset(self, layer: int, plane: int) -> int:
+        return self.layout.scale_offset(0, layer, plane, 0) // self.layout.format.scale_bytes
 
     def touch(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """Makes the kernel back the slab with memory now, without changing a byte of it.

@@ -19,6 +19,7 @@ from engine.kernels.interface import (
 from kv_cache.slab import KvSlab
 
 KEYS, VALUES = 0, 1  # planes of a slab
+SMALLEST_ROW = 2.0**-100  # its largest element; below, 1 / scale could overflow
 
 
 class ReferenceKernels:
@@ -72,7 +73,12 @@ class ReferenceKernels:
         offsets = slots[written] % slab.layout.block_size
         for plane, rows in ((KEYS, k), (VALUES, v)):
             view = plane_view(slab, layer, plane)
-            view[blocks, :, offsets] = rows[written].to(slab.data.dtype)
+            if slab.layout.format.quantised:
+                stored, scales = quantised(rows[written], slab)
+                view[blocks, :, offsets] = stored
+                scale_view(slab, layer, plane)[blocks, :, offsets] = scales
+            else:
+                view[blocks, :, offsets] = rows[written].to(slab.data.dtype)
 
     def attention(
         self,
@@ -89,7 +95,7 @@ class ReferenceKernels:
             rows = slice(starts[s], starts[s + 1])
             k = cached_rows(slab, layer, KEYS, group.block_tables[s], kv_len)
             v = cached_rows(slab, layer, VALUES, group.block_tables[s], kv_len)
-            out[rows] = attend(q[rows].float(), k.float(), v.float(), spec).to(q.dtype)
+            out[rows] = attend(q[rows].float(), k, v, spec).to(q.dtype)
         return out
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -133,13 +139,43 @@ def plane_view(slab: KvSlab, layer: int, plane: int) -> torch.Tensor:
     )
 
 
+def scale_view(slab: KvSlab, layer: int, plane: int) -> torch.Tensor:
+    """The scales of one layer's keys or values, [num_blocks, kv_heads, block_size], no copy."""
+    return slab.scales.as_strided(
+        (slab.num_blocks, slab.layout.group.num_kv_heads, slab.layout.block_size),
+        (slab.scale_block_stride, slab.scale_head_stride, 1),
+        slab.scale_offset(layer, plane),
+    )
+
+
+def quantised(rows: torch.Tensor, slab: KvSlab) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is stored of rows [..., width], and their scales [...].
+
+    The largest element of a row is stored as the format's largest. A row too small for its scale
+    to be a normal number is stored as zeros. One with an infinity or a NaN is stored as zeros with
+    an infinite scale, so that all that is read of it is NaN.
+    """
+    rows, largest = rows.float(), slab.layout.format.largest
+    assert largest is not None
+    highest = rows.abs().amax(-1)  # NaN where there is one
+    scales = torch.where(highest < torch.inf, highest / largest, torch.inf)
+    scales = torch.where(highest < SMALLEST_ROW, 1.0, scales)
+    stored = (rows * (1.0 / scales).unsqueeze(-1)).nan_to_num(0.0).clamp(-largest, largest)
+    if not slab.data.is_floating_point():
+        stored = stored.round()
+    return stored.to(slab.data.dtype), scales
+
+
 def cached_rows(
     slab: KvSlab, layer: int, plane: int, table: torch.Tensor, kv_len: int
 ) -> torch.Tensor:
-    """A sequence's keys or values in order, [kv_len, kv_heads, width]."""
+    """A sequence's keys or values in order, [kv_len, kv_heads, width] fp32."""
     num_blocks = -(-kv_len // slab.layout.block_size)
-    blocks = plane_view(slab, layer, plane)[table[:num_blocks].long()]
-    return blocks.transpose(1, 2).flatten(0, 1)[:kv_len]
+    held = table[:num_blocks].long()
+    rows = plane_view(slab, layer, plane)[held].float()
+    if slab.layout.format.quantised:
+        rows = rows * scale_view(slab, layer, plane)[held].unsqueeze(-1)
+    return rows.transpose(1, 2).flatten(0, 1)[:kv_len]
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:

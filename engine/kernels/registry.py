@@ -6,6 +6,10 @@ from engine.errors import ConfigError
 from engine.kernels.interface import Kernels
 
 KERNEL_NAMES = ("auto", "reference", "cpu", "triton")
+UNSERVED_FORMATS = {
+    "cpu": ("fp8_e4m3", "fp8_e5m2", "int8"),
+    "triton": ("fp8_e4m3", "fp8_e5m2", "int8"),
+}
 
 
 def kernel_name(name: str, device: torch.device) -> str:
@@ -20,6 +24,12 @@ def kernel_name(name: str, device: torch.device) -> str:
     if device.type != wanted:
         raise ConfigError("kernels", f"{name!r} runs on {wanted} only, the device is {device}")
     return name
+
+
+def check_format(name: str, kv_format: str) -> None:
+    """ConfigError for a format of the cache that a twin, by its own name, has no kernels for."""
+    if kv_format in UNSERVED_FORMATS.get(name, ()):
+        raise ConfigError("kv_cache_dtype", f"{kv_format!r} has no kernels in {name!r} yet")
 
 
 def load_kernels(name: str, device: torch.device) -> Kernels:

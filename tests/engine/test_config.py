@@ -41,6 +41,7 @@ def test_an_unknown_option_is_named() -> None:
         ("max_num_seqs", 10**9),
         ("max_model_len", 10**12),
         ("scheduling_policy", "lifo"),
+        ("kv_cache_dtype", "int4"),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: Any) -> None:

@@ -21,10 +21,13 @@ layouts = st.builds(
 )
 
 
-def walk(layout: BlockLayout) -> tuple[dict[tuple[int, int, int, int], int], list[int], int]:
-    """Lays a blob out as the description says: offset of every row, of every head's scales,
-    and the size of the whole."""
-    rows, scales, cursor = {}, [], 0
+Places = dict[tuple[int, int, int, int], int]  # head, layer, plane, token
+
+
+def walk(layout: BlockLayout) -> tuple[Places, Places, int]:
+    """Lays a blob out as the description says: offset of every row, of its scale, and the size
+    of the whole."""
+    rows, scales, cursor = {}, {}, 0
     group, format = layout.group, layout.format
     for head in range(group.num_kv_heads):
         for layer in range(len(group.layers)):
@@ -32,8 +35,11 @@ def walk(layout: BlockLayout) -> tuple[dict[tuple[int, int, int, int], int], lis
                 for token in range(layout.block_size):
                     rows[head, layer, plane, token] = cursor
                     cursor += width * format.element_bits // 8
-        scales.append(cursor)
-        cursor += len(group.layers) * len(group.widths) * layout.block_size * format.scale_bytes
+        for layer in range(len(group.layers)):
+            for plane in range(len(group.widths)):
+                for token in range(layout.block_size):
+                    scales[head, layer, plane, token] = cursor
+                    cursor += format.scale_bytes
         cursor += -cursor % 128
     return rows, scales, cursor + -cursor % 4096
 
@@ -42,8 +48,7 @@ def walk(layout: BlockLayout) -> tuple[dict[tuple[int, int, int, int], int], lis
 def test_offsets_are_those_of_the_description(layout: BlockLayout) -> None:
     rows, scales, size = walk(layout)
     assert {key: layout.offset(*key) for key in rows} == rows
-    starts = [layout.offset(head, 0, 0, 0) for head in range(layout.group.num_kv_heads)]
-    assert [start + layout.scales_offset for start in starts] == scales
+    assert {key: layout.scale_offset(*key) for key in scales} == scales
     assert layout.blob_bytes == size
     assert layout.token_bytes * layout.block_size == size
 

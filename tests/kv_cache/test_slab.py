@@ -2,6 +2,7 @@
 
 import mmap
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_an_element_lies_where_the_layout_says(format: str) -> None:
     layout = make_layout(format)
     slab = KvSlab.allocate(layout, 3, CPU)
     size = slab.data.itemsize
-    slab.data.copy_(torch.arange(slab.data.numel()) % 251)
+    slab.data.view(torch.uint8).copy_(torch.arange(slab.data.nbytes) % 251)
     for head in range(2):
         for layer in range(3):
             for plane, width in enumerate(layout.group.widths):
@@ -41,7 +42,27 @@ def test_an_element_lies_where_the_layout_says(format: str) -> None:
                     )
                     start = layout.offset(head, layer, plane, token)
                     row = slab.blob(2)[start : start + width * size].view(slab.data.dtype)
-                    assert torch.equal(row, slab.data[index : index + width])
+                    there = slab.data[index : index + width]
+                    assert torch.equal(row.view(torch.uint8), there.view(torch.uint8))
+
+
+@pytest.mark.parametrize("format", ["fp8_e4m3", "fp8_e5m2", "int8"])
+def test_a_scale_lies_where_the_layout_says(format: str) -> None:
+    layout = make_layout(format)
+    slab = KvSlab.allocate(layout, 3, CPU)
+    slab.data.view(torch.uint8).copy_(torch.arange(slab.data.nbytes) % 127)
+    for place in product(range(2), range(3), range(2), (0, 5, 15)):
+        head, layer, plane, token = place
+        index = 2 * slab.scale_block_stride + head * slab.scale_head_stride
+        index += slab.scale_offset(layer, plane) + token
+        start = layout.scale_offset(*place)
+        scale = slab.blob(2)[start : start + 4].view(torch.float32)
+        assert torch.equal(scale, slab.scales[index : index + 1])
+
+
+def test_only_quantised_formats_have_scales() -> None:
+    with pytest.raises(AssertionError, match="bf16 has no scales"):
+        KvSlab.allocate(make_layout(), 1, CPU).scales  # noqa: B018
 
 
 def test_a_new_slab_is_zero_and_has_its_blocks() -> None:
@@ -49,6 +70,13 @@ def test_a_new_slab_is_zero_and_has_its_blocks() -> None:
     assert slab.num_blocks == 5
     assert slab.blob(4).shape == (slab.layout.blob_bytes,)
     assert not slab.data.any()
+
+
+def test_a_new_quantised_slab_reads_as_zeros() -> None:
+    slab = KvSlab.allocate(make_layout("fp8_e4m3"), 2, CPU)
+    assert slab.data.nbytes == 2 * slab.layout.blob_bytes
+    assert not slab.data.any()
+    assert not slab.scales.any()
 
 
 def test_a_blob_shares_the_slabs_memory_and_no_other_blob() -> None:

@@ -45,6 +45,16 @@ def test_the_first_difference_is_named_from_either_side(field: str) -> None:
         assert not caught.value.retryable
 
 
+def test_formats_of_one_size_are_told_apart() -> None:
+    one, other = (
+        describe_format("hub:abc", [BlockLayout(group, 16, KV_FORMATS[name]) for group in GROUPS])
+        for name in ("fp8_e4m3", "fp8_e5m2")
+    )
+    assert [g.blob_bytes for g in one.groups] == [g.blob_bytes for g in other.groups]
+    with pytest.raises(IncompatiblePeer, match="kv_format: ours is fp8_e4m3"):
+        check_format(one, other)
+
+
 def test_every_field_is_compared() -> None:
     leaves = {f.name for f in CacheFormat.DESCRIPTOR.fields}
     leaves |= {f"groups.{f.name}" for f in CacheGroup.DESCRIPTOR.fields}

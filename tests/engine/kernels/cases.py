@@ -15,6 +15,7 @@ from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import KvSlab
 
 FORMAT_OF_DTYPE = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+QUANTISED = ("fp8_e4m3", "fp8_e5m2", "int8")
 MASKED_VALUE = 500.0  # would show in any result that it leaked into
 
 
@@ -71,13 +72,17 @@ def make_slab(
     block_size: int = 16,
     num_layers: int = 3,
     dtype: torch.dtype = torch.float32,
+    format: str | None = None,
 ) -> KvSlab:
-    """All NaN."""
+    """All NaN; of int8 the scales are. The format is the dtype's unless it is given."""
     widths = (spec.head_dim, spec.value_dim)
     group = KvGroup(tuple(range(num_layers)), spec.num_kv_heads, widths, spec.window)
-    layout = BlockLayout(group, block_size, KV_FORMATS[FORMAT_OF_DTYPE[dtype]])
+    layout = BlockLayout(group, block_size, KV_FORMATS[format or FORMAT_OF_DTYPE[dtype]])
     slab = KvSlab.allocate(layout, num_blocks, torch.device("cpu"))
-    slab.data.fill_(torch.nan)
+    if layout.format.quantised:
+        slab.data.view(torch.uint8).fill_(0xFF)
+    else:
+        slab.data.fill_(torch.nan)
     return slab
 
 
@@ -89,31 +94,56 @@ def row(slab: KvSlab, layer: int, plane: int, head: int, block: int, token: int)
     return slab.data[start : start + layout.group.widths[plane]]
 
 
+def scale(slab: KvSlab, layer: int, plane: int, head: int, block: int, token: int) -> torch.Tensor:
+    """The scale of that row, [1]."""
+    layout = slab.layout
+    start = block * layout.blob_bytes + layout.scale_offset(head, layer, plane, token)
+    return slab.scales[start // 4 : start // 4 + 1]
+
+
+def put(
+    slab: KvSlab, layer: int, plane: int, head: int, block: int, token: int, values: torch.Tensor
+) -> torch.Tensor:
+    """Stores a row by torch's own conversions; gives what is read again."""
+    place, format = row(slab, layer, plane, head, block, token), slab.layout.format
+    if format.largest is None:
+        place.copy_(values)
+        return place.clone()
+    step = values.float().abs().max() / format.largest
+    stored = values.float() / step
+    if format.name == "int8":
+        stored = stored.round()
+    place.copy_(stored.clamp(-format.largest, format.largest))
+    scale(slab, layer, plane, head, block, token).fill_(step)
+    return place.float() * step
+
+
 def attention_case(
     spec: AttentionSpec,
     lengths: list[tuple[int, int]],  # (query_len, kv_len) of each sequence, any order
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    format: str | None = None,
 ) -> AttentionCase:
     rng = torch.Generator().manual_seed(seed)
     lengths = sorted(lengths, key=lambda pair: pair[0] != 1)
     tables = _random_tables([kv_len for _, kv_len in lengths], block_size, rng)
     num_blocks = 2 * sum(len(table) for table in tables) + 5
-    slab = make_slab(spec, num_blocks, block_size, dtype=dtype)
+    slab = make_slab(spec, num_blocks, block_size, dtype=dtype, format=format)
     layer = 1
+    masked = [torch.full((width,), MASKED_VALUE) for width in slab.layout.group.widths]
     for block in {0}.union(*tables):
         for head in range(spec.num_kv_heads):
             for plane in (0, 1):
                 for token in range(block_size):
-                    row(slab, layer, plane, head, block, token).fill_(MASKED_VALUE)
+                    put(slab, layer, plane, head, block, token, masked[plane])
     keys, values = [], []
     for (_, kv_len), table in zip(lengths, tables, strict=True):
         k = torch.randn(kv_len, spec.num_kv_heads, spec.head_dim, generator=rng).to(dtype)
         v = torch.randn(kv_len, spec.num_kv_heads, spec.value_dim, generator=rng).to(dtype)
-        _fill(slab, layer, table, k, v)
-        keys.append(k)
-        values.append(v)
+        keys.append(_filled(slab, layer, 0, table, k))
+        values.append(_filled(slab, layer, 1, table, v))
     batch, group = step_batch(lengths, tables, block_size, spec.window)
     q = torch.randn(batch.num_tokens, spec.num_heads, spec.head_dim, generator=rng).to(dtype)
     return AttentionCase(spec, slab, layer, batch, group, q, tuple(keys), tuple(values))
@@ -169,10 +199,19 @@ def _random_tables(kv_lens: list[int], block_size: int, rng: torch.Generator) ->
     return [list(islice(blocks, count)) for count in counts]
 
 
-def _fill(slab: KvSlab, layer: int, table: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
-    block_size = slab.layout.block_size
-    for plane, rows in ((0, k), (1, v)):
-        for i in range(rows.shape[0]):
-            for head in range(rows.shape[1]):
-                place = row(slab, layer, plane, head, table[i // block_size], i % block_size)
-                place.copy_(rows[i, head])
+def _filled(
+    slab: KvSlab, layer: int, plane: int, table: list[int], rows: torch.Tensor
+) -> torch.Tensor:
+    """What is read again of rows [kv_len, kv_heads, width]."""
+    size = slab.layout.block_size
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    put(slab, layer, plane, head, table[i // size], i % size, rows[i, head])
+                    for head in range(rows.shape[1])
+                ]
+            )
+            for i in range(rows.shape[0])
+        ]
+    )

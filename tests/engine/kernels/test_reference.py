@@ -15,13 +15,16 @@ from transformers.models.llama.modeling_llama import (
 
 from engine.kernels.interface import NO_SLOT, Activation, HeadNorm, Rotary
 from engine.kernels.reference import ReferenceKernels
+from kv_cache.slab import KvSlab
 from tests.engine.kernels.cases import (
+    QUANTISED,
     AttentionCase,
     attention_case,
     make_slab,
     make_spec,
     random_slots,
     row,
+    scale,
 )
 
 KERNELS = ReferenceKernels()
@@ -69,6 +72,15 @@ def test_attention_in_half_precision(dtype: torch.dtype, block_size: int) -> Non
     torch.testing.assert_close(out, sdpa(case).to(dtype), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("format", QUANTISED)
+@pytest.mark.parametrize(("window", "value_dim"), [(None, 64), (20, 40)])
+def test_attention_over_a_quantised_cache(format: str, window: int | None, value_dim: int) -> None:
+    """The dense truth is what the rows are after torch's own conversions."""
+    spec = make_spec(head_dim=64, value_dim=value_dim, window=window)
+    case = attention_case(spec, MIXED, format=format)
+    torch.testing.assert_close(attended(case), sdpa(case), rtol=1e-5, atol=1e-5)
+
+
 def test_soft_cap_is_gemmas() -> None:
     spec = make_spec(heads=4, kv_heads=2, head_dim=32, soft_cap=2.0)
     case = attention_case(spec, [(9, 9)])
@@ -105,6 +117,82 @@ def test_write_touches_its_slots_and_nothing_else(dtype: torch.dtype) -> None:
                 assert torch.equal(stored, rows[token, head])
                 stored.fill_(torch.nan)
     assert slab.data.isnan().all()
+
+
+def read(slab: KvSlab, layer: int, plane: int, head: int, slot: int) -> torch.Tensor:
+    place = layer, plane, head, slot // slab.layout.block_size, slot % slab.layout.block_size
+    return row(slab, *place).float() * scale(slab, *place)
+
+
+def nearest(values: torch.Tensor, slab: KvSlab) -> torch.Tensor:
+    """To every element the nearest of all that can be stored with its row's scale."""
+    largest = slab.layout.format.largest
+    assert largest is not None
+    codes = torch.arange(256, dtype=torch.uint8).view(slab.data.dtype).double()
+    codes = codes[codes.abs() <= largest]  # neither NaN nor infinite, nor int8's -128
+    reachable = codes * (values.double().abs().max() / largest)
+    return reachable[(values.double()[:, None] - reachable).abs().argmin(-1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("format", QUANTISED)
+def test_a_quantised_write_is_the_nearest_and_touches_nothing_else(
+    format: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(3)
+    spec = make_spec(kv_heads=3, head_dim=24, value_dim=40)
+    slab = make_slab(spec, num_blocks=4, block_size=8, format=format)
+    slots = random_slots(num_tokens=13, num_slots=32)
+    k, v = torch.randn(13, 3, 24).to(dtype), torch.randn(13, 3, 40).to(dtype)
+    k[0], k[1], v[0], v[1] = k[0] * 1e30, k[1] * 1e-25, v[0] * 1e-3, -v[1] * 1e3
+    v[3, 0, 1:] = 0.0
+    KERNELS.write_kv(k, v, slab, 2, slots)
+    for token, slot in enumerate(slots.tolist()):
+        if slot == NO_SLOT:
+            continue
+        for head in range(3):
+            for plane, rows in ((0, k), (1, v)):
+                values, stored = rows[token, head], read(slab, 2, plane, head, slot)
+                error, least = stored - values, nearest(values, slab) - values
+                assert (error.abs() <= least.abs() + 2e-6 * values.abs().max()).all()
+                for part in (row, scale):
+                    part(slab, 2, plane, head, slot // 8, slot % 8).view(torch.uint8).fill_(0xFF)
+    assert (slab.data.view(torch.uint8) == 0xFF).all()
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+def test_rows_without_a_finite_scale(format: str) -> None:
+    """Zeros are read as zeros, and nothing hides an infinity or a NaN."""
+    spec = make_spec(kv_heads=1, head_dim=16)
+    slab = make_slab(spec, num_blocks=1, format=format)
+    k = torch.randn(6, 1, 16)
+    k[0], k[1] = 0.0, torch.full((16,), 1e-40)
+    k[2, 0, 5], k[3, 0, 5], k[4, 0, 5] = torch.inf, -torch.inf, torch.nan
+    k[5], k[5, 0, 3] = 0.0, torch.nan
+    KERNELS.write_kv(k, k, slab, 0, torch.arange(6))
+    for plane in (0, 1):
+        for slot in (0, 1):
+            assert torch.equal(read(slab, 0, plane, 0, slot), torch.zeros(16))
+        for slot in (2, 3, 4, 5):
+            assert read(slab, 0, plane, 0, slot).isnan().all()
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+def test_keys_are_quantised_after_norm_and_rotation(format: str) -> None:
+    spec = make_spec(heads=4, kv_heads=2, head_dim=32)
+    plain, slab = make_slab(spec, num_blocks=3), make_slab(spec, num_blocks=3, format=format)
+    angles = torch.rand(90, 16)
+    rotary = Rotary(angles.cos(), angles.sin())
+    norm = HeadNorm(torch.rand(32), torch.rand(32), 1e-5)
+    slots, positions, qkv = random_slots(11, 48), torch.arange(11) * 7, torch.randn(11, 8 * 32)
+    KERNELS.rotate_and_write(qkv, positions, rotary, norm, spec, plain, 0, slots)
+    KERNELS.rotate_and_write(qkv, positions, rotary, norm, spec, slab, 0, slots)
+    for slot in slots[slots != NO_SLOT].tolist():
+        for head, plane in ((0, 0), (1, 0), (1, 1)):
+            exact = row(plain, 0, plane, head, slot // 16, slot % 16)
+            stored, least = read(slab, 0, plane, head, slot), nearest(exact, slab)
+            error = (stored - exact).abs() - (least - exact).abs()
+            assert error.max() <= 2e-6 * exact.abs().max()
 
 
 @pytest.mark.parametrize("with_norm", [False, True])

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.kernels.registry import kernel_name, load_kernels
+from engine.kernels.registry import check_format, kernel_name, load_kernels
+from kv_cache.layout import KV_FORMATS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -34,6 +35,18 @@ def test_what_cannot_be_is_named(name: str, device: torch.device, field: str, hi
     with pytest.raises(ConfigError, match=hint) as caught:
         load_kernels(name, device)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("format", sorted({*KV_FORMATS} - {"int4"}))
+def test_a_format_without_kernels_is_named(format: str) -> None:
+    check_format("reference", format)
+    for name in ("cpu", "triton"):
+        if not KV_FORMATS[format].quantised:
+            check_format(name, format)
+            continue
+        with pytest.raises(ConfigError, match=f"{format}.*{name}") as caught:
+            check_format(name, format)
+        assert caught.value.field == "kv_cache_dtype"
 
 
 def test_choosing_one_imports_nothing_of_the_others() -> None:
