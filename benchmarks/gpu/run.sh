@@ -7,5 +7,10 @@
 # --smoke: tiny shapes, on the CPU too, where Triton's interpreter runs the kernels.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
+if [ -f .nixl/packed.tgz ]; then # see fetch_nixl.sh
+    mkdir -p .nixl/unpacked
+    tar -xzf .nixl/packed.tgz -C .nixl/unpacked
+    export PYTHONPATH="$PWD/.nixl/unpacked${PYTHONPATH:+:$PYTHONPATH}"
+fi
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 exec "${PYTHON:-python3}" -m benchmarks.gpu "$@"

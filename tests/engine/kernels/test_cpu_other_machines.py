@@ -9,9 +9,7 @@ import pytest
 
 COMPILE = """
 from engine.kernels.cpu.compiled import compiled
-from engine.kernels.cpu.decode import decode
 from engine.kernels.cpu.prefill import prefill
-from engine.kernels.cpu.product import product
 from engine.kernels.cpu.tile_product import tile_product
 
 for function, element in ({kernels}):
@@ -23,8 +21,8 @@ print("compiled")
 @pytest.mark.parametrize(
     ("cpu", "kernels"),
     [
-        pytest.param("haswell", "(prefill, 'bf16'), (decode, 'bf16')", id="avx2"),
-        pytest.param("znver4", "(prefill, 'bf16_dot'), (product, 'bf16_dot')", id="avx512-bf16"),
+        pytest.param("haswell", "(prefill, 'bf16'),", id="avx2"),
+        pytest.param("znver4", "(prefill, 'bf16_dot'),", id="avx512-bf16"),
         pytest.param(
             "sapphirerapids", "(prefill, 'bf16_tiles'), (tile_product, 'bf16_tiles')", id="amx"
         ),
