@@ -271,7 +271,7 @@ def _as_step_error(error: Exception) -> EngineError:
 
 def _prepare_kernels(config: EngineConfig, shape: EngineShape) -> None:
     name = kernel_name(config.kernels, shape.device)
-    check_format(name, shape.kv_format.name)
+    check_format(name, shape.kv_format.name, shape.device)
     if name == "cpu":
         from engine.compile_ahead import compile_ahead
 

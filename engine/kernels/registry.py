@@ -6,9 +6,9 @@ from engine.errors import ConfigError
 from engine.kernels.interface import Kernels
 
 KERNEL_NAMES = ("auto", "reference", "cpu", "triton")
+E4M3_CAPABILITY = (8, 9)  # what converts it
 UNSERVED_FORMATS = {
     "cpu": ("fp8_e4m3", "fp8_e5m2", "int8"),
-    "triton": ("fp8_e4m3", "fp8_e5m2", "int8"),
 }
 
 
@@ -26,10 +26,18 @@ def kernel_name(name: str, device: torch.device) -> str:
     return name
 
 
-def check_format(name: str, kv_format: str) -> None:
-    """ConfigError for a format of the cache that a twin, by its own name, has no kernels for."""
+def check_format(name: str, kv_format: str, device: torch.device) -> None:
+    """ConfigError for a format of the cache that a twin, by its own name, cannot serve there."""
     if kv_format in UNSERVED_FORMATS.get(name, ()):
         raise ConfigError("kv_cache_dtype", f"{kv_format!r} has no kernels in {name!r} yet")
+    if (name, kv_format) == ("triton", "fp8_e4m3"):
+        found = torch.cuda.get_device_capability(device)
+        if found < E4M3_CAPABILITY:
+            raise ConfigError(
+                "kv_cache_dtype",
+                f"{kv_format!r} needs a GPU of capability 8.9, this one has"
+                f" {'.'.join(map(str, found))}; fp8_e5m2 and int8 do not",
+            )
 
 
 def load_kernels(name: str, device: torch.device) -> Kernels:

@@ -10,7 +10,7 @@ import triton.language as tl
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.merge import merge_kernel
-from engine.kernels.triton.paged import strides_of
+from engine.kernels.triton.paged import scales_of, strides_of
 from engine.kernels.triton.segments import first_tile, segment_at, segment_ends, share_of
 from engine.kernels.triton.softmax import attended, attention_constants
 from engine.kernels.triton.tiles import AttentionTiles, decode_tiles, power_of_two
@@ -25,6 +25,7 @@ LEAST_SEQS = 128  # one for each thread: fewer cost the same, and would be compi
 def decode_kernel(
     q_ptr: tl.tensor,  # [tokens, NUM_HEADS, HEAD_DIM]
     slab_ptr: tl.tensor,
+    scales_ptr: tl.tensor,  # the slab as fp32; None: its format has no scales
     table_ptr: tl.tensor,
     kv_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,  # [tokens, NUM_HEADS, VALUE_DIM]
@@ -36,6 +37,7 @@ def decode_kernel(
     head_stride: tl.tensor,
     k_offset: tl.tensor,
     v_offset: tl.tensor,
+    scales_offset: tl.tensor,
     NUM_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -74,6 +76,9 @@ def decode_kernel(
         kv_len = tl.load(kv_lens_ptr + seq)
         q_mask = wanted & (dims < HEAD_DIM)
         q = tl.load(q_ptr + heads * HEAD_DIM + dims, mask=q_mask, other=0.0)
+        own_scales = scales_ptr
+        if scales_ptr is not None:
+            own_scales = scales_ptr + (scales_offset + kv_head * (head_stride // 4))
         first = first_tile(kv_len, TOKENS, WINDOW) + inner - begin
         highest, total, acc = attended(
             q, tl.zeros([ROWS], tl.int32) + (kv_len - 1),
@@ -81,6 +86,7 @@ def decode_kernel(
             tl.zeros([ROWS, VALUE_BLOCK], tl.float32),
             slab_ptr + (k_offset + kv_head * head_stride),
             slab_ptr + (v_offset + kv_head * head_stride),
+            own_scales,
             table_ptr + seq.to(tl.int64) * table_stride,
             first, first + count, kv_len, block_stride,
             HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK, BLOCK_SIZE, WINDOW, SCALE, INNER,
@@ -115,14 +121,16 @@ def decode_launches(
 ) -> tuple[Launch, Launch]:
     """The first `num_decode` sequences, and the merge of what was split."""
     members = spec.num_heads // spec.num_kv_heads
-    tiles = tiles or decode_tiles(members, spec.head_dim, spec.value_dim, q.element_size())
+    tiles = tiles or decode_tiles(
+        members, spec.head_dim, spec.value_dim, q.element_size(), slab.layout.format.quantised
+    )
     constants = attention_constants(spec, slab, tiles)
     constants |= {"SEQS": max(power_of_two(batch.num_decode), LEAST_SEQS), "MIN_SHARE": MIN_SHARE}
     rows, tables = num_programs * 2 * tiles.rows, group.block_tables
     partial = torch.empty(rows * spec.value_dim, dtype=torch.float32, device=q.device)
     stats = torch.empty(rows * 2, dtype=torch.float32, device=q.device)
     args = (
-        q, slab.data, tables, batch.kv_lens, out, partial, stats,
+        q, slab.data, scales_of(slab), tables, batch.kv_lens, out, partial, stats,
         batch.num_decode, tables.stride(0), *strides_of(slab, layer),
     )  # fmt: skip
     merge_args = (partial, stats, batch.kv_lens, out, batch.num_decode, num_programs)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
@@ -9,18 +10,28 @@ from kv_cache.slab import KvSlab
 
 
 class SlabStrides(NamedTuple):
-    """Elements, as a kernel takes them; the offsets are those of one layer's two planes."""
+    """Elements, as a kernel takes them; the offsets are those of one layer's two planes.
+
+    Scales are counted in themselves, 4 elements of a byte each: those of the layer's keys begin
+    at `scales`, and those of its values right behind.
+    """
 
     block: int
     head: int
     keys: int
     values: int
+    scales: int
 
 
 def strides_of(slab: KvSlab, layer: int) -> SlabStrides:
     start = layer * slab.layer_stride
     keys, values = slab.plane_offsets
-    return SlabStrides(slab.block_stride, slab.head_stride, start + keys, start + values)
+    scales = slab.scale_offset(layer, 0) if slab.layout.format.quantised else 0
+    return SlabStrides(slab.block_stride, slab.head_stride, start + keys, start + values, scales)
+
+
+def scales_of(slab: KvSlab) -> torch.Tensor | None:
+    return slab.scales if slab.layout.format.quantised else None
 
 
 @triton.jit
@@ -58,6 +69,15 @@ def tile_rows(
     if TOKENS <= BLOCK_SIZE:
         inside = first % BLOCK_SIZE + tl.arange(0, TOKENS)
     return plane_ptr + blocks.to(tl.int64) * block_stride + inside * WIDTH
+
+
+@triton.jit
+def load_scales(
+    scales: tl.tensor,  # [TOKENS] pointers
+    valid: tl.tensor,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    return tl.load(scales, mask=valid, other=0.0) if MASKED else tl.load(scales)
 
 
 @triton.jit

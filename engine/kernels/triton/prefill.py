@@ -10,7 +10,7 @@ import triton.language as tl
 
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from engine.kernels.triton.launch import Launch
-from engine.kernels.triton.paged import strides_of
+from engine.kernels.triton.paged import scales_of, strides_of
 from engine.kernels.triton.softmax import attended, attention_constants
 from engine.kernels.triton.tiles import AttentionTiles, prefill_tiles
 from kv_cache.slab import KvSlab
@@ -20,6 +20,7 @@ from kv_cache.slab import KvSlab
 def prefill_kernel(
     q_ptr: tl.tensor,  # [tokens, NUM_HEADS, HEAD_DIM]
     slab_ptr: tl.tensor,
+    scales_ptr: tl.tensor,  # the slab as fp32; None: its format has no scales
     table_ptr: tl.tensor,
     query_starts_ptr: tl.tensor,
     kv_lens_ptr: tl.tensor,
@@ -30,6 +31,7 @@ def prefill_kernel(
     head_stride: tl.tensor,
     k_offset: tl.tensor,
     v_offset: tl.tensor,
+    scales_offset: tl.tensor,
     NUM_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -68,6 +70,9 @@ def prefill_kernel(
     q = tl.load(q_ptr + heads * HEAD_DIM + dims, mask=wanted & (dims < HEAD_DIM), other=0.0)
     k_ptr = slab_ptr + (k_offset + kv_head * head_stride)
     v_ptr = slab_ptr + (v_offset + kv_head * head_stride)
+    own_scales = scales_ptr
+    if scales_ptr is not None:
+        own_scales = scales_ptr + (scales_offset + kv_head * (head_stride // 4))
     row_ptr = table_ptr + seq.to(tl.int64) * table_stride
     lowest = kv_len - num_queries + first_query
     end = tl.cdiv(tl.minimum(lowest + QUERIES, kv_len), TOKENS)
@@ -80,13 +85,13 @@ def prefill_kernel(
     else:
         begin = (lowest + 1) // TOKENS
         highest, total, acc = attended(
-            q, positions, highest, total, acc, k_ptr, v_ptr, row_ptr, 0, begin, kv_len,
-            block_stride, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
+            q, positions, highest, total, acc, k_ptr, v_ptr, own_scales, row_ptr, 0, begin,
+            kv_len, block_stride, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
             BLOCK_SIZE, WINDOW, SCALE, INNER, PRECISION, TOKENS, False,
         )  # fmt: skip
     highest, total, acc = attended(
-        q, positions, highest, total, acc, k_ptr, v_ptr, row_ptr, begin, end, kv_len,
-        block_stride, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
+        q, positions, highest, total, acc, k_ptr, v_ptr, own_scales, row_ptr, begin, end,
+        kv_len, block_stride, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
         BLOCK_SIZE, WINDOW, SCALE, INNER, PRECISION, TOKENS, True,
     )  # fmt: skip
     out = (acc / tl.maximum(total, 1.0e-30)[:, None]).to(out_ptr.dtype.element_ty)
@@ -106,12 +111,14 @@ def prefill_launch(
     """All sequences after the first `num_decode`."""
     members = spec.num_heads // spec.num_kv_heads
     num_rows = batch.max_query_len * members
-    tiles = tiles or prefill_tiles(num_rows, spec.head_dim, spec.value_dim, q.element_size())
+    tiles = tiles or prefill_tiles(
+        num_rows, spec.head_dim, spec.value_dim, q.element_size(), slab.layout.format.quantised
+    )
     members = min(members, tiles.rows)
     chunks = spec.num_kv_heads * -(-spec.num_heads // (spec.num_kv_heads * members))
     query_tiles = -(-batch.max_query_len // (tiles.rows // members))
     args = (
-        q, slab.data, group.block_tables, batch.query_starts, batch.kv_lens, out,
+        q, slab.data, scales_of(slab), group.block_tables, batch.query_starts, batch.kv_lens, out,
         batch.num_decode, group.block_tables.stride(0), *strides_of(slab, layer),
     )  # fmt: skip
     return Launch(

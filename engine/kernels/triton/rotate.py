@@ -6,9 +6,10 @@ import triton.language as tl
 
 from engine.kernels.interface import AttentionSpec, HeadNorm, Rotary
 from engine.kernels.triton.launch import Launch
-from engine.kernels.triton.paged import strides_of
+from engine.kernels.triton.paged import scales_of, strides_of
+from engine.kernels.triton.quantise import highest_of, scale_of, stored_as
 from engine.kernels.triton.tiles import power_of_two
-from engine.kernels.triton.write import store_rows
+from engine.kernels.triton.write import scale_place, store_rows
 from kv_cache.slab import KvSlab
 
 PART_ELEMENTS = 2048  # of the heads that one program turns
@@ -24,12 +25,14 @@ def turn_heads(
     cos_ptr: tl.tensor,  # this token's row, [HALF]
     sin_ptr: tl.tensor,
     weight_ptr: tl.tensor,  # None: no norm
+    scales_ptr: tl.tensor,  # head 0's scale of the row; None: there are none
     HEADS_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     EPS: tl.constexpr,
+    LARGEST: tl.constexpr,
 ) -> None:
     """Element i turns with element i + HALF; those from 2 * HALF on are only normed."""
     heads = first + tl.arange(0, HEADS_BLOCK)[:, None]
@@ -51,8 +54,19 @@ def turn_heads(
     sin = tl.load(sin_ptr + cols, mask=cols < HALF, other=0.0)
     dst = dst_ptr + heads * dst_stride
     kind = dst_ptr.dtype.element_ty
-    tl.store(dst + cols, (low * cos - high * sin).to(kind), mask=inside)
-    tl.store(dst + HALF + cols, (high * cos + low * sin).to(kind), mask=inside)
+    first_half = low * cos - high * sin
+    second_half = high * cos + low * sin
+    if scales_ptr is not None:
+        highest = tl.maximum(highest_of(first_half), highest_of(second_half))
+        if 2 * HALF < HEAD_DIM:
+            highest = tl.maximum(highest, highest_of(rest))
+        scale = scale_of(highest, LARGEST)
+        tl.store(scales_ptr + heads * (dst_stride // 4), scale[:, None], mask=heads < limit)
+        first_half = stored_as(first_half, scale, LARGEST, kind)
+        second_half = stored_as(second_half, scale, LARGEST, kind)
+        rest = stored_as(rest, scale, LARGEST, kind)
+    tl.store(dst + cols, first_half.to(kind), mask=inside)
+    tl.store(dst + HALF + cols, second_half.to(kind), mask=inside)
     if 2 * HALF < HEAD_DIM:
         tl.store(dst + rest_cols, rest.to(kind), mask=rest_inside)
 
@@ -68,10 +82,12 @@ def rotate_kernel(
     q_weight_ptr: tl.tensor,
     k_weight_ptr: tl.tensor,
     slab_ptr: tl.tensor,
+    scales_ptr: tl.tensor,  # the slab as fp32; None: its format has no scales
     block_stride: tl.tensor,
     head_stride: tl.tensor,
     k_offset: tl.tensor,
     v_offset: tl.tensor,
+    scales_offset: tl.tensor,
     NUM_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -84,6 +100,7 @@ def rotate_kernel(
     VALUE_BLOCK: tl.constexpr,
     Q_BLOCK: tl.constexpr,  # query heads of a program
     KV_BLOCK: tl.constexpr,
+    LARGEST: tl.constexpr,
 ) -> None:
     """Program (token, part): parts of the query heads, then the token's keys, then its values."""
     token = tl.program_id(0).to(tl.int64)
@@ -95,21 +112,26 @@ def rotate_kernel(
     if part * Q_BLOCK < NUM_HEADS:
         turn_heads(
             row, q_out_ptr + token * NUM_HEADS * HEAD_DIM, part * Q_BLOCK, NUM_HEADS,
-            HEAD_DIM, cos_ptr + turn, sin_ptr + turn, q_weight_ptr,
-            Q_BLOCK, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, EPS,
+            HEAD_DIM, cos_ptr + turn, sin_ptr + turn, q_weight_ptr, None,
+            Q_BLOCK, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, EPS, LARGEST,
         )  # fmt: skip
     else:
         first = (part - tl.cdiv(NUM_HEADS, Q_BLOCK)) * KV_BLOCK
         limit = tl.where(slot < 0, 0, KV_HEADS)
+        k_scales = scales_ptr
+        v_scales = scales_ptr
+        if scales_ptr is not None:
+            k_scales = scale_place(scales_ptr, slot, block_stride, scales_offset, BLOCK_SIZE)
+            v_scales = k_scales + BLOCK_SIZE
         k_row = row + NUM_HEADS * HEAD_DIM
         turn_heads(
             k_row, base + k_offset + slot % BLOCK_SIZE * HEAD_DIM, first, limit,
-            head_stride, cos_ptr + turn, sin_ptr + turn, k_weight_ptr,
-            KV_BLOCK, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, EPS,
+            head_stride, cos_ptr + turn, sin_ptr + turn, k_weight_ptr, k_scales,
+            KV_BLOCK, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, EPS, LARGEST,
         )  # fmt: skip
         store_rows(
             k_row + KV_HEADS * HEAD_DIM, base + v_offset + slot % BLOCK_SIZE * VALUE_DIM,
-            first, limit, head_stride, KV_BLOCK, VALUE_DIM, VALUE_BLOCK,
+            first, limit, head_stride, v_scales, KV_BLOCK, VALUE_DIM, VALUE_BLOCK, LARGEST,
         )  # fmt: skip
 
 
@@ -150,6 +172,7 @@ def rotate_launch(
             q_weight,
             k_weight,
             slab.data,
+            scales_of(slab),
             *strides_of(slab, layer),
         ),  # fmt: skip
         {
@@ -165,5 +188,6 @@ def rotate_launch(
             "VALUE_BLOCK": power_of_two(spec.value_dim),
             "Q_BLOCK": q_block,
             "KV_BLOCK": kv_block,
+            "LARGEST": slab.layout.format.largest,
         },
     )

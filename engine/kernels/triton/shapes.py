@@ -57,6 +57,11 @@ class ModelShape(NamedTuple):
             self.soft_cap,
         )
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, and of a cache that is not quantised."""
+        return torch.float32 if self.format == "fp32" else torch.bfloat16
+
     def slab(self) -> KvSlab:
         widths = (self.head_dim, self.head_dim)
         group = KvGroup(tuple(range(32)), self.kv_heads, widths, self.window)
@@ -73,16 +78,19 @@ SHAPES = (
     ModelShape("phi-3-mini", 32, 32, 96),
     ModelShape("gemma-2-9b local", 16, 8, 256, window=4096, soft_cap=50.0),
     ModelShape("gemma-2-9b global", 16, 8, 256, soft_cap=50.0),
+    ModelShape("llama, fp8_e4m3", 32, 8, 128, format="fp8_e4m3"),
+    ModelShape("llama, fp8_e5m2", 32, 8, 128, format="fp8_e5m2"),
+    ModelShape("llama, int8", 32, 8, 128, format="int8"),
+    ModelShape("gemma-2, fp8_e4m3", 16, 8, 256, format="fp8_e4m3", window=4096, soft_cap=50.0),
 )
 
 
 def launches_of(shape: ModelShape) -> Iterator[Launch]:
-    slab = shape.slab()
-    dtype = slab.data.dtype
+    slab, dtype = shape.slab(), shape.dtype
     spec = shape.spec
     if not shape.attention_only:
         yield from _row_launches(shape, dtype)
-    if shape.head_norm or not shape.attention_only:
+    if shape.head_norm or not shape.attention_only or slab.layout.format.quantised:
         yield from _write_launches(shape, slab)
     if shape.head_norm:
         return
@@ -104,7 +112,7 @@ def _row_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Launch]:
 
 
 def _write_launches(shape: ModelShape, slab: KvSlab) -> Iterator[Launch]:
-    spec, dtype = shape.spec, slab.data.dtype
+    spec, dtype = shape.spec, shape.dtype
     heads = spec.num_heads + 2 * spec.num_kv_heads
     qkv = torch.empty(TOKENS, heads * spec.head_dim, dtype=dtype, device=META)
     table = torch.empty(MAX_LEN, spec.head_dim // 2, device=META)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.interface import AttentionSpec
-from engine.kernels.triton.paged import load_rows, tile_blocks, tile_rows
+from engine.kernels.triton.paged import load_rows, load_scales, tile_blocks, tile_rows
 from engine.kernels.triton.tiles import AttentionTiles, padded
 from kv_cache.slab import KvSlab
 
@@ -52,6 +52,7 @@ def attended(
     acc: tl.tensor,  # [ROWS, VALUE_BLOCK]
     k_ptr: tl.tensor,  # the slab, moved on to the layer's keys of the KV head
     v_ptr: tl.tensor,
+    scales_ptr: tl.tensor,  # moved on to the scales of those keys; None: there are none
     table_ptr: tl.tensor,  # the sequence's block table
     begin: tl.tensor,
     end: tl.tensor,
@@ -69,17 +70,32 @@ def attended(
     TOKENS: tl.constexpr,
     MASKED: tl.constexpr,  # false: every query sees every token of these tiles
 ) -> tl.tensor:
-    """Folds tiles begin .. end of the sequence's tokens into the running softmax."""
+    """Folds tiles begin .. end of the sequence's tokens into the running softmax.
+
+    A scale belongs to a token's row: of a key it multiplies the score, of a value the weight, so
+    that elements are only converted. Weights times scales may be too small for fp16.
+    """
+    WEIGHT: tl.constexpr = (
+        tl.bfloat16 if scales_ptr is not None and q.dtype == tl.float16 else q.dtype
+    )
     blocks = tile_blocks(table_ptr, begin * TOKENS, kv_len, BLOCK_SIZE, TOKENS)
     for tile in range(begin, end):
         first = tile * TOKENS
         tokens = first + tl.arange(0, TOKENS)
         k_rows = tile_rows(k_ptr, blocks, first, block_stride, HEAD_DIM, BLOCK_SIZE, TOKENS)
         v_rows = tile_rows(v_ptr, blocks, first, block_stride, VALUE_DIM, BLOCK_SIZE, TOKENS)
+        if scales_ptr is not None:
+            k_scales = tile_rows(
+                scales_ptr, blocks, first, block_stride // 4, 1, BLOCK_SIZE, TOKENS
+            )
+            v_scale = load_scales(k_scales + BLOCK_SIZE, tokens < kv_len, MASKED)
+            k_scale = load_scales(k_scales, tokens < kv_len, MASKED)
         # Known an iteration ahead, a block does not delay the loads that its address leads to.
         blocks = tile_blocks(table_ptr, first + TOKENS, kv_len, BLOCK_SIZE, TOKENS)
         k = load_rows(k_rows, tokens < kv_len, HEAD_DIM, HEAD_BLOCK, MASKED).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if scales_ptr is not None:
+            scores = scores * k_scale[None, :]
         if INNER > 0.0:
             scores = tanh(scores * INNER)
         if MASKED:
@@ -92,7 +108,9 @@ def attended(
         shrink = tl.exp2(highest - higher)
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
-        v = load_rows(v_rows, tokens < kv_len, VALUE_DIM, VALUE_BLOCK, MASKED).to(q.dtype)
-        acc = tl.dot(weights.to(q.dtype), v, acc, input_precision=PRECISION)
+        if scales_ptr is not None:
+            weights = weights * v_scale[None, :]
+        v = load_rows(v_rows, tokens < kv_len, VALUE_DIM, VALUE_BLOCK, MASKED).to(WEIGHT)
+        acc = tl.dot(weights.to(WEIGHT), v, acc, input_precision=PRECISION)
         highest = higher
     return highest, total, acc

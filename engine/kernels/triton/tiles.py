@@ -26,15 +26,23 @@ def padded(width: int) -> int:
     return max(MIN_DOT, power_of_two(width))
 
 
-def decode_tiles(heads_per_kv: int, head_dim: int, value_dim: int, itemsize: int) -> AttentionTiles:
-    """All query heads of a KV head at once, up to 64, so that each key is read once."""
+def decode_tiles(
+    heads_per_kv: int, head_dim: int, value_dim: int, itemsize: int, quantised: bool = False
+) -> AttentionTiles:
+    """All query heads of a KV head at once, up to 64, so that each key is read once.
+
+    `itemsize` is of the queries, which cached elements become. Of a quantised cache more stages
+    hold as many bytes on their way; more tokens would take more registers than there are.
+    """
     row_bytes = (padded(head_dim) + padded(value_dim)) * itemsize
     tokens = min(max(1 << (STAGE_BYTES // row_bytes).bit_length() - 1, MIN_DOT), 128)
     rows = min(padded(heads_per_kv), 64)
-    return AttentionTiles(rows, tokens, num_warps=4, num_stages=3)
+    return AttentionTiles(rows, tokens, num_warps=4, num_stages=5 if quantised else 3)
 
 
-def prefill_tiles(num_rows: int, head_dim: int, value_dim: int, itemsize: int) -> AttentionTiles:
+def prefill_tiles(
+    num_rows: int, head_dim: int, value_dim: int, itemsize: int, quantised: bool = False
+) -> AttentionTiles:
     """`num_rows` is what the longest sequence of the step has for one KV head."""
     width = max(padded(head_dim), padded(value_dim))
     if itemsize == 4:  # no wide matrix unit: small tiles keep the operands in registers
@@ -45,6 +53,6 @@ def prefill_tiles(num_rows: int, head_dim: int, value_dim: int, itemsize: int) -
         return AttentionTiles(64, 64, num_warps=4, num_stages=2)
     if width > 128:
         return AttentionTiles(128, 32, num_warps=8, num_stages=3)
-    if head_dim < width or value_dim < width:  # masks take registers too
+    if head_dim < width or value_dim < width or quantised:  # masks take registers, conversions too
         return AttentionTiles(128, 64, num_warps=8, num_stages=3)
     return AttentionTiles(128, 128, num_warps=8, num_stages=2)

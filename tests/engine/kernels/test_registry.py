@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -39,14 +40,26 @@ def test_what_cannot_be_is_named(name: str, device: torch.device, field: str, hi
 
 @pytest.mark.parametrize("format", sorted({*KV_FORMATS} - {"int4"}))
 def test_a_format_without_kernels_is_named(format: str) -> None:
-    check_format("reference", format)
-    for name in ("cpu", "triton"):
-        if not KV_FORMATS[format].quantised:
-            check_format(name, format)
-            continue
-        with pytest.raises(ConfigError, match=f"{format}.*{name}") as caught:
-            check_format(name, format)
-        assert caught.value.field == "kv_cache_dtype"
+    check_format("reference", format, CPU)
+    if not KV_FORMATS[format].quantised:
+        check_format("cpu", format, CPU)
+        return
+    with pytest.raises(ConfigError, match=f"{format}.*cpu") as caught:
+        check_format("cpu", format, CPU)
+    assert caught.value.field == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize(
+    ("capability", "served"), [((8, 6), False), ((8, 9), True), ((9, 0), True)]
+)
+def test_a_gpu_that_cannot_convert_a_format_is_told(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], served: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for format in ("bf16", "fp8_e5m2", "int8"):
+        check_format("triton", format, CUDA)
+    with nullcontext() if served else pytest.raises(ConfigError, match="this one has 8.6"):
+        check_format("triton", "fp8_e4m3", CUDA)
 
 
 def test_choosing_one_imports_nothing_of_the_others() -> None:

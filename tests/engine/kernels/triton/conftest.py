@@ -49,3 +49,40 @@ def bf16_dot(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreted_dot(self, widened(a), widened(b), *rest)
 
     monkeypatch.setattr(builder, "create_dot", create_dot)
+
+
+@pytest.fixture(autouse=True)
+def integers_to_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes an integer's value for the bit pattern of a bf16."""
+    builder: Any = interpreter.InterpreterBuilder
+    cast = builder.cast_impl
+
+    def create_si_to_fp(self: Any, number: Any, kind: Any) -> Any:
+        if kind.scalar != tl.bfloat16:
+            return cast(self, number, kind)
+        return cast(self, cast(self, number, tl.float32), kind)
+
+    monkeypatch.setattr(builder, "create_si_to_fp", create_si_to_fp)
+
+
+FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
+@pytest.fixture(autouse=True)
+def fp8_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter loses the carry of a mantissa that rounds up to the next power of two."""
+    builder: Any = interpreter.InterpreterBuilder
+    convert, cast = builder.create_fp_to_fp, builder.cast_impl
+
+    def create_fp_to_fp(self: Any, number: Any, kind: Any, rounding: Any) -> Any:
+        source, target = number.dtype.scalar, kind.scalar
+        if source in FP8:
+            wide = torch.from_numpy(number.data).view(FP8[source]).float().numpy()
+            wide = interpreter.TensorHandle(wide, tl.float32)
+            return wide if target == tl.float32 else cast(self, wide, kind)
+        if source == tl.float32 and target in FP8:
+            stored = torch.from_numpy(number.data).to(FP8[target]).view(torch.uint8)
+            return interpreter.TensorHandle(stored.numpy(), target)
+        return convert(self, number, kind, rounding)
+
+    monkeypatch.setattr(builder, "create_fp_to_fp", create_fp_to_fp)

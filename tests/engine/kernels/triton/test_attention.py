@@ -4,9 +4,16 @@ import pytest
 import torch
 
 from engine.kernels.interface import AttentionSpec
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.reference import ReferenceKernels, scale_view
 from engine.kernels.triton.kernels import TritonKernels
-from tests.engine.kernels.cases import AttentionCase, attention_case, make_spec
+from tests.engine.kernels.cases import (
+    QUANTISED,
+    AttentionCase,
+    attention_case,
+    make_spec,
+    row,
+    scale,
+)
 
 REFERENCE = ReferenceKernels()
 DECODE = [(1, 1), (1, 37), (1, 64), (1, 16), (1, 129)]
@@ -89,6 +96,67 @@ def test_half_precision(dtype: torch.dtype, head_dim: int, device: torch.device)
     spec = make_spec(heads=8, kv_heads=2, head_dim=head_dim)
     case = attention_case(spec, [*MIXED, (70, 200)], block_size=64, dtype=dtype)
     assert_right(case, device, num_programs=4, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+@pytest.mark.parametrize(
+    ("spec", "block_size"),
+    [
+        (make_spec(8, 2, 64), 16),
+        (make_spec(6, 1, 80, window=20), 64),
+        (make_spec(4, 2, 128, value_dim=48, soft_cap=2.0), 32),
+    ],
+)
+def test_quantised_caches(
+    spec: AttentionSpec, block_size: int, format: str, device: torch.device
+) -> None:
+    case = attention_case(spec, MIXED, block_size, format=format)
+    assert_right(case, device, num_programs=5)
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_quantised_caches_of_half_precision(
+    dtype: torch.dtype, format: str, device: torch.device
+) -> None:
+    spec = make_spec(heads=8, kv_heads=2, head_dim=64)
+    lengths = [*MIXED, (70, 200)]
+    case = attention_case(spec, lengths, block_size=64, dtype=dtype, format=format)
+    assert_right(case, device, num_programs=4, tolerance=2e-2)
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+def test_small_values_keep_their_digits_in_fp16(format: str, device: torch.device) -> None:
+    """A weight of 1 / 1000 times a scale of some 1e-6 is nothing in fp16."""
+    case = attention_case(make_spec(), [(1, 1000), (9, 900)], dtype=torch.float16, format=format)
+    for plane in (0, 1):
+        scale_view(case.slab, case.layer, plane).mul_(1e-2)
+    expected = REFERENCE.attention(
+        case.q.float(), case.spec, case.slab, case.layer, case.batch, case.group
+    )
+    there = case.to(device)
+    out = TritonKernels(3).attention(
+        there.q, there.spec, there.slab, there.layer, there.batch, there.group
+    )
+    error = (out.cpu().float() - expected).norm() / expected.norm()
+    assert error < 1e-2
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+def test_what_is_not_finite_stays_so(format: str, device: torch.device) -> None:
+    for plane in (0, 1):
+        case = attention_case(make_spec(), [(1, 40), (1, 30), (4, 20)], format=format)
+        block = int(case.group.block_tables[1, 0])
+        for head in range(case.spec.num_kv_heads):
+            place = case.layer, plane, head, block, 3
+            row(case.slab, *place).view(torch.uint8).zero_()
+            scale(case.slab, *place).fill_(torch.inf)
+        there = case.to(device)
+        out = TritonKernels(3).attention(
+            there.q, there.spec, there.slab, there.layer, there.batch, there.group
+        )
+        assert out[1].isnan().all()
+        assert out[[0, 2, 3, 4, 5]].isfinite().all()
 
 
 @pytest.mark.parametrize("spec", [make_spec(), make_spec(window=40)])

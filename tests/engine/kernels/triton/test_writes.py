@@ -3,11 +3,18 @@ import mmap
 import pytest
 import torch
 
-from engine.kernels.interface import AttentionSpec, GroupBatch, HeadNorm, Rotary, StepBatch
+from engine.kernels.interface import (
+    NO_SLOT,
+    AttentionSpec,
+    GroupBatch,
+    HeadNorm,
+    Rotary,
+    StepBatch,
+)
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.triton.kernels import TritonKernels
 from kv_cache.slab import KvSlab
-from tests.engine.kernels.cases import make_slab, make_spec, random_slots
+from tests.engine.kernels.cases import QUANTISED, make_slab, make_spec, random_slots, row, scale
 
 KERNELS, REFERENCE = TritonKernels(num_programs=4), ReferenceKernels()
 GIB = 1 << 30
@@ -87,6 +94,83 @@ def test_write(
     REFERENCE.write_kv(k, v, slab, 1, slots)
     KERNELS.write_kv(k.to(device), v.to(device), there, 1, slots.to(device))
     torch.testing.assert_close(there.data.cpu(), slab.data, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("spec", "rotary_dim"),
+    [
+        (make_spec(heads=4, kv_heads=2, head_dim=64), 64),
+        (make_spec(heads=6, kv_heads=1, head_dim=80), 32),
+        (make_spec(heads=9, kv_heads=3, head_dim=256, value_dim=128), 64),
+    ],
+)
+def test_rotate_and_write_quantised(
+    spec: AttentionSpec, rotary_dim: int, dtype: torch.dtype, format: str, device: torch.device
+) -> None:
+    rows = spec.num_kv_heads * spec.value_dim
+    rows += (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    qkv = torch.randn(7, rows).to(dtype)
+    positions, slots = torch.randint(0, 200, (7,)), random_slots(7, 64)
+    rotary = rotary_table(rotary_dim // 2)
+    weights = torch.rand(2, spec.head_dim)
+    slab = make_slab(spec, num_blocks=4, format=format)
+    there = copy_of(slab, device)
+    norm = HeadNorm(weights[0], weights[1], 1e-6)
+    REFERENCE.rotate_and_write(qkv, positions, rotary, norm, spec, slab, 2, slots)
+    KERNELS.rotate_and_write(
+        qkv.to(device),
+        positions.to(device),
+        Rotary(rotary.cos.to(device), rotary.sin.to(device)),
+        HeadNorm(weights[0].to(device), weights[1].to(device), 1e-6),
+        spec,
+        there,
+        2,
+        slots.to(device),
+    )
+    assert_stored_alike(there, slab, slots, layer=2)
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_write_quantised(dtype: torch.dtype, format: str, device: torch.device) -> None:
+    """Rows of zeros, of every size, and with what is not finite."""
+    spec = make_spec(heads=3, kv_heads=3, head_dim=80, value_dim=48)
+    slab = make_slab(spec, num_blocks=3, format=format)
+    there = copy_of(slab, device)
+    slots = random_slots(23, 48)
+    k, v = torch.randn(23, 3, 80).to(dtype), torch.randn(23, 3, 48).to(dtype)
+    k[0], v[0], k[1], k[3], k[4] = 0.0, 0.0, k[1] * 1e30, k[3] * 1e-25, k[4] * 1e-35
+    v[5, 1, 7], v[7, :, 7], v[8, 2, 7], k[9, 0, 0] = torch.inf, torch.nan, -torch.inf, torch.nan
+    REFERENCE.write_kv(k, v, slab, 1, slots)
+    KERNELS.write_kv(k.to(device), v.to(device), there, 1, slots.to(device))
+    assert_stored_alike(there, slab, slots, layer=1)
+
+
+def assert_stored_alike(ours: KvSlab, theirs: KvSlab, slots: torch.Tensor, layer: int) -> None:
+    """Scales as sums round, elements one unit apart at most where these do, no other byte."""
+    ours = KvSlab(ours.layout, ours.data.cpu())
+    size = theirs.layout.block_size
+    for slot in slots[slots != NO_SLOT].tolist():
+        for head in range(theirs.layout.group.num_kv_heads):
+            for plane in (0, 1):
+                place = layer, plane, head, slot // size, slot % size
+                (own,), (expected,) = scale(ours, *place), scale(theirs, *place)
+                torch.testing.assert_close(own, expected, rtol=1e-5, atol=0)
+                if expected.isinf():
+                    assert not row(ours, *place).float().any()
+                else:
+                    codes, wanted = (row(slab, *place).float() for slab in (ours, theirs))
+                    step = row(theirs, *place).float().abs().clamp_min(2**-6) / 4
+                    if theirs.layout.format.name == "int8":
+                        step = torch.ones(())
+                    assert ((codes - wanted).abs() <= step).all()
+                    assert (codes != wanted).float().mean() < 0.05
+                for part in (row, scale):
+                    for slab in (ours, theirs):
+                        part(slab, *place).view(torch.uint8).fill_(0xFF)
+    assert (ours.data.view(torch.uint8) == 0xFF).all()
 
 
 def sparse_slab(spec: AttentionSpec, num_bytes: int, device: torch.device) -> KvSlab:
