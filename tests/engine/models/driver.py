@@ -13,6 +13,15 @@ from kv_cache.slab import KvSlab
 BLOCK_SIZE = 8
 FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 POISON = 3e4  # what a block without an owner is filled with: any use of it shows
+POISON_BYTE = 0x47  # the same for a quantised one: a scale of 5e4 and elements of 3 and more
+
+
+def poison(slab: KvSlab, data: torch.Tensor) -> None:
+    """`data` are blocks of the slab."""
+    if slab.layout.format.quantised:
+        data.view(torch.uint8).fill_(POISON_BYTE)
+    else:
+        data.fill_(POISON)
 
 
 @dataclass
@@ -34,14 +43,16 @@ class Driver:
         dtype: torch.dtype = torch.float32,
         num_blocks: int = 64,
         seed: int = 0,
+        format: str | None = None,
     ) -> None:
         self.model = model
         self.groups = description.groups
-        layouts = [BlockLayout(g, BLOCK_SIZE, KV_FORMATS[FORMATS[dtype]]) for g in self.groups]
+        kv_format = KV_FORMATS[format or FORMATS[dtype]]
+        layouts = [BlockLayout(g, BLOCK_SIZE, kv_format) for g in self.groups]
         device = torch.device("cpu")
         self.slabs = [KvSlab.allocate(layout, num_blocks, device) for layout in layouts]
         for slab in self.slabs:
-            slab.data.fill_(POISON)
+            poison(slab, slab.data)
         generator = torch.Generator().manual_seed(seed)
         self.free = [torch.randperm(num_blocks, generator=generator).tolist() for _ in self.groups]
 
@@ -97,7 +108,7 @@ class Driver:
             for index in range(first_seen // BLOCK_SIZE):
                 if table[index] >= 0:
                     start = table[index] * slab.block_stride
-                    slab.data[start : start + slab.block_stride].fill_(POISON)
+                    poison(slab, slab.data[start : start + slab.block_stride])
                     free.insert(0, table[index])
                     table[index] = -1
 
