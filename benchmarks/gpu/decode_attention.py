@@ -5,10 +5,11 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.bench import Bench, free_memory, relative_error
-from benchmarks.gpu.inputs import Paged, layout_of, num_blocks, paged, random_slab
+from benchmarks.gpu.inputs import FORMATS, Paged, layout_of, num_blocks, paged, random_slab
 from engine.kernels.interface import AttentionSpec
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.triton.kernels import TritonKernels
+from kv_cache.layout import KV_FORMATS
 
 LLAMA = AttentionSpec(32, 8, 128, 128, 128**-0.5)
 SMOKE_SPEC = AttentionSpec(4, 2, 16, 16, 0.25)
@@ -27,7 +28,7 @@ def run(bench: Bench) -> None:
         made = full_cache(bench, spec, num_seqs, context, layers)
         q = torch.randn(num_seqs, spec.num_heads, spec.head_dim, device=bench.device)
         q = q.to(bench.dtype)
-        _check(bench, name, kernels, q, spec, made)
+        check(bench, name, kernels, q, spec, made)
         seconds = bench.seconds(partial(attend, kernels, q, spec, made, layers)) / layers
         limit_s = kv_bytes(spec, num_seqs * context, bench.dtype) / bench.limits.read_bytes_s
         goal = GOAL if num_seqs > 1 else None
@@ -37,16 +38,26 @@ def run(bench: Bench) -> None:
 
 
 def full_cache(
-    bench: Bench, spec: AttentionSpec, num_seqs: int, context: int, layers: int
+    bench: Bench,
+    spec: AttentionSpec,
+    num_seqs: int,
+    context: int,
+    layers: int,
+    format: str | None = None,
 ) -> Paged:
     lengths = [(1, context)] * num_seqs
-    layout = layout_of(spec, layers, BLOCK_SIZE, bench.dtype)
+    layout = layout_of(spec, layers, BLOCK_SIZE, bench.dtype, format)
     return paged(random_slab(layout, num_blocks(lengths, BLOCK_SIZE), bench.device), lengths)
 
 
-def kv_bytes(spec: AttentionSpec, num_tokens: int, dtype: torch.dtype) -> int:
-    """Of one layer; queries and results are below a hundredth of that."""
-    return num_tokens * spec.num_kv_heads * (spec.head_dim + spec.value_dim) * dtype.itemsize
+def kv_bytes(
+    spec: AttentionSpec, num_tokens: int, dtype: torch.dtype, format: str | None = None
+) -> int:
+    """Of one layer, with its scales; queries and results are below a hundredth of that."""
+    kv_format = KV_FORMATS[format or FORMATS[dtype]]
+    widths = (spec.head_dim, spec.value_dim)
+    row_bytes = sum(kv_format.plane_bytes(width) + kv_format.scale_bytes for width in widths)
+    return num_tokens * spec.num_kv_heads * row_bytes
 
 
 def attend(
@@ -57,7 +68,7 @@ def attend(
         kernels.attention(q, spec, made.slab, layer, made.batch, made.group)
 
 
-def _check(
+def check(
     bench: Bench,
     name: str,
     kernels: TritonKernels,

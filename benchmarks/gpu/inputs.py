@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
-from engine.kernels.reference import KEYS, VALUES, plane_view
+from engine.kernels.reference import KEYS, VALUES, plane_view, quantised, scale_view
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import KvSlab
 
 FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 PIECE = 1 << 28  # elements filled at a time
+QUANTISED = ("fp8_e4m3", "fp8_e5m2", "int8")
+# of rows of normal numbers, of which the largest of 128 is some 2.7
+USUAL_LARGEST = 2.7
 MASKED_VALUE = 500.0  # behind a sequence's end: shows in any result that it leaks into
 Lengths = Sequence[tuple[int, int]]  # (new tokens, all tokens) of each sequence, single ones first
 
@@ -26,10 +29,13 @@ class Paged:
         return self.batch.groups[0]
 
 
-def layout_of(spec: AttentionSpec, layers: int, block_size: int, dtype: torch.dtype) -> BlockLayout:
+def layout_of(
+    spec: AttentionSpec, layers: int, block_size: int, dtype: torch.dtype, format: str | None = None
+) -> BlockLayout:
+    """In the dtype's own format unless another is given."""
     widths = (spec.head_dim, spec.value_dim)
     group = KvGroup(tuple(range(layers)), spec.num_kv_heads, widths, spec.window)
-    return BlockLayout(group, block_size, KV_FORMATS[FORMATS[dtype]])
+    return BlockLayout(group, block_size, KV_FORMATS[format or FORMATS[dtype]])
 
 
 def num_blocks(lengths: Lengths, block_size: int) -> int:
@@ -38,9 +44,19 @@ def num_blocks(lengths: Lengths, block_size: int) -> int:
 
 
 def random_slab(layout: BlockLayout, count: int, device: torch.device) -> KvSlab:
+    """Normal numbers, also of a quantised format, whose rows then all have the same scale."""
     slab = KvSlab.allocate(layout, count, device)
+    step = 1.0 if layout.format.largest is None else USUAL_LARGEST / layout.format.largest
     for start in range(0, slab.data.numel(), PIECE):
-        slab.data[start : start + PIECE].normal_()
+        piece = slab.data[start : start + PIECE]
+        if layout.format.quantised:
+            piece.copy_(torch.randn(piece.shape, device=device).clamp(-2.7, 2.7) / step)
+        else:
+            piece.normal_()
+    if layout.format.quantised:
+        for layer in range(layout.num_layers):
+            for plane in (KEYS, VALUES):
+                scale_view(slab, layer, plane).fill_(step)
     return slab
 
 
@@ -81,21 +97,36 @@ def poisoned(
     dtype: torch.dtype,
     device: torch.device,
     layer: int = 1,
+    format: str | None = None,
 ) -> Paged:
     """One layer of three is filled. What may never be read is NaN: other layers, spare blocks.
     What must be masked is large: the ends of last blocks, and block 0."""
     spare = 7
     slab = KvSlab.allocate(
-        layout_of(spec, 3, block_size, dtype), num_blocks(lengths, block_size) + spare, device
+        layout_of(spec, 3, block_size, dtype, format),
+        num_blocks(lengths, block_size) + spare,
+        device,
     )
-    slab.data.fill_(torch.nan)
+    fill_with_nan(slab)
     made = paged(slab, lengths)
     owned = num_blocks(lengths, block_size)
     for plane in (KEYS, VALUES):
         view = plane_view(slab, layer, plane)
-        view[:owned] = torch.randn(view[:owned].shape, device=device).to(dtype)
-        view[0] = MASKED_VALUE
+        rows = torch.randn(view[:owned].shape, device=device).to(dtype)
+        rows[0] = MASKED_VALUE
         for (_, kv_len), table in zip(lengths, made.group.block_tables, strict=True):
             if kv_len % block_size:
-                view[int(table[kv_len // block_size]), :, kv_len % block_size :] = MASKED_VALUE
+                rows[int(table[kv_len // block_size]), :, kv_len % block_size :] = MASKED_VALUE
+        if slab.layout.format.quantised:
+            view[:owned], scale_view(slab, layer, plane)[:owned] = quantised(rows, slab)
+        else:
+            view[:owned] = rows
     return made
+
+
+def fill_with_nan(slab: KvSlab) -> None:
+    """Of int8 the scales."""
+    if slab.layout.format.quantised:
+        slab.data.view(torch.uint8).fill_(0xFF)
+    else:
+        slab.data.fill_(torch.nan)

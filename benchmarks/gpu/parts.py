@@ -36,6 +36,7 @@ PARTS = (
     Part("sampler", "sampler_times", 30),
     Part("steps", "steps", 100),
     Part("layout", "layout", 60),
+    Part("kv-formats", "kv_formats", 110),
     Part("transfer", "transfer", 60),
     Part("offline", "offline", 80),
     Part("offline-transformers", "offline_transformers", 110),

@@ -81,7 +81,7 @@ def launch(
     query_tiles = -(-batch.max_query_len // (rows // members))
     args = (
         q, descriptor, slab.data, tables, batch.query_starts, batch.kv_lens, out,
-        tables.stride(0), *strides_of(slab, LAYER),
+        tables.stride(0), *strides_of(slab, LAYER)[:4],
     )  # fmt: skip
     grid = (batch.num_seqs * spec.num_kv_heads, query_tiles)
     return Launch(by_tma_kernel, grid, args, wanted, warps, stages)
@@ -172,7 +172,7 @@ def by_tma_kernel(
     )  # fmt: skip
     highest, total, acc = attended(
         q, lowest + rows // MEMBERS, highest, total, acc, slab_ptr + keys, slab_ptr + values,
-        table_ptr, begin, end, kv_len, block_stride, HEAD_DIM, HEAD_DIM, HEAD_DIM, HEAD_DIM,
+        None, table_ptr, begin, end, kv_len, block_stride, HEAD_DIM, HEAD_DIM, HEAD_DIM, HEAD_DIM,
         BLOCK_SIZE, 0, SCALE, 0.0, "ieee", TOKENS, True,
     )  # fmt: skip
     out = (acc / tl.maximum(total, 1.0e-30)[:, None]).to(out_ptr.dtype.element_ty)

@@ -35,11 +35,12 @@ class Rig:
         num_seqs: int,
         max_len: int,
         slab: KvSlab | None = None,
+        format: str | None = None,
     ) -> None:
         """A `slab` that another rig had is used again."""
         (group,) = description.groups
         self._columns = max_len // BLOCK_SIZE + 1
-        layout = BlockLayout(group, BLOCK_SIZE, KV_FORMATS[FORMATS[dtype]])
+        layout = BlockLayout(group, BLOCK_SIZE, KV_FORMATS[format or FORMATS[dtype]])
         count = num_seqs * self._columns + 1
         self.slab = slab or random_slab(layout, count, bench.device)
         assert self.slab.num_blocks >= count
