@@ -13,8 +13,7 @@ from kv_cache.slab import KvSlab
 FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 PIECE = 1 << 28  # elements filled at a time
 QUANTISED = ("fp8_e4m3", "fp8_e5m2", "int8")
-# of rows of normal numbers, of which the largest of 128 is some 2.7
-USUAL_LARGEST = 2.7
+USUAL_LARGEST = 2.7  # of 128 normal numbers
 MASKED_VALUE = 500.0  # behind a sequence's end: shows in any result that it leaks into
 Lengths = Sequence[tuple[int, int]]  # (new tokens, all tokens) of each sequence, single ones first
 
@@ -50,7 +49,8 @@ def random_slab(layout: BlockLayout, count: int, device: torch.device) -> KvSlab
     for start in range(0, slab.data.numel(), PIECE):
         piece = slab.data[start : start + PIECE]
         if layout.format.quantised:
-            piece.copy_(torch.randn(piece.shape, device=device).clamp(-2.7, 2.7) / step)
+            numbers = torch.randn(piece.shape, device=device)
+            piece.copy_(numbers.clamp_(-USUAL_LARGEST, USUAL_LARGEST).div_(step))
         else:
             piece.normal_()
     if layout.format.quantised:
