@@ -52,6 +52,10 @@ class Gate:
 
         return self.guarded(handle)
 
+    def divide(self, num_gates: int) -> None:
+        """Rates are for all gates of a cluster together; each counts a part of them."""
+        self._limiter.divide(num_gates)
+
     def enter(self, asking: Asking) -> None:
         """ApiError for who has no key, where there are any."""
         asking.caller = self._caller(asking)

@@ -17,22 +17,31 @@ class Rates:
 
 class Bucket:
     """Fills steadily up to a minute's worth, and may be drawn below empty: what a request costs
-    is known when it ends, and what it took too much is waited for by those after it."""
+    is known when it ends, and what it took too much is waited for by those after it.
 
-    def __init__(self, per_minute: int, now: float) -> None:
-        # Levels are sixtieths, so that what a second brings is a whole number.
+    `parts`: among how many such buckets the minute's worth is divided, at present."""
+
+    def __init__(self, per_minute: int, now: float, parts: int = 1) -> None:
+        # One is sixty of as many as there are parts, so that what a second brings is a whole
+        # number, and each of a changed number of parts has what it should of what was left.
         self._per_s = per_minute
-        self._most = self._level = per_minute * _MINUTE_S
+        self.parts = parts
+        self._level: float = self._most
         self._seen = now
+
+    @property
+    def _most(self) -> float:
+        """Room for one there is in each part of the smallest of rates."""
+        return max(self._per_s, self.parts) * _MINUTE_S
 
     def wait_s(self, amount: float, now: float) -> float:
         """Until there is so much; 0 if there is."""
         self._fill(now)
-        return max(0.0, (amount * _MINUTE_S - self._level) / self._per_s)
+        return max(0.0, (amount * self.parts * _MINUTE_S - self._level) / self._per_s)
 
     def draw(self, amount: float, now: float) -> None:
         self._fill(now)
-        self._level -= amount * _MINUTE_S
+        self._level -= amount * self.parts * _MINUTE_S
 
     def _fill(self, now: float) -> None:
         passed = max(0.0, now - self._seen)
@@ -47,6 +56,13 @@ class RateLimiter:
         self._rates = rates
         self._requests: dict[str, Bucket] = {}
         self._tokens: dict[str, Bucket] = {}
+        self._parts = 1
+
+    def divide(self, parts: int) -> None:
+        """From now on this is one of so many limiters, each of which admits its part."""
+        self._parts = parts
+        for bucket in (*self._requests.values(), *self._tokens.values()):
+            bucket.parts = parts
 
     def admit(self, caller: str, now: float) -> float:
         """0 if the request may go on, and is counted; else how many seconds are too early."""
@@ -65,18 +81,17 @@ class RateLimiter:
             tokens.draw(num_tokens, now)
 
     def _requests_of(self, caller: str, now: float) -> Bucket | None:
-        return _of(self._requests, caller, self._rates.requests_per_minute, now)
+        return self._of(self._requests, caller, self._rates.requests_per_minute, now)
 
     def _tokens_of(self, caller: str, now: float) -> Bucket | None:
-        return _of(self._tokens, caller, self._rates.tokens_per_minute, now)
+        return self._of(self._tokens, caller, self._rates.tokens_per_minute, now)
 
-
-def _of(
-    buckets: dict[str, Bucket], caller: str, per_minute: int | None, now: float
-) -> Bucket | None:
-    if per_minute is None:
-        return None
-    bucket = buckets.get(caller)
-    if bucket is None:
-        bucket = buckets[caller] = Bucket(per_minute, now)
-    return bucket
+    def _of(
+        self, buckets: dict[str, Bucket], caller: str, per_minute: int | None, now: float
+    ) -> Bucket | None:
+        if per_minute is None:
+            return None
+        bucket = buckets.get(caller)
+        if bucket is None:
+            bucket = buckets[caller] = Bucket(per_minute, now, self._parts)
+        return bucket

@@ -82,41 +82,44 @@ class IngressReplica(TokenService):
         self._relay = Relay(self._pools, RelayConfig(args.local_prefill_mode))
         http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
         meter = Meter(model, [RelayCollector(self._relay)])
-        gate, request_limits = args.front.gate(keys), args.front.limits
+        self._gate, request_limits = args.front.gate(keys), args.front.limits
         self._http, self._front = build_app(
             self._relay,
             args.front.model(model),
             http,
-            gate,
+            self._gate,
             request_limits,
             meter,
             lambda: routing_view(self._relay.router, time.monotonic()),
         )
-        self._tokens = TokenFront(self._relay, model, http, gate, request_limits, meter)
+        self._tokens = TokenFront(self._relay, model, http, self._gate, request_limits, meter)
         is_open = keys is not None or args.front.allow_unauthenticated
         self._admits = _anyone if is_open else _on_node(node_address())
         own = await asyncio.to_thread(serve.get_deployment_handle, INGRESS, app_name)
-        await self._show_metrics(meter, args, own)
+        await self._show_metrics(meter, args)
+        self._fellows = Fellows(own, self._note_fellows)
+        self._fellows.start()
         self._objectives = args.scaling.objectives
         self._startup_s = time.monotonic() - began
 
-    async def _show_metrics(
-        self, meter: Meter, args: ClusterArgs, ingresses: DeploymentHandle[Any]
-    ) -> None:
+    async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:
         """On a port of this process's own, and of everybody on the front's."""
         page = meter.page_of(INGRESS, replica_id())
         self._metrics = MetricsServer(page.render)
         self._metrics_address = await self._metrics.start(worker_host(args))
         own = Target(INGRESS, replica_id(), self._metrics_address)
         file = None if args.metrics_targets_file is None else Path(args.metrics_targets_file)
-        cluster, loop = meter.show_cluster(own, page, file), asyncio.get_running_loop()
+        self._cluster, loop = meter.show_cluster(own, page, file), asyncio.get_running_loop()
 
         def listen(pool: str, replicas: Replicas) -> None:
-            loop.call_soon_threadsafe(cluster.update, pool, replicas)
+            loop.call_soon_threadsafe(self._cluster.update, pool, replicas)
 
         self._subscriptions.append(MEMBERSHIP.subscribe(listen))
-        self._fellows = Fellows(ingresses, lambda known: cluster.update(INGRESS, known))
-        self._fellows.start()
+
+    def _note_fellows(self, known: Replicas) -> None:
+        self._cluster.update(INGRESS, known)
+        # One that has just begun is not yet asked, and is there all the same.
+        self._gate.divide(len(known.keys() | {replica_id()}))
 
     def introduce(self) -> Introduction:
         """To the other ingresses."""

@@ -54,3 +54,39 @@ def test_never_more_than_a_minute_s_worth_ahead_of_the_rate(rate: int, gaps: lis
             now += wait_s + 1e-6
             assert limiter.admit("a", now) == 0
             admitted += 1
+
+
+@given(
+    rate=st.integers(1, 600),
+    gaps=st.lists(st.floats(0, 30), min_size=1, max_size=60),
+    parts=st.integers(1, 5),
+)
+def test_several_together_admit_what_one_would(rate: int, gaps: list[float], parts: int) -> None:
+    """Each has room for one request, however small its part of the rate is."""
+    limiters = [RateLimiter(Rates(requests_per_minute=rate)) for _ in range(parts)]
+    for limiter in limiters:
+        limiter.divide(parts)
+    now, admitted = 0.0, 0
+    for number, gap in enumerate(gaps):
+        now += gap
+        limiter = limiters[number % parts]
+        wait_s = limiter.admit("a", now)
+        admitted += wait_s == 0
+        assert admitted <= max(rate, parts) + now * rate / 60 + 1e-6
+        if wait_s:
+            now += wait_s + 1e-6
+            assert limiter.admit("a", now) == 0
+            admitted += 1
+
+
+def test_parts_come_and_go() -> None:
+    one, other = (RateLimiter(Rates(requests_per_minute=60)) for _ in range(2))
+    assert [one.admit("a", 0.0) for _ in range(20)] == [0] * 20
+    for limiter in (one, other):
+        limiter.divide(2)
+    assert [one.admit("a", 0.0) for _ in range(21)] == [0] * 20 + [2], "40 were left, of which half"
+    assert [other.admit("a", 0.0) for _ in range(31)] == [0] * 30 + [2]
+    assert one.admit("a", 2.0) == 0, "at half the rate"
+    one.divide(1)
+    assert one.admit("a", 2.0) == 1
+    assert one.admit("a", 3.0) == 0, "at all of it"
