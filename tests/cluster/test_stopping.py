@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -110,3 +112,26 @@ async def test_a_second_ctrl_c_does_not_wait() -> None:
         assert not task.done()
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.wait_for(task, 30)
+
+
+HANGS = """
+import os, signal, subprocess, sys, time
+from cluster.commands import serve
+
+serve.END_S = float(sys.argv[2])
+os.environ["KVRELAY_CLUSTER"] = f"{os.getpid()}-of-a-test"
+with serve._stop_signals() as stop, serve._ended_in_time(stop):
+    subprocess.Popen(["sleep", "100"], start_new_session=True)
+    for _ in range(int(sys.argv[1])):
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(("num_signals", "end_s", "status"), [(1, 0.1, 1), (2, 90.0, 130)])
+def test_a_cluster_that_does_not_end_is_ended(num_signals: int, end_s: float, status: int) -> None:
+    """With its processes: the one that it started would keep the output open."""
+    command = [sys.executable, "-c", HANGS, str(num_signals), str(end_s)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == status
+    assert "stopped at once" in done.stderr

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import grpc
 import httpx
 import openai
 import pytest
 
-from tests.e2e.cluster import Cluster
+from protos.generation_pb2 import SamplingParams
+from protos.ingress_pb2 import GenerateRequest
+from protos.ingress_pb2_grpc import GenerationStub
+from tests.e2e.cluster import Cluster, wait_until
 
 KEY, HURRIED = "sk-of-one-caller", "sk-of-a-hurried-one"
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
@@ -25,7 +33,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     keys.write_text(f"one:{KEY}\nhurried:{HURRIED}\n")
     keys.chmod(0o600)
     words = ["--api-key-file", str(keys), "--requests-per-minute", str(RATE), "--host", "0.0.0.0"]
-    cluster = Cluster(folder / "log", "--colocated", "--max-body-bytes", "2000000", *words, *SMALL)
+    words += ["--colocated", "--max-body-bytes", "2000000", "--ingress-replicas", "2"]
+    cluster = Cluster(folder / "log", "--grpc-port", "0", *words, *SMALL)
     yield cluster
     cluster.kill()
 
@@ -72,14 +81,48 @@ def test_no_key_is_told_by_processes_or_logs(cluster: Cluster) -> None:
 
 
 def test_a_hurried_caller_waits_and_no_other(cluster: Cluster) -> None:
+    """Two ingresses admit together what one would, by HTTP and by gRPC."""
+    for _ in range(4):  # asked of either
+        wait_until(lambda: len(ingresses(cluster)) == 2, 30)
+    began = time.monotonic()
     with httpx.Client(headers={"Authorization": f"Bearer {HURRIED}"}) as client:
-        statuses = [
+        answers = [
             client.post(f"{cluster.url}/tokenize", json={"prompt": "x"}) for _ in range(RATE + 15)
         ]
-    assert {response.status_code for response in statuses[:RATE]} == {200}
-    assert statuses[-1].status_code == 429
-    assert int(statuses[-1].headers["retry-after"]) >= 1
+    refilled = math.ceil((time.monotonic() - began) * RATE / 60)
+    good = sum(answer.status_code == 200 for answer in answers)
+    assert RATE - 2 <= good <= RATE + refilled
+    assert answers[-1].status_code == 429
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    assert grpc_status(cluster, HURRIED) is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert post(cluster, b'{"prompt": "x", "max_tokens": 1}').status_code == 200
+    assert grpc_status(cluster, KEY) is grpc.StatusCode.OK
+
+
+def ingresses(cluster: Cluster) -> list[str]:
+    """That the one which is asked knows of."""
+    targets = httpx.get(f"{cluster.url}/metrics/targets").json()
+    return [one for one in targets if one["labels"]["__meta_kvrelay_pool"] == "ingress"]
+
+
+def grpc_status(cluster: Cluster, key: str | None, **more: str) -> grpc.StatusCode:
+    """Of a short answer; the key and the rest are in the call's metadata."""
+    stub = GenerationStub(grpc.insecure_channel(cluster.grpc_address, [("grpc.enable_retries", 0)]))
+    request = GenerateRequest(token_ids=[5, 6, 7], params=SamplingParams(max_tokens=1))
+    said = [] if key is None else [("authorization", f"Bearer {key}")]
+    try:
+        list(stub.Generate(request, timeout=60, metadata=[*said, *more.items()]))
+    except grpc.RpcError as error:
+        code = error.code()
+        assert isinstance(code, grpc.StatusCode)
+        return code
+    return grpc.StatusCode.OK
+
+
+def test_grpc_asks_for_the_same_keys(cluster: Cluster) -> None:
+    for key in (None, "sk-of-nobody"):
+        assert grpc_status(cluster, key) is grpc.StatusCode.UNAUTHENTICATED
+    assert grpc_status(cluster, KEY, application="kvrelay") is grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize(
@@ -121,3 +164,13 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 def test_what_is_no_http_is_a_bad_request(cluster: Cluster, data: bytes) -> None:
     assert raw(cluster, data).startswith(b"HTTP/1.1 400 ")
     assert post(cluster, b'{"prompt": "x", "max_tokens": 1}').status_code == 200
+
+
+def test_a_second_ctrl_c_waits_for_nobody(cluster: Cluster) -> None:
+    """Not even for a controller that does not answer."""
+    os.kill(*cluster.pids("ray::ServeController"), signal.SIGSTOP)
+    cluster.interrupt()
+    wait_until(lambda: "stopping; Ctrl-C again" in cluster.said(), 10, cluster.said)
+    cluster.interrupt()
+    cluster.process.wait(5)
+    wait_until(lambda: not cluster.pids(), 5, lambda: str(cluster.pids()))
