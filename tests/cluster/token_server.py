@@ -65,6 +65,7 @@ class _Servicer(GenerationServicer):
 
 @dataclass
 class TokenServer:
+    address: str
     stub: "GenerationAsyncStub"
     backend: FakeBackend
     front: TokenFront
@@ -101,9 +102,10 @@ async def token_server(
     add_GenerationServicer_to_server(_Servicer(_Service(front, admits)), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    address = f"127.0.0.1:{port}"
+    async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = GenerationStub(channel)
-        yield TokenServer(stub, backend, front)
+        yield TokenServer(address, stub, backend, front)
     await server.stop(None)
     # Whatever was asked, nothing is left running at the engine.
     assert all(stream.num_closed for stream in backend.streams)
