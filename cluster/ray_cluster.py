@@ -135,6 +135,7 @@ def _haproxy_places() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port("127.0.0.1")),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port("127.0.0.1")),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port("127.0.0.1")),
