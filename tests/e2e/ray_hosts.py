@@ -55,12 +55,15 @@ class RayHosts:
             self._start_all()
 
     def _start_all(self) -> None:
-        self.run(self.head, "ray", "get-auth-token", "--generate")
-        self._start(self.head, "--head", f"--port={PORT}")
+        self.start_head()
         token = self.run(self.head, "cat", f"{HOME}/.ray/auth_token")
         for host in self.others:
             host.write(f"{HOME}/.ray/auth_token", token)
             self.join(host)
+
+    def start_head(self) -> None:
+        self.run(self.head, "ray", "get-auth-token", "--generate")
+        self._start(self.head, "--head", f"--port={PORT}")
 
     def run(self, host: Host, *command: str, timeout_s: float = 120) -> str:
         return host.run(*command, timeout_s=timeout_s, **self.environment)
@@ -73,9 +76,17 @@ class RayHosts:
         small = ("--num-cpus=4", "--object-store-memory=100000000")
         self.run(host, "ray", "start", *words, labels, *small)
 
-    def deploy(self, args: Mapping[str, Any]) -> None:
-        """Returns when all that was asked for is there."""
-        config = yaml.safe_load((ROOT / "deploy/serve.yaml").read_text())
+    def deploy(
+        self, args: Mapping[str, Any], *, front_host: str = "127.0.0.1", grpc: bool = False
+    ) -> None:
+        """Returns when all that was asked for is there. `grpc`: with the file's lines about it."""
+        text = (ROOT / "deploy/serve.yaml").read_text()
+        if grpc:
+            text = re.sub(
+                r"^# (grpc_options|  port: 9000|  grpc_servicer)", r"\1", text, flags=re.M
+            )
+        config = yaml.safe_load(text)
+        config["http_options"]["host"] = front_host
         config["applications"][0]["args"] = dict(args)
         self.head.write(_CONFIG, yaml.safe_dump(config))
         self.run(self.head, "serve", "deploy", _CONFIG)
@@ -84,13 +95,14 @@ class RayHosts:
     def is_ready(self) -> bool:
         said = self.run(self.head, "serve", "status")
         if "DEPLOY_FAILED" in said:
-            raise RuntimeError(said)
+            logs = "tail -n 20 /tmp/ray/session_latest/logs/worker-*.err"
+            raise RuntimeError(said + self.run(self.head, "sh", "-c", logs))
         running = yaml.safe_load(said)["applications"].get("kvrelay", {}).get("status")
         return running == "RUNNING" and self.answers("/ready") == "200"
 
     def answers(self, path: str) -> str:
         """The status, by curl on the head; 000 without one."""
-        key = f"Authorization: Bearer {self.environment['KVRELAY_API_KEYS']}"
+        key = f"Authorization: Bearer {self.environment.get('KVRELAY_API_KEYS', '')}"
         words = ("curl", "-s", "-m", "30", "-o", "/dev/null", "-w", "%{http_code}", "-H", key)
         return self.run(self.head, "sh", "-c", '"$@" || true', "-", *words, FRONT + path)
 
@@ -109,7 +121,7 @@ class RayHosts:
         }
 
     def _curl(self, path: str, *words: str) -> str:
-        key = f"Authorization: Bearer {self.environment['KVRELAY_API_KEYS']}"
+        key = f"Authorization: Bearer {self.environment.get('KVRELAY_API_KEYS', '')}"
         curl = ("curl", "-sS", "-f", "-m", "60", "-H", key)
         return self.run(self.head, *curl, *words, FRONT + path)
 
@@ -118,9 +130,8 @@ class RayHosts:
         address = f"{self.lan.address(self.head)}:{PORT}"
         return self.run(self.head, "env", f"RAY_ADDRESS={address}", "kvrelay", "status")
 
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        """On the head."""
-        return self.head.start(*command, **self.environment)
+    def start(self, host: Host, *command: str) -> subprocess.Popen[str]:
+        return host.start(*command, **self.environment)
 
 
 def wait_until(

@@ -109,9 +109,9 @@ def grpc_status(cluster: Cluster, key: str | None, **more: str) -> grpc.StatusCo
     """Of a short answer; the key and the rest are in the call's metadata."""
     stub = GenerationStub(grpc.insecure_channel(cluster.grpc_address, [("grpc.enable_retries", 0)]))
     request = GenerateRequest(token_ids=[5, 6, 7], params=SamplingParams(max_tokens=1))
-    said = [] if key is None else [("authorization", f"Bearer {key}")]
+    said = more if key is None else {"authorization": f"Bearer {key}", **more}
     try:
-        list(stub.Generate(request, timeout=60, metadata=[*said, *more.items()]))
+        list(stub.Generate(request, timeout=60, metadata=tuple(said.items())))
     except grpc.RpcError as error:
         code = error.code()
         assert isinstance(code, grpc.StatusCode)
@@ -168,7 +168,8 @@ def test_what_is_no_http_is_a_bad_request(cluster: Cluster, data: bytes) -> None
 
 def test_a_second_ctrl_c_waits_for_nobody(cluster: Cluster) -> None:
     """Not even for a controller that does not answer."""
-    os.kill(*cluster.pids("ray::ServeController"), signal.SIGSTOP)
+    (controller,) = cluster.pids("ray::ServeController")
+    os.kill(controller, signal.SIGSTOP)
     cluster.interrupt()
     wait_until(lambda: "stopping; Ctrl-C again" in cluster.said(), 10, cluster.said)
     cluster.interrupt()

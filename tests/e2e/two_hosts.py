@@ -6,18 +6,17 @@ python -m tests.e2e.two_hosts [LAYOUT ...]    as root
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.e2e.hosts import Host, Lan
 from tests.e2e.ports import show_ports
-from tests.e2e.ray_hosts import FRONT, PORT, RayHosts, wait_until
+from tests.e2e.ray_hosts import PORT, RayHosts, wait_until
 from tests.e2e.traffic import Request
+from tests.e2e.watched import reading, report, report_heading, traffic
 
 BEFORE_S, BLINK_S, AFTER_S = 5.0, 1.0, 25.0
 DEAD_S, ENDED_S, BACK_S = 180.0, 30.0, 180.0
@@ -59,14 +58,11 @@ def main() -> None:
             hosts = RayHosts(lan, {"head": layout.head, "other": layout.other})
             hosts.deploy(layout.args)
             _say(f"\n## Cut off: {name}\n")
-            with _nodes(hosts) as nodes, _traffic(hosts) as requests:
+            with _nodes(hosts) as nodes, traffic(hosts, hosts.head) as requests:
                 time.sleep(BEFORE_S)
                 _say(hosts.status())
                 _say(show_ports(lan.hosts, [lan.address(one) for one in lan.hosts]))
-                _say(
-                    "| cut off | requests | of them failed | longest | streams | broken"
-                    " | longest pause | last failure after |\n" + "| --- " * 8 + "|"
-                )
+                report_heading("cut off")
                 blink(hosts, requests)
                 outlast(hosts, nodes, requests)
 
@@ -78,7 +74,7 @@ def blink(hosts: RayHosts, requests: Sequence[Request]) -> None:
     time.sleep(BLINK_S)
     hosts.lan.mend(other)
     time.sleep(AFTER_S)
-    _report(f"{BLINK_S:g} s", began, requests)
+    report(f"{BLINK_S:g} s", began, requests)
 
 
 def outlast(hosts: RayHosts, nodes: Sequence[Nodes], requests: Sequence[Request]) -> None:
@@ -89,7 +85,7 @@ def outlast(hosts: RayHosts, nodes: Sequence[Nodes], requests: Sequence[Request]
     hosts.lan.cut(other)
     wait_until(lambda: address not in nodes[-1].addresses, DEAD_S)
     dead = nodes[-1]
-    _report("until its node was dead", began, requests)
+    report("until its node was dead", began, requests)
     hosts.lan.mend(other)
     time.sleep(ENDED_S)
     left = _rays(other)
@@ -99,7 +95,7 @@ def outlast(hosts: RayHosts, nodes: Sequence[Nodes], requests: Sequence[Request]
     back_s = wait_until(hosts.is_ready, BACK_S, hosts.status)
     used_s = back_s + wait_until(lambda: bool(_new(hosts, before)), BACK_S, hosts.status)
     time.sleep(AFTER_S)
-    _report("from then on", dead.at, requests)
+    report("from then on", dead.at, requests)
     _say(
         f"\ndead to Ray after {dead.at - began:.0f} s; of its processes there were {left}"
         f" {ENDED_S:g} s after it could reach the head again; all replicas were there"
@@ -131,62 +127,9 @@ def _rays(host: Host) -> list[str]:
 def _nodes(hosts: RayHosts) -> Iterator[list[Nodes]]:
     address = f"{hosts.lan.address(hosts.head)}:{PORT}"
     nodes: list[Nodes] = []
-    with _reading(hosts, lambda said: nodes.append(Nodes(*said)), "node_watch", address):
+    with reading(hosts, hosts.head, lambda said: nodes.append(Nodes(*said)), "node_watch", address):
         wait_until(lambda: bool(nodes), 30)
         yield nodes
-
-
-@contextmanager
-def _traffic(hosts: RayHosts) -> Iterator[list[Request]]:
-    requests: list[Request] = []
-    with _reading(hosts, lambda said: requests.append(Request(**said)), "traffic", FRONT):
-        yield requests
-
-
-@contextmanager
-def _reading(hosts: RayHosts, note: Callable[[Any], None], *words: str) -> Iterator[None]:
-    """What a module of ours says on the head, line by line."""
-    module, *rest = words
-    process = hosts.start("python", "-m", f"tests.e2e.{module}", *rest)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    lines = process.stdout
-
-    def read() -> None:
-        for line in lines:
-            if line.startswith(("[", "{")):  # Ray has its say on the same output
-                note(json.loads(line))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        yield
-    finally:
-        process.stdin.close()
-        process.wait()
-        reader.join()
-
-
-def _report(what: str, since: float, requests: Sequence[Request]) -> None:
-    """Of requests that ended since then."""
-    ended = [one for one in requests if one.ended >= since]
-    probes = [one for one in ended if one.kind == "probe"]
-    streams = [one for one in ended if one.kind == "stream"]
-    bad = [one for one in ended if one.problem]
-    last_s = max((one.ended for one in bad), default=since) - since
-    cells = [
-        what,
-        len(probes),
-        sum(bool(one.problem) for one in probes),
-        f"{max((one.ended - one.began for one in probes), default=0):.1f} s",
-        len(streams),
-        sum(bool(one.problem) for one in streams),
-        f"{max((one.longest_pause_s for one in streams), default=0):.1f} s",
-        f"{last_s:.1f} s",
-    ]
-    _say("| " + " | ".join(map(str, cells)) + " |")
-    for problem in sorted({one.problem for one in bad}):
-        sys.stderr.write(f"  {problem}\n")
 
 
 def _say(text: str) -> None:
