@@ -8,22 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 Facts = dict[str, Any]
 SHARED_OF_SM = 227 * 1024
 REGISTERS_OF_SM = 64 * 1024
 PROGRAMS_PER_SM = 2  # of decode attention
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Facts]:
+def test_machine_code(tmp_path: Path) -> None:
+    """All of it in one test: compiling takes a minute, which test processes do not share."""
+    compiled = compiled_for_sm_90(tmp_path)
+    check_that_all_are_there_and_none_spills(compiled)
+    check_that_programs_of_decode_attention_are_resident_together(compiled)
+    check_that_attention_uses_the_matrix_units(compiled)
+
+
+def compiled_for_sm_90(cache: Path) -> Sequence[Facts]:
     """In a process of its own: here the kernels are interpreted."""
-    cache = str(tmp_path_factory.mktemp("triton"))
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, "-m", "engine.kernels.triton.aot", "--json"],
-        env={**env, "TRITON_CACHE_DIR": cache},
+        env={**env, "TRITON_CACHE_DIR": str(cache)},
         cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
@@ -39,13 +43,15 @@ def of_kernel(compiled: Sequence[Facts], name: str) -> list[Facts]:
     return found
 
 
-def test_every_kernel_is_there_and_none_spills(compiled: Sequence[Facts]) -> None:
+def check_that_all_are_there_and_none_spills(compiled: Sequence[Facts]) -> None:
     kernels = {facts["kernel"].removesuffix("_kernel") for facts in compiled}
     assert kernels == {"norm", "gated", "rotate", "write", "decode", "merge", "prefill"}
     assert [facts for facts in compiled if facts["spills"] or facts["stack_bytes"]] == []
 
 
-def test_programs_of_decode_attention_are_resident_together(compiled: Sequence[Facts]) -> None:
+def check_that_programs_of_decode_attention_are_resident_together(
+    compiled: Sequence[Facts],
+) -> None:
     """Work is dealt out once, so a program that has to wait for a place would double the time."""
     for facts in of_kernel(compiled, "decode"):
         assert facts["shared_bytes"] * PROGRAMS_PER_SM <= SHARED_OF_SM, facts
@@ -54,7 +60,7 @@ def test_programs_of_decode_attention_are_resident_together(compiled: Sequence[F
         assert facts["wide_copies"] > 0, facts
 
 
-def test_attention_uses_the_matrix_units(compiled: Sequence[Facts]) -> None:
+def check_that_attention_uses_the_matrix_units(compiled: Sequence[Facts]) -> None:
     for facts in of_kernel(compiled, "prefill"):
         assert (facts["wgmma"] > 0) == ("fp32" not in facts["shape"]), facts
         assert facts["shared_bytes"] <= SHARED_OF_SM, facts
