@@ -27,6 +27,7 @@ from engine.kernels.cpu.cache import cache_directory, cache_home
 from engine.kernels.cpu.features import CpuFeatures
 from engine.machine import num_cpus
 from engine.sampler.cpu.launch import cache_part
+from kv_cache.layout import KvFormat
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +39,17 @@ class CompileError(Exception):
     """A child did not do its work."""
 
 
-def compile_ahead(dtype: torch.dtype) -> None:
-    """Returns when the kernels for a model of this type are on the disk, or cannot be."""
+def compile_ahead(dtype: torch.dtype, kv_format: KvFormat) -> None:
+    """Returns when the kernels for a model of this type and such a cache are on the disk, or
+    cannot be."""
     home = cache_home()
     if home is None:
         logger.warning("no folder for compiled kernels; compiling in this process")
         return
     folder = cache_directory(home) / cache_part()
-    complete = folder / f"complete-{CpuFeatures.of_this_machine().element(dtype)}-{_cpu()}"
+    element = CpuFeatures.of_this_machine().element(dtype)
+    kinds = f"{element}-{kv_format.name}" if kv_format.quantised else element
+    complete = folder / f"complete-{kinds}-{_cpu()}"
     if complete.exists():
         return
     started = time.monotonic()
@@ -53,7 +57,7 @@ def compile_ahead(dtype: torch.dtype) -> None:
     logger.info("compiling kernels, once on a machine, in %d processes", num_children)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _run_children(num_children, home, folder / "lock", dtype)
+        _run_children(num_children, home, folder / "lock", dtype, kv_format)
         complete.touch()
     except (OSError, CompileError) as error:
         logger.warning("%s; compiling in this process instead", error)
@@ -61,12 +65,16 @@ def compile_ahead(dtype: torch.dtype) -> None:
         logger.info("kernels compiled in %.1f s", time.monotonic() - started)
 
 
-def _run_children(num: int, home: Path, lock: Path, dtype: torch.dtype) -> None:
+def _run_children(
+    num: int, home: Path, lock: Path, dtype: torch.dtype, kv_format: KvFormat
+) -> None:
     """Each of them sees to every kernel, so one that gets through is enough."""
     deadline = time.monotonic() + DEADLINE_S
     with ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile())
-        children = [stack.enter_context(_child(home, lock, dtype, errors)) for _ in range(num)]
+        children = [
+            stack.enter_context(_child(home, lock, dtype, kv_format, errors)) for _ in range(num)
+        ]
         try:
             statuses = [child.wait(max(0.0, deadline - time.monotonic())) for child in children]
         except subprocess.TimeoutExpired as error:
@@ -79,12 +87,12 @@ def _run_children(num: int, home: Path, lock: Path, dtype: torch.dtype) -> None:
 
 @contextmanager
 def _child(
-    home: Path, lock: Path, dtype: torch.dtype, errors: IO[bytes]
+    home: Path, lock: Path, dtype: torch.dtype, kv_format: KvFormat, errors: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
     name = str(dtype).removeprefix("torch.")
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; from engine.compile_child import main;"
-        f" main({name!r}, {str(lock)!r})"
+        f" main({name!r}, {kv_format.name!r}, {str(lock)!r})"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program],

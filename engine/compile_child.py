@@ -16,10 +16,10 @@ from typing import IO
 Compilation = Callable[[], object]
 
 
-def main(dtype_name: str, lock: str) -> None:
+def main(dtype_name: str, kv_format: str, lock: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with open(lock, "ab") as file:
-        compile_shared(_compilations(dtype_name), file)
+        compile_shared(_compilations(dtype_name, kv_format), file)
 
 
 def _end_with_parent() -> None:
@@ -45,13 +45,14 @@ def compile_shared(compilations: Sequence[Compilation], locks: IO[bytes]) -> Non
         fcntl.lockf(locks, fcntl.LOCK_UN, 1, number)
 
 
-def _compilations(dtype_name: str) -> list[Compilation]:
+def _compilations(dtype_name: str, kv_format: str) -> list[Compilation]:
     """Short ones first, which show whether the disk takes them, then the longest."""
     import torch
 
     from engine.kernels.cpu.kernels import CpuKernels
     from engine.kernels.cpu.team import lead_function, serve_function
     from engine.sampler.cpu.sampler import EntryPoints
+    from kv_cache.layout import KV_FORMATS
 
     dtype = getattr(torch, dtype_name)
 
@@ -60,7 +61,7 @@ def _compilations(dtype_name: str) -> list[Compilation]:
             entry_point.code()
 
     compilations: list[Compilation] = [lead_function, serve_function, sampler]
-    compilations += [kernel.code for kernel in CpuKernels().used_for(dtype)]
+    compilations += [kernel.code for kernel in CpuKernels().used_for(dtype, KV_FORMATS[kv_format])]
     return [partial(_keep, compile_one) for compile_one in compilations]
 
 

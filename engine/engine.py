@@ -275,7 +275,7 @@ def _prepare_kernels(config: EngineConfig, shape: EngineShape) -> None:
     if name == "cpu":
         from engine.compile_ahead import compile_ahead
 
-        compile_ahead(shape.dtype)
+        compile_ahead(shape.dtype, shape.kv_format)
 
 
 def _load(

@@ -7,9 +7,6 @@ from engine.kernels.interface import Kernels
 
 KERNEL_NAMES = ("auto", "reference", "cpu", "triton")
 E4M3_CAPABILITY = (8, 9)  # what converts it
-UNSERVED_FORMATS = {
-    "cpu": ("fp8_e4m3", "fp8_e5m2", "int8"),
-}
 
 
 def kernel_name(name: str, device: torch.device) -> str:
@@ -28,8 +25,6 @@ def kernel_name(name: str, device: torch.device) -> str:
 
 def check_format(name: str, kv_format: str, device: torch.device) -> None:
     """ConfigError for a format of the cache that a twin, by its own name, cannot serve there."""
-    if kv_format in UNSERVED_FORMATS.get(name, ()):
-        raise ConfigError("kv_cache_dtype", f"{kv_format!r} has no kernels in {name!r} yet")
     if (name, kv_format) == ("triton", "fp8_e4m3"):
         found = torch.cuda.get_device_capability(device)
         if found < E4M3_CAPABILITY:

@@ -42,8 +42,9 @@ ENGINE = """
 AHEAD = """
     import torch
     from engine.compile_ahead import compile_ahead
+    from kv_cache.layout import KV_FORMATS
 
-    compile_ahead(torch.bfloat16)
+    compile_ahead(torch.bfloat16, KV_FORMATS["bf16"])
 """
 ONE_KERNEL = """
     from engine.kernels.cpu.team import lead_function
@@ -133,6 +134,14 @@ def test_engines_that_start_at_once_compile_nothing_themselves(tmp_path: Path) -
     out, err = ended(start_program(tmp_path, ENGINE))
     assert out == "[]"
     assert "kernels compiled in" not in err
+    before = len(list(tmp_path.rglob("*.nbc")))
+    out, err = ended(
+        start_program(tmp_path, ENGINE.replace("model=", "kv_cache_dtype='int8', model="))
+    )
+    assert out == "[]"
+    assert "kernels compiled in" in err
+    # Those that read and write the cache; with their plain twins nobody had compiled them.
+    assert len(list(tmp_path.rglob("*.nbc"))) == before + 3
 
 
 def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:

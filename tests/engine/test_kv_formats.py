@@ -1,6 +1,7 @@
 """Token for token within a quantised format: however its blocks came about, they are the same."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.kernels import reference
+from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.interface import AttentionSpec
 from engine.kernels.reference import ReferenceKernels
 from engine.memory import bytes_needed
@@ -26,16 +28,17 @@ CASES = [("llama", "fp8_e4m3"), ("llama", "fp8_e5m2"), ("llama", "int8"), ("gemm
 NUM_TOKENS = 16
 
 
+def exact_linear(
+    kernels: object, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    weight, bias = weight.double(), None if bias is None else bias.double()
+    return lambda x: F.linear(x.double(), weight, bias).to(x.dtype)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def exact_sums() -> Iterator[None]:
     """Sums in fp64, whose bits do not hang on what else is computed: the last bit of an fp32 sum
     can decide to which step of a format an element is rounded, and that which token is drawn."""
-
-    def linear(
-        self: ReferenceKernels, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        weight, bias = weight.double(), None if bias is None else bias.double()
-        return lambda x: F.linear(x.double(), weight, bias).to(x.dtype)
 
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
@@ -44,7 +47,8 @@ def exact_sums() -> Iterator[None]:
 
     attend_in_fp32 = reference.attend
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReferenceKernels, "linear", linear)
+        patch.setattr(ReferenceKernels, "linear", exact_linear)
+        patch.setattr(CpuKernels, "linear", exact_linear)
         patch.setattr(reference, "attend", attend)
         yield
 
@@ -131,6 +135,23 @@ def test_disaggregated_is_one_process(
     }
     assert len(pair.reservations) == len(prompts)
     assert pair.decode.slabs[0].layout.format.quantised
+
+
+@pytest.mark.parametrize("format", ["fp8_e4m3", "fp8_e5m2", "int8"])
+def test_compiled_kernels_chunked_and_after_a_hit(format: str, tmp_path: Path) -> None:
+    """No chunk is of one token, whose attention is another kernel's, with other bits."""
+    model = str(make_tiny("llama", tmp_path).folder)
+
+    def answer(engine: Engine) -> list[int]:
+        prompt = random_prompts(1, 90, 90)[0]
+        return run(engine, {"x": (prompt, greedy(NUM_TOKENS))})["x"].tokens[0]
+
+    knobs = {"kernels": "cpu", "kv_cache_dtype": format, "block_size": 16}
+    expected = answer(make_engine(model, max_num_batched_tokens=256, **knobs))
+    engine = make_engine(model, max_num_batched_tokens=32, **knobs)
+    assert answer(engine) == expected
+    assert answer(engine) == expected
+    assert engine.cache_stats().hit_tokens == 80
 
 
 def test_blocks_of_another_format_have_other_names(

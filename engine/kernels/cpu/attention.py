@@ -2,28 +2,27 @@
 
 import math
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.kernels.cpu import decode, decode_state, prefill, prefill_state
-from engine.kernels.cpu.kernel import Kernel
+from engine.kernels.cpu.kernel import Kernel, WorkingMemory
 from engine.kernels.cpu.paged import WORDS
 from engine.kernels.cpu.recording import empty
+from engine.kernels.cpu.writing import scales_address
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from kv_cache.slab import KvSlab
 
 LOG2_E = math.log2(math.e)
-LINE_BYTES = 64
 EVERYTHING = 1 << 30  # the window of a layer without one, in tokens
 
 
 class PagedAttention:
-    """Attention over slabs of one element type. Owns scratch memory: calls must not overlap."""
+    """Attention over slabs of one format. Owns scratch memory: calls must not overlap."""
 
-    def __init__(self, element: str, tiles: bool = False) -> None:
-        self._decode = Kernel(decode.decode, element, WORDS)
-        self._prefill = Kernel(prefill.prefill, "bf16_tiles" if tiles else element, WORDS)
+    def __init__(self, element: str, quantised: str, tiles: bool = False) -> None:
+        many = "bf16_tiles" if tiles else element
+        self._decode = Kernel(decode.decode, element, WORDS, quantised)
+        self._prefill = Kernel(prefill.prefill, many, WORDS, quantised)
         self._scratch, self._partials = WorkingMemory(), WorkingMemory()
         self._arrivals = WorkingMemory()  # zero between calls
 
@@ -65,15 +64,16 @@ class PagedAttention:
     ) -> None:
         threads = torch.get_num_threads()
         itemsize = q.itemsize
+        cached = slab.data.itemsize
         queries = spec.num_heads // spec.num_kv_heads
         if kernel is self._decode:
-            scratch = decode_state.scratch_bytes(queries, spec.value_dim, itemsize)
+            scratch = decode_state.scratch_bytes(queries, spec.head_dim, spec.value_dim, itemsize)
             partials, arrivals = self._partial_memory(spec, end - first, batch.max_kv_len)
         else:
             scratch = prefill_state.scratch_bytes(spec.head_dim, spec.value_dim, itemsize)
             partials = arrivals = 0
         scratch = -(-scratch // 4096) * 4096
-        keys = slab.data.data_ptr() + layer * slab.layer_stride * itemsize
+        keys = slab.data.data_ptr() + layer * slab.layer_stride * cached
         scale, cap = spec.scale * LOG2_E, 0.0
         if spec.soft_cap is not None:
             scale, cap = 2 * scale / spec.soft_cap, spec.soft_cap * LOG2_E
@@ -83,9 +83,10 @@ class PagedAttention:
             q.data_ptr(),
             out.data_ptr(),
             keys,
-            keys + slab.plane_offsets[1] * itemsize,
-            slab.block_stride * itemsize,
-            slab.head_stride * itemsize,
+            keys + slab.plane_offsets[1] * cached,
+            scales_address(slab, layer),
+            slab.block_stride * cached,
+            slab.head_stride * cached,
             slab.layout.block_size.bit_length() - 1,
             tables.data_ptr(),
             tables.stride(0) * tables.itemsize,
@@ -120,19 +121,3 @@ class PagedAttention:
         queries = spec.num_heads // spec.num_kv_heads
         size = pieces * splits * decode_state.partial_bytes(queries, spec.value_dim)
         return self._partials.address(size), self._arrivals.address(pieces * 8)
-
-
-class WorkingMemory:
-    """Grows, and keeps what it has outgrown: recorded calls go on using that."""
-
-    def __init__(self) -> None:
-        self._pieces: list[npt.NDArray[np.uint8]] = []
-        self._address, self._size = 0, 0
-
-    def address(self, num_bytes: int) -> int:
-        if num_bytes > self._size:
-            self._size = max(num_bytes, 2 * self._size)
-            memory = np.zeros(self._size + LINE_BYTES, np.uint8)
-            self._pieces.append(memory)
-            self._address = -(-memory.ctypes.data // LINE_BYTES) * LINE_BYTES
-        return self._address

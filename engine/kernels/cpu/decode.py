@@ -29,6 +29,7 @@ from engine.kernels.cpu.memory import (
     float_at,
     has_dot,
     int64_at,
+    is_quantised,
     load_fp32,
     prefetch,
     put_float,
@@ -51,13 +52,16 @@ from engine.kernels.cpu.paged import (
     QUERIES,
     TILE,
     VALUE_DIM,
+    VALUES_LIST,
     hide_unseen,
     list_groups,
     query_start,
     scaled_score,
 )
+from engine.kernels.cpu.quantised import gather_scales, widen
 from engine.kernels.cpu.rows import score_rows, weigh_1, weigh_2, weigh_4
 from engine.kernels.cpu.vectors import (
+    LEAST_WEIGHT,
     kept,
     largest,
     maximum,
@@ -89,6 +93,8 @@ def decode(job: Any) -> None:
                     job, upcoming.sequence, upcoming.head, next_start, upcoming.end, following
                 )
             ahead = following if next_groups > 0 else current
+            if is_quantised(job):
+                gather_scales(job, current, start - TILE, piece.first, piece.end, areas.scales)
             score(job, areas, piece, current, groups, ahead)
             soften(job, areas, piece, start - TILE, groups)
             weigh(job, areas, piece, start - TILE, groups, current, ahead)
@@ -119,8 +125,11 @@ def score(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: An
     share = (2 * GROUP * row_bytes // LINE_BYTES + queries - 1) // queries
     for group in range(0, groups, 2):
         at = group * ADDRESS_BYTES
+        if is_quantised(job):
+            widen(job, current + at, 2, dim, areas.widened, ahead + at)
         for i in range(queries):
-            fetch(ahead + at, i * share, share, GROUP * row_bytes // LINE_BYTES)
+            if not is_quantised(job):
+                fetch(ahead + at, i * share, share, GROUP * row_bytes // LINE_BYTES)
             scores = areas.scores + i * TILE_BYTES + group * GROUP * 4
             score_rows(job, query + i * row_bytes, current + at, dim, scores)
 
@@ -148,7 +157,10 @@ def soften(job: Any, areas: Any, piece: Any, start: Any, groups: Any) -> None:
         scores = areas.scores + i * TILE_BYTES
         highest = splat(MASKED)
         for at in range(0, tokens, LANES):
-            value = scaled_score(job, load_fp32(scores + at * 4, LANES))
+            value = load_fp32(scores + at * 4, LANES)
+            if is_quantised(job):
+                value = value * load_fp32(areas.scales + at * 4, LANES)
+            value = scaled_score(job, value)
             value = kept(value, start + at, piece.first, piece.end, MASKED)
             store_fp32(scores + at * 4, value, LANES)
             highest = maximum(highest, value)
@@ -164,6 +176,10 @@ def soften(job: Any, areas: Any, piece: Any, start: Any, groups: Any) -> None:
         for at in range(0, tokens, LANES):
             weight = weight_of(job, load_fp32(scores + at * 4, LANES) - peak)
             added = added + weight
+            if is_quantised(job):
+                # Without what is next to nothing: a product that is subnormal takes long.
+                weight = weight - LEAST_WEIGHT
+                weight = weight * load_fp32(areas.scales + TILE_BYTES + at * 4, LANES)
             if has_dot(job):
                 store(job, weights + at * element_bytes(job), weight, LANES)
             else:
@@ -185,9 +201,11 @@ def weigh(
     job: Any, areas: Any, piece: Any, start: Any, groups: Any, current: Any, ahead: Any
 ) -> None:
     """Adds the tile's weighted values, and meanwhile the next tile's values are on their way."""
-    values, later = current + LIST_BYTES // 2, ahead + LIST_BYTES // 2
+    values, later = current + VALUES_LIST, ahead + VALUES_LIST
     hide_unseen(job, areas.edges, start, piece.first, piece.end, groups, values)
     dim = word(job, VALUE_DIM)
+    if is_quantised(job):
+        widen(job, values, groups, dim, areas.widened, later)
     row = row_floats(dim) * 4
     queries = word(job, HEADS) // word(job, KV_HEADS)
     i = 0

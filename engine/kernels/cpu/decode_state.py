@@ -22,6 +22,7 @@ from engine.kernels.cpu.paged import (
     edge_bytes,
     kv_len,
 )
+from engine.kernels.cpu.quantised import SCALES_BYTES, widened_bytes
 
 SPLIT = 256  # tokens
 TILE_BYTES = TILE * 4  # of one query's scores
@@ -49,6 +50,8 @@ class Areas(NamedTuple):
     scores: int
     weights: int
     sums: int  # of weighted values
+    scales: int  # of a quantised tile's keys and values
+    widened: int  # its keys, and then its values
 
 
 @part_of_kernel
@@ -72,14 +75,18 @@ def areas_of(job: Any, thread: Any) -> Any:
     totals = maxima + queries * VECTOR_BYTES
     scores = totals + queries * VECTOR_BYTES
     weights = scores + queries * TILE_BYTES
-    return Areas(lists, edges, maxima, totals, scores, weights, weights + queries * TILE_BYTES)
+    sums = weights + queries * TILE_BYTES
+    scales = sums + queries * row_floats(word(job, VALUE_DIM)) * 4
+    widened = scales + SCALES_BYTES
+    return Areas(lists, edges, maxima, totals, scores, weights, sums, scales, widened)
 
 
 @cache
-def scratch_bytes(queries: int, value_dim: int, element_size: int) -> Any:
+def scratch_bytes(queries: int, dim: int, value_dim: int, element_size: int) -> Any:
     """Of one thread, as `areas_of` divides it."""
     state = 2 * VECTOR_BYTES + 2 * TILE_BYTES + row_floats(value_dim) * 4
-    return 2 * LIST_BYTES + edge_bytes(value_dim, element_size) + padded(queries) * state
+    own = 2 * LIST_BYTES + edge_bytes(value_dim, element_size) + padded(queries) * state
+    return own + SCALES_BYTES + widened_bytes(dim, value_dim, element_size)
 
 
 @part_of_kernel

@@ -8,9 +8,10 @@ LANES = 16
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "bf16_dot": 2}
 
 F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
-I1, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 HALVES, SHORTS = ir.VectorType(HALF, LANES), ir.VectorType(I16, LANES)
+BYTES = ir.VectorType(I8, LANES)
 
 
 class BFloat(ir.Type):  # type: ignore[misc]
@@ -109,7 +110,7 @@ def masked_store(builder: Any, value: Any, address: Any, count: Any, align: int)
     call(builder, name, ir.VoidType(), value, place, const(align, I32), mask)
 
 
-_SUFFIX = {F32: "f32", HALF: "f16", I16: "i16"}
+_SUFFIX = {F32: "f32", HALF: "f16", I16: "i16", I8: "i8"}
 
 
 def first_lanes(builder: Any, count: Any, lanes: int) -> Any:

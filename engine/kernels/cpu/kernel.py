@@ -5,6 +5,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.kernels.cpu.compiled import compiled
@@ -14,18 +16,22 @@ from engine.kernels.cpu.team import TEAM, lead_function
 
 # Waking the team costs about what one thread does to so many elements.
 PARALLEL_ELEMENTS = 16384
+LINE_BYTES = 64
 
 
 class Kernel:
     """A function over a job, compiled for one element type at its first call.
 
-    `words` gives the kinds of its words as in `struct`: q an integer, d a float. Calls of one
-    Kernel must not overlap: they share the memory of the words.
+    `words` gives the kinds of its words as in `struct`: q an integer, d a float. `quantised` is
+    the format of a cache that is quantised. Calls of one Kernel must not overlap: they share the
+    memory of the words.
     """
 
-    def __init__(self, function: Callable[[Any], None], element: str, words: str) -> None:
+    def __init__(
+        self, function: Callable[[Any], None], element: str, words: str, quantised: str = ""
+    ) -> None:
         self._function = function
-        self._element = element
+        self._element = f"{element}+{quantised}" if quantised else element
         self._layout = struct.Struct(f"{OWN_WORDS}q" + words)
         self._pack = self._layout.pack_into
         self._words = ctypes.create_string_buffer(self._layout.size)
@@ -53,6 +59,22 @@ class Kernel:
             self._start(self._job)
         finally:
             TEAM.give_back()
+
+
+class WorkingMemory:
+    """Grows, and keeps what it has outgrown: recorded calls go on using that."""
+
+    def __init__(self) -> None:
+        self._pieces: list[npt.NDArray[np.uint8]] = []
+        self._address, self._size = 0, 0
+
+    def address(self, num_bytes: int) -> int:
+        if num_bytes > self._size:
+            self._size = max(num_bytes, 2 * self._size)
+            memory = np.zeros(self._size + LINE_BYTES, np.uint8)
+            self._pieces.append(memory)
+            self._address = -(-memory.ctypes.data // LINE_BYTES) * LINE_BYTES
+        return self._address
 
 
 def threads_for(num_elements: int) -> int:

@@ -30,6 +30,7 @@ from engine.kernels.interface import (
     Rotary,
     StepBatch,
 )
+from kv_cache.layout import KvFormat
 from kv_cache.slab import KvSlab
 
 
@@ -54,12 +55,14 @@ class CpuKernels:
             kernels = self._by_dtype[dtype] = _DtypeKernels(self._features, dtype)
         return kernels
 
-    def used_for(self, dtype: torch.dtype) -> tuple[Kernel, ...]:
-        """Those that every model of this type calls; what takes longest to compile comes first."""
+    def used_for(self, dtype: torch.dtype, format: KvFormat) -> tuple[Kernel, ...]:
+        """Those that every model of this type calls with such a cache; what takes longest to
+        compile comes first."""
         of = self._of(dtype)
+        cache = of.cache(format)
         product = of.product.kernels if of.product is not None else ()
-        small = of.writer.rotate, of.norm, of.gated, self._chain
-        return *of.attention.kernels, *product, *small
+        small = cache.writer.rotate, of.norm, of.gated, self._chain
+        return *cache.attention.kernels, *product, *small
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         product = self._of(weight.dtype).product
@@ -112,18 +115,20 @@ class CpuKernels:
         layer: int,
         slots: torch.Tensor,
     ) -> torch.Tensor:
-        writer = self._of(slab.data.dtype).writer
-        if qkv.dtype == slab.data.dtype:
+        dtype = _computed(qkv.dtype, slab)
+        writer = self._of(dtype).cache(slab.layout.format).writer
+        if qkv.dtype == dtype:
             return writer.rotate_and_write(qkv, positions, rotary, norm, spec, slab, layer, slots)
-        cached = qkv.to(slab.data.dtype)
+        cached = qkv.to(dtype)
         q = writer.rotate_and_write(cached, positions, rotary, norm, spec, slab, layer, slots)
         return q.to(qkv.dtype)
 
     def write_kv(
         self, k: torch.Tensor, v: torch.Tensor, slab: KvSlab, layer: int, slots: torch.Tensor
     ) -> None:
-        dtype = slab.data.dtype
-        self._of(dtype).writer.write_kv(k.to(dtype), v.to(dtype), slab, layer, slots)
+        dtype = _computed(k.dtype, slab)
+        writer = self._of(dtype).cache(slab.layout.format).writer
+        writer.write_kv(k.to(dtype), v.to(dtype), slab, layer, slots)
 
     def attention(
         self,
@@ -134,9 +139,8 @@ class CpuKernels:
         batch: StepBatch,
         group: GroupBatch,
     ) -> torch.Tensor:
-        dtype = slab.data.dtype
-        kernels = self._of(dtype)
-        attention = kernels.attention_for(spec)
+        dtype = _computed(q.dtype, slab)
+        attention = self._of(dtype).cache(slab.layout.format).attention_for(spec)
         if q.dtype == dtype:
             return attention(q, spec, slab, layer, batch, group)
         return attention(q.to(dtype), spec, slab, layer, batch, group).to(q.dtype)
@@ -158,11 +162,18 @@ class CpuKernels:
         return out
 
 
+def _computed(dtype: torch.dtype, slab: KvSlab) -> torch.dtype:
+    """The type that attention computes in: the cache's, or a quantised one has none of its own."""
+    return dtype if slab.layout.format.quantised else slab.data.dtype
+
+
 class _DtypeKernels:
     """The kernels for tensors of one type; each is compiled when it is first called."""
 
     def __init__(self, features: CpuFeatures, dtype: torch.dtype) -> None:
         element = features.element(dtype)
+        self._element, self._tiles = element, features.multiplies_tiles(dtype)
+        self._caches: dict[str, _CacheKernels] = {}
         self.product: Product | None = None
         if features.multiplies_tiles(dtype):
             multiply = Kernel(tile_product, "bf16_tiles", PRODUCT_WORDS)
@@ -171,10 +182,23 @@ class _DtypeKernels:
             self.product = Product(Kernel(product, element, PRODUCT_WORDS), BY_COLUMNS[dtype])
         self.norm = Kernel(rms_norm, element, NORM_WORDS)
         self.gated = Kernel(gated_activation, element, ACTIVATION_WORDS)
-        self.writer = KvWriter(element)
-        self.attention = PagedAttention(element, features.multiplies_tiles(dtype))
-        self.pair_attention = PagedAttention(element)
-        self.plain_attention = PagedAttention(element.removesuffix("_dot"))
+
+    def cache(self, format: KvFormat) -> "_CacheKernels":
+        quantised = format.name if format.quantised else ""
+        kernels = self._caches.get(quantised)
+        if kernels is None:
+            kernels = self._caches[quantised] = _CacheKernels(self._element, quantised, self._tiles)
+        return kernels
+
+
+class _CacheKernels:
+    """Those that write and read a cache: of the same type, or of a quantised format."""
+
+    def __init__(self, element: str, quantised: str, tiles: bool) -> None:
+        self.writer = KvWriter(element, quantised)
+        self.attention = PagedAttention(element, quantised, tiles)
+        self.pair_attention = PagedAttention(element, quantised)
+        self.plain_attention = PagedAttention(element.removesuffix("_dot"), quantised)
 
     def attention_for(self, spec: AttentionSpec) -> PagedAttention:
         dims = spec.head_dim, spec.value_dim

@@ -8,7 +8,8 @@ A kernel's first argument is a *job*: the address of the 64-bit words it was cal
 job's type carries the element type of the tensors, which is how one kernel's source serves all:
 `f32`, `f16`, `bf16`, `bf16_dot`, the same memory as bf16 with products in pairs by
 `vdpbf16ps` (no conversion to fp32: 2.5 times as fast, on CPUs with AVX512-BF16 only), and
-`bf16_tiles`, which is `bf16_dot` for all but products of tiles, on CPUs with AMX.
+`bf16_tiles`, which is `bf16_dot` for all but products of tiles, on CPUs with AMX. Where the cache
+is quantised its format stands behind a plus, as in `bf16_dot+int8`.
 """
 
 import inspect
@@ -39,11 +40,12 @@ class Vector(types.Type):
 
 
 class Job(types.Type):
-    """The words of one call, and the element type of its tensors."""
+    """The words of one call, the element type of its tensors, and the cache's quantised format."""
 
     def __init__(self, element: str) -> None:
-        self.has_tiles = element == "bf16_tiles"
-        self.element = "bf16_dot" if self.has_tiles else element
+        computed, _, self.quantised = element.partition("+")
+        self.has_tiles = computed == "bf16_tiles"
+        self.element = "bf16_dot" if self.has_tiles else computed
         super().__init__(name=f"Job({element})")
 
 
@@ -76,7 +78,8 @@ def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]],
     """Makes a function that writes IR callable from kernels.
 
     It is given the IR builder and the values of its parameters; for `JOB`, always the first,
-    the pointer, the element type and whether there are products of tiles.
+    the pointer, the element type, whether there are products of tiles, and the cache's format if
+    that is quantised, else nothing.
     """
 
     def wrap(write: Callable[..., Any]) -> Any:
@@ -88,7 +91,8 @@ def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]],
             def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
                 if JOB in parameters:
                     job = accepted[0]
-                    values = [(values[0], job.element, job.has_tiles), *values[1:]]
+                    known = job.element, job.has_tiles, job.quantised
+                    values = [(values[0], *known), *values[1:]]
                 written = write(builder, *values)
                 return target.get_dummy_value() if result is types.void else written
 

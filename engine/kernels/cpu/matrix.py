@@ -15,12 +15,11 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from engine.kernels.cpu.emit import I16, I64, call, const, offset, pointer, prefetch_line
+from engine.kernels.cpu.emit import I8, I16, I64, call, const, offset, pointer, prefetch_line
 from engine.kernels.cpu.language import JOB, instruction
 
 TILE_ROWS, TILE_INPUTS, TILE_BYTES, LINE_BYTES = 16, 32, 1024, 64
 SUMS, X, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # registers
-I8 = ir.IntType(8)
 
 
 def _tiles(num_x: int) -> Any:

@@ -61,6 +61,18 @@ def element_bytes(builder: Any, job: Any) -> Any:
     return const(ELEMENT_BYTES[job[1]])
 
 
+@instruction(types.int64, JOB)
+def cached_bytes(builder: Any, job: Any) -> Any:
+    """Of an element as it lies in the cache."""
+    return const(1 if job[3] else ELEMENT_BYTES[job[1]])
+
+
+@instruction(types.boolean, JOB)
+def is_quantised(builder: Any, job: Any) -> Any:
+    """Whether the cache is, as constant."""
+    return const(int(bool(job[3])), I1)
+
+
 @instruction(types.boolean, JOB)
 def has_dot(builder: Any, job: Any) -> Any:
     """Whether elements are multiplied in pairs; constant, so the other branch is dropped."""

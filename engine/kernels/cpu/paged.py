@@ -4,10 +4,12 @@ from typing import Any
 
 from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.memory import (
+    cached_bytes,
     copy,
-    element_bytes,
     int32_at,
     int64_at,
+    is_quantised,
+    prefetch,
     put_int64,
     real,
     word,
@@ -18,16 +20,21 @@ from engine.kernels.cpu.vectors import power_of_two, splat
 GROUP = 8  # tokens: the smallest block, so a group's rows are one run of memory
 TILE = 64  # tokens that are looked at together
 ADDRESS_BYTES = 8
-LIST_BYTES = 2 * (TILE // GROUP) * ADDRESS_BYTES  # the groups of keys, then those of values
+# A list has the addresses of a tile's groups of keys, then of values, then of the keys' scales.
+VALUES_LIST = TILE // GROUP * ADDRESS_BYTES
+SCALES_LIST = 2 * VALUES_LIST
+LIST_BYTES = 3 * VALUES_LIST
 MASKED = -1e30
 LOWEST = -1e20  # where maxima begin: above what is masked, so that it counts for nothing
+SCALE_BYTES = 4  # of a row in a quantised cache
 
-WORDS = "22q2d"
+WORDS = "23q2d"
 (
     QUERIES,  # [tokens, heads, head_dim]
     OUT,  # [tokens, heads, value_dim]
     KEYS,  # of block 0, head 0 in the layer
     VALUES,
+    SCALES,  # of those keys, fp32; the values' lie behind a block of them
     BLOCK_STRIDE,  # in bytes, as all strides here
     HEAD_STRIDE,
     BLOCK_SHIFT,  # block_size = 1 << BLOCK_SHIFT
@@ -48,19 +55,30 @@ WORDS = "22q2d"
     ARRIVALS,
     SCALE,  # of scores, 1 / soft_cap included where there is one
     SOFT_CAP,  # 0 for none
-) = range(24)
+) = range(25)
 
 
 @part_of_kernel
 def key_row(job: Any, sequence: Any, head: Any, token: Any) -> Any:
-    row_bytes = word(job, HEAD_DIM) * element_bytes(job)
+    row_bytes = word(job, HEAD_DIM) * cached_bytes(job)
     return block_row(job, sequence, head, token, row_bytes) + word(job, KEYS)
 
 
 @part_of_kernel
 def value_row(job: Any, sequence: Any, head: Any, token: Any) -> Any:
-    row_bytes = word(job, VALUE_DIM) * element_bytes(job)
+    row_bytes = word(job, VALUE_DIM) * cached_bytes(job)
     return block_row(job, sequence, head, token, row_bytes) + word(job, VALUES)
+
+
+@part_of_kernel
+def key_scale(job: Any, sequence: Any, head: Any, token: Any) -> Any:
+    return block_row(job, sequence, head, token, SCALE_BYTES) + word(job, SCALES)
+
+
+@part_of_kernel
+def value_scales_behind(job: Any) -> Any:
+    """How far the scale of a token's value lies behind that of its key."""
+    return SCALE_BYTES << word(job, BLOCK_SHIFT)
 
 
 @part_of_kernel
@@ -92,7 +110,12 @@ def list_groups(job: Any, sequence: Any, head: Any, start: Any, end: Any, addres
         token = start + min(i, groups - 1) * GROUP
         place = addresses + i * ADDRESS_BYTES
         put_int64(place, key_row(job, sequence, head, token))
-        put_int64(place + LIST_BYTES // 2, value_row(job, sequence, head, token))
+        put_int64(place + VALUES_LIST, value_row(job, sequence, head, token))
+        if is_quantised(job):
+            scales = key_scale(job, sequence, head, token)
+            put_int64(place + SCALES_LIST, scales)
+            prefetch(scales)
+            prefetch(scales + value_scales_behind(job))
     return groups
 
 
@@ -102,7 +125,7 @@ def hide_unseen(
 ) -> None:
     """Values outside first .. end may be anything, and 0 * NaN is NaN: groups that hold some,
     the first or the last one, are copied to `edge` with zeros in their place."""
-    row_bytes = word(job, VALUE_DIM) * element_bytes(job)
+    row_bytes = word(job, VALUE_DIM) * cached_bytes(job)
     for group in range(groups):
         token = start + group * GROUP
         if token >= first and token + GROUP <= end:

@@ -31,6 +31,7 @@ from engine.kernels.cpu.memory import (
     has_dot,
     has_tiles,
     int64_at,
+    is_quantised,
     load_fp32,
     real,
     store_fp32,
@@ -42,14 +43,15 @@ from engine.kernels.cpu.paged import (
     FIRST_SEQUENCE,
     GROUP,
     HEAD_DIM,
-    LIST_BYTES,
     MASKED,
     SCALE,
+    SCALE_BYTES,
     SCRATCH,
     SCRATCH_STRIDE,
     SOFT_CAP,
     TILE,
     VALUE_DIM,
+    VALUES_LIST,
     WINDOW,
     hide_unseen,
     list_groups,
@@ -65,8 +67,10 @@ from engine.kernels.cpu.prefill_state import (
     sums_row,
     values_row,
 )
+from engine.kernels.cpu.quantised import gather_scales, widen
 from engine.kernels.cpu.tile import tile_4x16, tile_4x64
 from engine.kernels.cpu.vectors import (
+    LEAST_WEIGHT,
     above,
     fma,
     largest,
@@ -95,9 +99,14 @@ def prefill(job: Any) -> None:
         while start < end:
             stop = min(end, start // TILE * TILE + TILE)
             groups = list_groups(job, piece.sequence, piece.head, start, stop, areas.lists)
-            values = areas.lists + LIST_BYTES // 2
+            values = areas.lists + VALUES_LIST
             hide_unseen(job, areas.edges, start, first, end, groups, values)
+            if is_quantised(job):
+                gather_scales(job, areas.lists, start, first, end, areas.scales)
+                widen(job, areas.lists, groups, word(job, HEAD_DIM), areas.widened, areas.lists)
             score(job, areas, groups)
+            if is_quantised(job):
+                scale_scores(areas, groups * GROUP)
             limit(job, areas, piece, start, groups * GROUP)
             soften(job, areas, groups * GROUP, fresh, piece.rows)
             weigh(job, areas, piece, groups, fresh)
@@ -160,6 +169,16 @@ def score_tiles(job: Any, areas: Any, groups: Any, dim: Any) -> None:
 
 
 @part_of_kernel
+def scale_scores(areas: Any, tokens: Any) -> None:
+    """By the scales of the keys."""
+    for t in range(tokens):
+        scale = splat(float_at(areas.scales + t * SCALE_BYTES))
+        row = areas.scores + t * ROW_BYTES
+        for place in range(row, row + ROW_BYTES, 64):
+            store_fp32(place, load_fp32(place, LANES) * scale, LANES)
+
+
+@part_of_kernel
 def limit(job: Any, areas: Any, piece: Any, start: Any, tokens: Any) -> None:
     """Caps the scores, and hides those of tokens that a row does not see."""
     if real(job, SOFT_CAP) != 0.0:
@@ -192,7 +211,8 @@ def soften(job: Any, areas: Any, tokens: Any, fresh: Any, rows: Any) -> None:
         store_fp32(areas.maxima + at, peak, LANES)
         store_fp32(areas.factors + at, factor, LANES)
         added = load_fp32(areas.totals + at, LANES) * factor
-        added = exponentiate(job, areas.scores + at, tokens, splat(scale), peak, added)
+        scores, scales = areas.scores + at, areas.scales + TILE * SCALE_BYTES
+        added = exponentiate(job, scores, tokens, splat(scale), peak, added, scales)
         store_fp32(areas.totals + at, added, LANES)
     if renewed and not fresh:
         shrink(job, areas, rows)
@@ -215,13 +235,21 @@ def put_highest(areas: Any, tokens: Any) -> None:
 
 
 @part_of_kernel
-def exponentiate(job: Any, scores: Any, tokens: Any, scale: Any, peak: Any, added: Any) -> Any:
-    """Weights in place of the scores of 16 rows; `added` plus their total."""
-    none = splat(0.0) - peak
+def exponentiate(
+    job: Any, scores: Any, tokens: Any, scale: Any, peak: Any, added: Any, scales: Any
+) -> Any:
+    """Weights in place of the scores of 16 rows, `added` plus their total; where the cache is
+    quantised, weights times the scales of the values."""
+    none, nothing = splat(0.0) - peak, splat(LEAST_WEIGHT)
     for t in range(0, tokens, 2):
         x = weight_of(job, fma(load_fp32(scores + t * ROW_BYTES, LANES), scale, none))
         y = weight_of(job, fma(load_fp32(scores + (t + 1) * ROW_BYTES, LANES), scale, none))
         added = added + x + y
+        if is_quantised(job):
+            # What is hidden has weighed next to nothing; beside zeros, which values often are
+            # here, that would show.
+            x = (x - nothing) * float_at(scales + t * SCALE_BYTES)
+            y = (y - nothing) * float_at(scales + (t + 1) * SCALE_BYTES)
         if has_dot(job):
             pair_up(scores + t // 2 * ROW_BYTES, x, y)
         else:
@@ -243,7 +271,9 @@ def shrink(job: Any, areas: Any, rows: Any) -> None:
 def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
     dim = word(job, VALUE_DIM)
     row, source_row = sums_row(dim), values_row(dim)
-    values = areas.lists + LIST_BYTES // 2
+    values = areas.lists + VALUES_LIST
+    if is_quantised(job):
+        widen(job, values, groups, dim, areas.widened, values)
     lay_rows(job, values, groups, dim, areas.values, source_row)
     if has_tiles(job):
         weigh_tiles(job, areas, piece.rows, groups, row, source_row, fresh)

@@ -31,6 +31,7 @@ from engine.kernels.cpu.paged import (
     kv_len,
     query_start,
 )
+from engine.kernels.cpu.quantised import SCALES_BYTES, widened_bytes
 
 ROWS = 64
 ROW_BYTES = ROWS * 4  # one fp32 (or pair of bf16) for each row
@@ -61,6 +62,8 @@ class Areas(NamedTuple):
     sums: int  # [ROWS][values]
     values: int  # [TILE or pairs][values]
     keys: int  # [TILE][keys] fp32, without `bf16_dot`
+    scales: int  # of a quantised tile's keys and values
+    widened: int  # its keys, and then its values
 
 
 @part_of_kernel
@@ -70,7 +73,7 @@ def rounded(number: int, multiple: int) -> Any:
 
 @part_of_kernel
 def areas_of(start: int, dim: int, value_dim: int, element_size: int) -> Any:
-    """The scratch that begins at `start`; what is only needed for fp32 products is at its end."""
+    """The scratch that begins at `start`; what is not always needed is at its end."""
     lists = start + ROWS * 8
     edges = lists + LIST_BYTES
     positions = edges + edge_bytes(value_dim, element_size)
@@ -79,6 +82,7 @@ def areas_of(start: int, dim: int, value_dim: int, element_size: int) -> Any:
     sums = scores + TILE * ROW_BYTES
     values = sums + ROWS * sums_row(value_dim)
     keys = values + TILE * values_row(value_dim)
+    scales = keys + TILE * keys_row(dim)
     return Areas(
         start,
         lists,
@@ -92,6 +96,8 @@ def areas_of(start: int, dim: int, value_dim: int, element_size: int) -> Any:
         sums,
         values,
         keys,
+        scales,
+        scales + SCALES_BYTES,
     )
 
 
@@ -112,8 +118,8 @@ def keys_row(dim: int) -> Any:
 
 @cache
 def scratch_bytes(dim: int, value_dim: int, element_size: int) -> Any:
-    keys: int = areas_of(0, dim, value_dim, element_size).keys
-    return keys + TILE * keys_row(dim)
+    widened: int = areas_of(0, dim, value_dim, element_size).widened
+    return widened + widened_bytes(dim, value_dim, element_size)
 
 
 @part_of_kernel

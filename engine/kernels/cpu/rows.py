@@ -129,7 +129,8 @@ def _interleave(upper: int) -> Any:
 
 def _weigh(queries: int) -> Any:
     """Adds weights times rows of values to the sums of so many queries, and asks for the same
-    line of the groups in `ahead` for each line that it reads.
+    line of the groups in `ahead` for each line that it reads; not where the cache is quantised,
+    as the rows were widened and others asked for then.
 
     With `bf16_dot`, weights are bf16 and two rows are interleaved in registers; doing that
     within 128 bits is cheapest, and leaves the sums in an order that `straighten` undoes.
@@ -147,7 +148,7 @@ def _weigh(queries: int) -> Any:
         sums_row: Any,
         ahead: Any,
     ) -> None:
-        element = job[1]
+        element, fetches = job[1], not job[3]
         size = const(ELEMENT_BYTES[element])
         vectors = row_lanes(element) // LANES
 
@@ -162,8 +163,9 @@ def _weigh(queries: int) -> Any:
                 values = group_rows(b, groups, loop.index, b.mul(dim, size))
                 at = b.mul(first, size)
                 parts = [row_part(b, b.add(row, at), element, count) for row in values]
-                for row in group_rows(b, ahead, loop.index, b.mul(dim, size)):
-                    prefetch_line(b, b.add(row, at))
+                if fetches:
+                    for row in group_rows(b, ahead, loop.index, b.mul(dim, size)):
+                        prefetch_line(b, b.add(row, at))
                 for step, right in enumerate(_steps(b, element, parts)):
                     _add_step(b, element, weights, weights_row, loop.index, step, right, totals)
             for total, place in zip(totals, places, strict=True):

@@ -90,9 +90,13 @@ def power_of_two(builder: Any, x: Any) -> Any:
     return _exponential(builder, x, EXP2_FINE)
 
 
+LEAST_WEIGHT = 2.0**-126
+
+
 @instruction(floats, JOB, floats)
 def weight_of(builder: Any, job: Any, x: Any) -> Any:
-    """2 ** x for x < 127; within 2.9e-6 where weights are rounded to bf16 anyway."""
+    """2 ** x for x < 127, and not less than LEAST_WEIGHT; within 2.9e-6 where weights are rounded
+    to bf16 anyway."""
     return _exponential(builder, x, EXP2_COARSE if job[1] == "bf16_dot" else EXP2_FINE)
 
 

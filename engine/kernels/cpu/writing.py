@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.kernels.cpu.kernel import Kernel, share, threads_for
+from engine.kernels.cpu.kernel import LINE_BYTES, Kernel, WorkingMemory, share, threads_for
 from engine.kernels.cpu.recording import empty
 from engine.kernels.cpu.rotary import WORDS, rotate_and_write, write_kv
 from engine.kernels.interface import AttentionSpec, HeadNorm, Rotary
@@ -10,11 +10,13 @@ from kv_cache.slab import KvSlab
 
 
 class KvWriter:
-    """Writes to slabs of one element type, from tensors of the same one."""
+    """Writes to slabs of one format, from tensors of one element type: the slab's, unless that
+    is quantised."""
 
-    def __init__(self, element: str) -> None:
-        self.rotate = Kernel(rotate_and_write, element, WORDS)
-        self._write = Kernel(write_kv, element, WORDS)
+    def __init__(self, element: str, quantised: str) -> None:
+        self.rotate = Kernel(rotate_and_write, element, WORDS, quantised)
+        self._write = Kernel(write_kv, element, WORDS, quantised)
+        self._rows = WorkingMemory()
 
     def rotate_and_write(
         self,
@@ -49,6 +51,7 @@ class KvWriter:
             tokens,
             share(tokens, threads),
             *_places(slab, layer),
+            *self._scratch(spec.head_dim, spec.value_dim, threads),
             0.0 if norm is None else norm.eps,
         )
         return q
@@ -71,12 +74,19 @@ class KvWriter:
             tokens,
             share(tokens, threads),
             *_places(slab, layer),
+            *self._scratch(dim, v.shape[2], threads),
             0.0,
         )
 
+    def _scratch(self, dim: int, value_dim: int, threads: int) -> tuple[int, int]:
+        """A row of fp32 for each thread, and its size."""
+        row_bytes = -(-max(dim, value_dim) * 4 // LINE_BYTES) * LINE_BYTES
+        return self._rows.address(threads * row_bytes), row_bytes
+
 
 def _places(slab: KvSlab, layer: int) -> tuple[int, ...]:
-    """Keys and values of block 0 and head 0, the strides in bytes, block size as shift and mask."""
+    """Keys and values of block 0 and head 0, the strides in bytes, block size as shift and mask,
+    and the keys' scales."""
     itemsize, size = slab.data.itemsize, slab.layout.block_size
     keys = slab.data.data_ptr() + layer * slab.layer_stride * itemsize
     return (
@@ -86,4 +96,12 @@ def _places(slab: KvSlab, layer: int) -> tuple[int, ...]:
         slab.head_stride * itemsize,
         size.bit_length() - 1,
         size - 1,
+        scales_address(slab, layer),
     )
+
+
+def scales_address(slab: KvSlab, layer: int) -> int:
+    """Of the keys of block 0 and head 0; 0 where the format has none."""
+    if not slab.layout.format.quantised:
+        return 0
+    return slab.scales.data_ptr() + slab.scale_offset(layer, 0) * slab.scales.itemsize

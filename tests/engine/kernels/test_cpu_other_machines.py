@@ -21,10 +21,12 @@ print("compiled")
 @pytest.mark.parametrize(
     ("cpu", "kernels"),
     [
-        pytest.param("haswell", "(prefill, 'bf16'),", id="avx2"),
-        pytest.param("znver4", "(prefill, 'bf16_dot'),", id="avx512-bf16"),
+        pytest.param("haswell", "(prefill, 'bf16+int8'),", id="avx2"),
+        pytest.param("znver4", "(prefill, 'bf16_dot+fp8_e4m3'),", id="avx512-bf16"),
         pytest.param(
-            "sapphirerapids", "(prefill, 'bf16_tiles'), (tile_product, 'bf16_tiles')", id="amx"
+            "sapphirerapids",
+            "(prefill, 'bf16_tiles+fp8_e5m2'), (tile_product, 'bf16_tiles')",
+            id="amx",
         ),
     ],
 )

@@ -7,7 +7,6 @@ import torch
 
 from engine.errors import ConfigError
 from engine.kernels.registry import check_format, kernel_name, load_kernels
-from kv_cache.layout import KV_FORMATS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -36,17 +35,6 @@ def test_what_cannot_be_is_named(name: str, device: torch.device, field: str, hi
     with pytest.raises(ConfigError, match=hint) as caught:
         load_kernels(name, device)
     assert caught.value.field == field
-
-
-@pytest.mark.parametrize("format", sorted({*KV_FORMATS} - {"int4"}))
-def test_a_format_without_kernels_is_named(format: str) -> None:
-    check_format("reference", format, CPU)
-    if not KV_FORMATS[format].quantised:
-        check_format("cpu", format, CPU)
-        return
-    with pytest.raises(ConfigError, match=f"{format}.*cpu") as caught:
-        check_format("cpu", format, CPU)
-    assert caught.value.field == "kv_cache_dtype"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ CASES = [
 
 @pytest.mark.parametrize("format", sorted(BOUNDS))
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-@pytest.mark.parametrize("kernels", ["reference"])
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
 @torch.inference_mode()
 def test_logits_are_near_those_of_dense_attention(
     saved_models: SavedModels, case: Case, kernels: str, format: str

@@ -1,0 +1,247 @@
+"""Compiled kernels over quantised caches, against the reference."""
+
+import pytest
+import torch
+
+from engine.kernels.cpu.decode_state import SPLIT
+from engine.kernels.cpu.kernels import CpuKernels
+from engine.kernels.interface import NO_SLOT, HeadNorm, Rotary
+from engine.kernels.reference import ReferenceKernels
+from kv_cache.slab import KvSlab
+from tests.engine.kernels.cases import (
+    MASKED_VALUE,
+    QUANTISED,
+    attention_case,
+    make_slab,
+    make_spec,
+    random_slots,
+    row,
+    scale,
+    step_batch,
+)
+from tests.engine.kernels.test_cpu_attention import (
+    BEST,
+    MIXED,
+    PLAIN,
+    assert_as_reference,
+    attended,
+    sub_batch,
+)
+
+REFERENCE = ReferenceKernels()
+FORMATS = pytest.mark.parametrize("format", QUANTISED)
+# Every format with every way to compute once; all of both would compile for minutes.
+KINDS = pytest.mark.parametrize(
+    ("format", "dtype", "kernels"),
+    [
+        *(
+            (format, dtype, BEST)
+            for format in QUANTISED
+            for dtype in (torch.bfloat16, torch.float32)
+        ),
+        ("fp8_e5m2", torch.float16, BEST),
+        ("int8", torch.bfloat16, PLAIN),
+    ],
+    ids=lambda value: "plain-cpu" if value is PLAIN else None if value is BEST else str(value),
+)
+
+
+def largest_of(slab: KvSlab) -> float:
+    largest = slab.layout.format.largest
+    assert largest is not None
+    return largest
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "value_dim", "block_size"),
+    [
+        (4, 2, 16, 16, 16),
+        (6, 1, 80, 80, 8),
+        (3, 3, 96, 32, 16),
+        (8, 2, 64, 128, 64),
+    ],
+)
+def test_attention_of_any_shape(
+    format: str,
+    dtype: torch.dtype,
+    kernels: CpuKernels,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    block_size: int,
+) -> None:
+    spec = make_spec(heads, kv_heads, head_dim, value_dim)
+    case = attention_case(spec, MIXED, block_size, dtype, format=format)
+    assert_as_reference(kernels, case)
+
+
+@KINDS
+@pytest.mark.parametrize(("window", "soft_cap"), [(1, None), (37, 30.0), (130, None)])
+def test_windows_and_soft_caps(
+    format: str,
+    dtype: torch.dtype,
+    kernels: CpuKernels,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    spec = make_spec(6, 2, 32, window=window, soft_cap=soft_cap)
+    assert_as_reference(kernels, attention_case(spec, MIXED, 8, dtype, format=format))
+
+
+def test_rows_of_an_odd_length() -> None:
+    case = attention_case(make_spec(2, 1, 15), MIXED, 8, torch.bfloat16, format="int8")
+    assert_as_reference(BEST, case)
+
+
+@FORMATS
+def test_what_lies_behind_the_last_token_does_not_matter_even_if_nan(format: str) -> None:
+    spec = make_spec(4, 2, 32, window=60)
+    lengths = [(1, 37), (1, 129), (19, 43)]
+    case = attention_case(spec, lengths, 16, torch.bfloat16, format=format)
+    before = attended(BEST, case)
+    hidden = case.slab.scales.eq(MASKED_VALUE / largest_of(case.slab))
+    assert hidden.any()
+    case.slab.scales[hidden] = torch.nan
+    assert torch.equal(attended(BEST, case), before)
+
+
+@FORMATS
+def test_a_sequence_gets_the_same_bits_beside_any_others(format: str) -> None:
+    spec = make_spec(6, 2, 64, window=300)
+    lengths = [(1, 2 * SPLIT + 3), (1, 50), (90, 150)]
+    case = attention_case(spec, lengths, 16, torch.bfloat16, format=format)
+    together = attended(BEST, case)
+    starts = case.batch.query_starts.tolist()
+    for s, kv_len in enumerate(case.batch.kv_lens.tolist()):
+        tokens = slice(starts[s], starts[s + 1])
+        batch, group = sub_batch(case, s, [(starts[s + 1] - starts[s], kv_len)])
+        alone = BEST.attention(case.q[tokens], spec, case.slab, case.layer, batch, group)
+        assert torch.equal(alone, together[tokens])
+
+
+@FORMATS
+def test_a_prompt_gets_the_same_bits_in_any_chunks(format: str) -> None:
+    case = attention_case(make_spec(6, 2, 64), [(230, 230)], 16, torch.bfloat16, format=format)
+    whole = attended(BEST, case)
+    start = 0
+    for size in (3, 64, 90, 73):
+        batch, group = sub_batch(case, 0, [(size, start + size)])
+        q = case.q[start : start + size]
+        chunk = BEST.attention(q, case.spec, case.slab, case.layer, batch, group)
+        assert torch.equal(chunk, whole[start : start + size])
+        start += size
+
+
+@FORMATS
+def test_every_byte_is_read_as_torch_reads_it(format: str) -> None:
+    """A value that alone is seen is the result, times its scale."""
+    spec = make_spec(1, 1, 16, 256, window=1)
+    slab = make_slab(spec, 1, format=format)
+    codes = torch.arange(256, dtype=torch.uint8).view(slab.data.dtype)
+    numbers = codes.float().nan_to_num(0.0, 0.0, 0.0)
+    row(slab, 0, 0, 0, 0, 0).copy_(torch.ones(16))
+    row(slab, 0, 1, 0, 0, 0).copy_(numbers)
+    for plane in (0, 1):
+        scale(slab, 0, plane, 0, 0, 0).fill_(0.25)
+    batch, group = step_batch([(1, 1)], [[0]], 16)
+    for dtype in (torch.float32, torch.bfloat16):
+        out = BEST.attention(torch.ones(1, 1, 16, dtype=dtype), spec, slab, 0, batch, group)
+        assert torch.equal(out.flatten().float(), numbers * 0.25)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "value_dim", "half", "normed", "block_size"),
+    [(4, 2, 64, 64, 32, False, 16), (2, 2, 96, 40, 12, True, 8), (3, 1, 15, 15, 4, True, 8)],
+)
+def test_rotate_and_write(
+    format: str,
+    dtype: torch.dtype,
+    kernels: CpuKernels,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    half: int,
+    normed: bool,
+    block_size: int,
+) -> None:
+    spec, tokens = make_spec(heads, kv_heads, head_dim, value_dim), 13
+    width = (heads + kv_heads) * head_dim + kv_heads * value_dim
+    qkv = torch.randn(tokens, width).to(dtype)
+    positions = torch.randint(0, 50, (tokens,))
+    rotary = Rotary(torch.randn(50, half), torch.randn(50, half))
+    norm = HeadNorm(torch.randn(head_dim), torch.randn(head_dim), 1e-6) if normed else None
+    slots = random_slots(tokens, 12 * block_size)
+    ours, theirs = (make_slab(spec, 12, block_size, format=format) for _ in range(2))
+    q = kernels.rotate_and_write(qkv, positions, rotary, norm, spec, ours, 1, slots)
+    expected = REFERENCE.rotate_and_write(qkv, positions, rotary, norm, spec, theirs, 1, slots)
+    torch.testing.assert_close(q, expected, rtol=2**-7, atol=2**-7)
+    for plane in (0, 1):
+        for slot in slots[slots != NO_SLOT].tolist():
+            for head in range(kv_heads):
+                place = 1, plane, head, slot // block_size, slot % block_size
+                torch.testing.assert_close(scale(ours, *place), scale(theirs, *place))
+                x, y = (row(slab, *place).view(torch.int8).int() for slab in (ours, theirs))
+                # Keys are turned in another order: the last bit may lead to the next number.
+                assert (x - y).abs().max() <= 1 - plane
+                assert (x != y).float().mean() <= 0.1
+                for slab in (ours, theirs):
+                    for part in (row, scale):
+                        part(slab, *place).view(torch.uint8).fill_(0xFF)
+    assert (ours.data.view(torch.uint8) == 0xFF).all()
+
+
+@KINDS
+def test_write_kv_stores_the_same_bits(
+    format: str, dtype: torch.dtype, kernels: CpuKernels
+) -> None:
+    spec = make_spec(4, 2, 24, 40)
+    slab, expected = (make_slab(spec, 6, format=format) for _ in range(2))
+    k, v = torch.randn(11, 2, 24).to(dtype), torch.randn(11, 2, 40).to(dtype)
+    k[0] = 0.0
+    v[0], v[1] = v[0] * 1e-4, v[1] * 1e4
+    slots = random_slots(11, 96)
+    kernels.write_kv(k, v, slab, 2, slots)
+    REFERENCE.write_kv(k, v, expected, 2, slots)
+    assert torch.equal(slab.data.view(torch.uint8), expected.data.view(torch.uint8))
+
+
+@FORMATS
+def test_numbers_between_those_that_can_be_stored(format: str) -> None:
+    """Ties go to even ones, the smallest are subnormal, and the scale is 1."""
+    spec = make_spec(1, 1, 16)
+    slab, expected = (make_slab(spec, 64, format=format) for _ in range(2))
+    numbers = torch.arange(256, dtype=torch.uint8).view(slab.data.dtype).float()
+    numbers = numbers[numbers.abs() <= largest_of(slab)].sort().values
+    between = (numbers[1:] + numbers[:-1]) / 2
+    nearly = torch.cat([between, between * (1 + 1e-6), between * (1 - 1e-6)])
+    rows = nearly[: len(nearly) // 15 * 15].view(-1, 15)
+    rows = torch.cat([rows, torch.full((len(rows), 1), largest_of(slab))], 1)
+    k = rows.unsqueeze(1).contiguous()
+    slots = torch.arange(len(rows))
+    BEST.write_kv(k, -k, slab, 0, slots)
+    REFERENCE.write_kv(k, -k, expected, 0, slots)
+    assert torch.equal(slab.data.view(torch.uint8), expected.data.view(torch.uint8))
+
+
+@FORMATS
+def test_rows_without_a_finite_scale(format: str) -> None:
+    """Zeros are read as zeros, and nothing hides an infinity or a NaN."""
+    spec = make_spec(1, 1, 16, window=1)
+    slab = make_slab(spec, 1, format=format)
+    k, v = torch.ones(6, 1, 16), torch.randn(6, 1, 16)
+    v[0], v[1] = 0.0, torch.full((16,), 1e-40)
+    v[2, 0, 5], v[3, 0, 5], v[4, 0, 5] = torch.inf, -torch.inf, torch.nan
+    v[5], v[5, 0, 3] = 0.0, torch.nan
+    BEST.write_kv(k, v, slab, 0, torch.arange(6))
+    for dtype in (torch.float32, torch.bfloat16):
+        for slot in range(6):
+            batch, group = step_batch([(1, slot + 1)], [[0]], 16, 1)
+            out = BEST.attention(torch.ones(1, 1, 16, dtype=dtype), spec, slab, 0, batch, group)
+            if slot < 2:
+                assert torch.equal(out, torch.zeros_like(out))
+            else:
+                assert not out.isfinite().any()
