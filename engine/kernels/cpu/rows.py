@@ -96,9 +96,9 @@ def lane_totals(builder: Any, vectors: list[Any]) -> Any:
     """The sums over the lanes of sixteen vectors, as one vector."""
     width = LANES // 2
     while width:
-        low, high = halves(width)
+        kept, moved = halves(width)
         vectors = [
-            builder.fadd(builder.shuffle_vector(x, y, low), builder.shuffle_vector(x, y, high))
+            builder.fadd(builder.shuffle_vector(x, y, kept), builder.shuffle_vector(x, y, moved))
             for x, y in zip(vectors[:width], vectors[width:], strict=True)
         ]
         width //= 2
@@ -106,14 +106,15 @@ def lane_totals(builder: Any, vectors: list[Any]) -> Any:
 
 
 def halves(width: int) -> tuple[Any, Any]:
-    """Shuffles that take the lower, and the upper half of each 2 * width lanes of x, then y."""
+    """Shuffles whose results add up to the halves of each 2 * width lanes of x, then of y; the
+    first one leaves all lanes where they are, which takes a blend."""
     orders: list[list[int]] = [[], []]
     for start in range(0, LANES, 2 * width):
-        for upper, order in enumerate(orders):
-            lanes = range(start + upper * width, start + (upper + 1) * width)
-            order += [*lanes, *(LANES + lane for lane in lanes)]
-    low, high = (ir.Constant(INTS, [ir.Constant(I32, i) for i in order]) for order in orders)
-    return low, high
+        lower, upper = range(start, start + width), range(start + width, start + 2 * width)
+        orders[0] += [*lower, *(LANES + lane for lane in upper)]
+        orders[1] += [*upper, *(LANES + lane for lane in lower)]
+    kept, moved = (ir.Constant(INTS, [ir.Constant(I32, i) for i in order]) for order in orders)
+    return kept, moved
 
 
 def _interleave(upper: int) -> Any:
