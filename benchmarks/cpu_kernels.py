@@ -1,6 +1,6 @@
 """The CPU kernels against the limits of the machine, on the shapes of a 100 M Llama.
 
-    python -m benchmarks.cpu_kernels [linear] [decode] [prefill] [small] [calls]
+    python -m benchmarks.cpu_kernels [linear] [decode] [prefill] [small] [calls] [formats]
 
 Weights and caches of all twelve layers take turns, as they do in a step: one layer alone would
 stay in the caches. Every round runs each variant once, so that a busy neighbour hits them all;
@@ -11,13 +11,17 @@ stream of reads, or oneDNN's product of two bf16 matrices of 2048.
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.model_folder import write_model
+from benchmarks.workloads import SMALL
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.cpu.linear import OnednnLinear
 from engine.kernels.interface import (
@@ -28,6 +32,10 @@ from engine.kernels.interface import (
     Rotary,
     StepBatch,
 )
+from engine.model_source import resolve_model
+from engine.models.describe import describe
+from engine.models.interface import CausalModel
+from engine.models.load import load_model
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import KvSlab
 
@@ -107,15 +115,18 @@ def linears(kernels: CpuKernels) -> None:
 
 
 def paged_batch(
-    lengths: list[tuple[int, int]], layers: int
+    kernels: CpuKernels, lengths: list[tuple[int, int]], layers: int, format: str = "bf16"
 ) -> tuple[KvSlab, StepBatch, GroupBatch]:
     """Sequences of (query_len, kv_len) in randomly scattered blocks."""
     blocks = [-(-kv_len // BLOCK) for _, kv_len in lengths]
     layout = BlockLayout(
-        KvGroup(tuple(range(layers)), KV_HEADS, (DIM, DIM)), BLOCK, KV_FORMATS["bf16"]
+        KvGroup(tuple(range(layers)), KV_HEADS, (DIM, DIM)), BLOCK, KV_FORMATS[format]
     )
     slab = KvSlab.allocate(layout, sum(blocks) + 1, torch.device("cpu"))
-    slab.data.normal_()
+    slots = torch.arange(slab.num_blocks * BLOCK)
+    rows = torch.randn(len(slots), KV_HEADS, DIM).bfloat16()
+    for layer in range(layers):
+        kernels.write_kv(rows, rows, slab, layer, slots)
     order = iter((torch.randperm(sum(blocks)) + 1).tolist())
     tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
     for row, count in zip(tables, blocks, strict=True):
@@ -138,7 +149,7 @@ def paged_batch(
 
 def decode(kernels: CpuKernels) -> None:
     for sequences, length in ((1, 544), (1, 2048), (1, 8192), (8, 544), (8, 2048), (32, 544)):
-        slab, batch, group = paged_batch([(1, length)] * sequences, LAYERS)
+        slab, batch, group = paged_batch(kernels, [(1, length)] * sequences, LAYERS)
         q = torch.randn(sequences, HEADS, DIM).bfloat16()
         num_bytes = LAYERS * sequences * length * KV_HEADS * DIM * 4
         flops = LAYERS * sequences * length * HEADS * DIM * 4
@@ -155,7 +166,7 @@ def attend_layers(
 
 def prefill(kernels: CpuKernels) -> None:
     for new, total in ((512, 512), (2048, 2048), (512, 2048), (512, 8192)):
-        slab, batch, group = paged_batch([(new, total)], 1)
+        slab, batch, group = paged_batch(kernels, [(new, total)], 1)
         q = torch.randn(new, HEADS, DIM).bfloat16()
         k, v = torch.randn(2, 1, KV_HEADS, total, DIM).bfloat16()
         mask = torch.ones(new, total, dtype=torch.bool).tril(total - new)
@@ -169,9 +180,37 @@ def prefill(kernels: CpuKernels) -> None:
         report(f"prefill, {new} of {total}", variants, total * KV_HEADS * DIM * 4, flops)
 
 
+def formats(kernels: CpuKernels) -> None:
+    """Whole decode steps, with their logits, over caches of each format."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), SMALL)
+        source = resolve_model(folder)
+        model = load_model(source, describe(source), kernels, torch.bfloat16, torch.device("cpu"))
+    for sequences, length in ((8, 2048), (32, 544), (32, 2048)):
+        variants: Variants = {}
+        for format in ("bf16", "fp8_e4m3", "fp8_e5m2", "int8"):
+            slab, batch, group = paged_batch(kernels, [(1, length)] * sequences, LAYERS, format)
+            group.slots.copy_(group.block_tables[:, -1] * BLOCK + BLOCK - 1)
+            batch.positions.fill_(length - 1)
+            variants[format] = partial(decode_step, model, batch, slab)
+        limit = {"reads": read_stream()}
+        times = {name: statistics.median(t) for name, t in timed({**variants, **limit}).items()}
+        read_rate = 200e6 / times.pop("reads")
+        for format, seconds in times.items():
+            print(
+                f"a step of {sequences} x {length}, {format:8}: {seconds * 1e3:6.2f} ms,"
+                f" {times['bf16'] / seconds:4.2f} of bf16's rate; reads {read_rate / 1e9:.1f} GB/s",
+                flush=True,
+            )
+
+
+def decode_step(model: CausalModel, batch: StepBatch, slab: KvSlab) -> None:
+    model.logits(model.forward(batch, [slab]))
+
+
 def small(kernels: CpuKernels) -> None:
     """Microseconds of one call, with the layers' activations in the cache as in a step."""
-    slab, _, _ = paged_batch([(1, 1024)], 1)
+    slab, _, _ = paged_batch(kernels, [(1, 1024)], 1)
     rotary = Rotary(torch.ones(1024, DIM // 2), torch.zeros(1024, DIM // 2))
     weight = torch.ones(HIDDEN)
     for rows in (1, 8, 32, 512):
@@ -192,7 +231,7 @@ def calls(kernels: CpuKernels) -> None:
     """What a call costs beside its work: tensors of next to nothing."""
     x, weight = torch.randn(1, 16).bfloat16(), torch.ones(16)
     linear = kernels.linear(torch.randn(64, 16).bfloat16(), None)
-    slab, batch, group = paged_batch([(1, 1)], 1)
+    slab, batch, group = paged_batch(kernels, [(1, 1)], 1)
     q = torch.randn(1, HEADS, DIM).bfloat16()
     variants: Variants = {
         "norm": partial(kernels.rms_norm, x, weight, 1e-6),
@@ -208,7 +247,14 @@ def report_calls(name: str, variants: Variants) -> None:
         print(f"{name:10} {variant:10} {median:7.1f} us (min {least:7.1f})", flush=True)
 
 
-PARTS = {"linear": linears, "decode": decode, "prefill": prefill, "small": small, "calls": calls}
+PARTS = {
+    "linear": linears,
+    "decode": decode,
+    "prefill": prefill,
+    "small": small,
+    "calls": calls,
+    "formats": formats,
+}
 
 
 def main() -> None:
