@@ -66,6 +66,9 @@ class EngineConfig:
         "recompute", "what becomes of a preempted sequence's cache", ("recompute", "swap")
     )
     swap_space_bytes: int = _knob(1 << 30, "host memory for swapped sequences")
+    async_scheduling: bool | None = _knob(
+        None, "plan a step while the device is at the one before; a GPU does unless told otherwise"
+    )
     stall_timeout_s: float = _knob(60.0, "work queued and no step for so long is reported")
 
     def __post_init__(self) -> None:

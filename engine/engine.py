@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from engine.grammar.compiler import Compile, GrammarCompiler
 from engine.grammar.interface import CompiledGrammar
 from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedReads
 from engine.kernels.registry import check_format, kernel_name, load_kernels
+from engine.launched import LaunchedStep
 from engine.machine import available_memory
 from engine.memory import format_bytes
 from engine.model_source import ModelSource, resolve_model
@@ -39,12 +40,25 @@ from kv_cache.transfers import TransferHold
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step from its launch to its end."""
+
+    step: ScheduledStep
+    launched: LaunchedStep | Exception  # why it could not be
+    launched_s: float  # of `time.perf_counter`
+
+
 class Engine:
     """Scheduler, cache and runner of one model; one thread calls it.
 
-    `add` and `abort` between steps, `step` while `has_work`. A step that fails ends the
-    requests in it and leaves the others as they are. `tell_early`, where it is set, gets what
-    need not wait for the end of a step; otherwise it is a part of the step's output.
+    `step` while `has_work`, all else between its calls. A step that fails ends the requests in
+    it and leaves the others as they are. `tell_early`, where it is set, gets what need not wait
+    for the end of a step; otherwise it is a part of the step's output.
+
+    With `async_scheduling` the next step is planned and launched before the device is done with
+    one, where that can be: between two calls a step may be in flight, and who is added or ended
+    then is in the one after that, or no more in it.
     """
 
     def __init__(self, info: EngineInfo, parts: EngineParts, seed: int) -> None:
@@ -54,9 +68,13 @@ class Engine:
         self._runner = parts.runner
         self.slabs = parts.slabs  # read and written by peers too, as they hold blocks
         self._closing = parts.closing
+        self._ahead = info.shape.async_scheduling
+        self._in_flight: Flight | None = None
+        self._ended_s = 0.0  # the last step, of `time.perf_counter`
         self._seeds = torch.Generator().manual_seed(seed)
         self.grammars = GrammarCompiler(lambda: _load_vocabulary(info))
         self.num_steps = 0
+        self.num_steps_ahead = 0  # of them, launched before the one before had ended
         self.steps_s = 0.0  # that they took, all together
         self.step_times = StepTimes()
         self.tell_early: Callable[[StepOutput], None] | None = None
@@ -96,7 +114,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Steps are to be made. Reserved blocks that others fill are no work of ours."""
-        return self._scheduler.has_work
+        return self._in_flight is not None or self._scheduler.has_work
 
     @property
     def incarnation(self) -> int:
@@ -144,26 +162,57 @@ class Engine:
         self._scheduler.stop_choice(request_id, choice)
 
     def step(self) -> StepOutput:
-        """Computes one step of what there is; no step where nothing can be computed now."""
-        step = self._scheduler.schedule(time.monotonic())
+        """The end of one step of what there is; no step where nothing can be computed now."""
+        flight = self._in_flight or self._launch(self._scheduler.schedule(time.monotonic()))
         self._tell_early()
-        if step is None:
+        if flight is None:
             return self._scheduler.take_news()
-        started = time.perf_counter()
-        try:
-            result = self._runner.execute(step.plan, lambda: self._announce(step))
-        except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
-            logger.exception("step %d failed", step.plan.step)
-            output = self._scheduler.fail(step, _as_step_error(error))
-        else:
-            took_s = time.perf_counter() - started
-            self.steps_s += took_s
-            self.step_times.note(StepShape.of(step.plan), took_s)
-            output = self._scheduler.complete(step, result, time.monotonic())
-        finally:
-            self.num_steps += 1
+        self._in_flight = self._launch_ahead(flight)
+        output = self._end(flight)
         early = self._scheduler.take_news()
         return output if early.is_empty else output.after(early)
+
+    def _launch(self, step: ScheduledStep | None) -> Flight | None:
+        if step is None:
+            return None
+        launched_s = time.perf_counter()
+        launched: LaunchedStep | Exception
+        try:
+            launched = self._runner.launch(step.plan, lambda: self._announce(step))
+        except Exception as error:  # noqa: BLE001 - as in _end
+            launched = error
+        return Flight(step, launched, launched_s)
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        if not self._ahead or isinstance(flight.launched, Exception):
+            return None
+        step = self._scheduler.schedule_ahead(flight.step, time.monotonic())
+        self._tell_early()
+        self.num_steps_ahead += step is not None
+        return self._launch(step)
+
+    def _end(self, flight: Flight) -> StepOutput:
+        step = flight.step
+        try:
+            if isinstance(flight.launched, Exception):
+                raise flight.launched
+            result = self._runner.finish(flight.launched)
+        except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
+            logger.exception("step %d failed", step.plan.step)
+            return self._scheduler.fail(step, _as_step_error(error))
+        else:
+            self._note_time(flight)
+            return self._scheduler.complete(step, result, time.monotonic())
+        finally:
+            self.num_steps += 1
+
+    def _note_time(self, flight: Flight) -> None:
+        """Of a step that was launched during another, from that one's end on."""
+        ended_s = time.perf_counter()
+        took_s = ended_s - max(flight.launched_s, self._ended_s)
+        self._ended_s = ended_s
+        self.steps_s += took_s
+        self.step_times.note(StepShape.of(flight.step.plan), took_s)
 
     def _announce(self, step: ScheduledStep) -> None:
         """Peers read what a step has written while its tokens are drawn."""
@@ -233,13 +282,15 @@ class Engine:
                 for error in self.step().failures.values():
                     raise error
             self.reset_prefix_cache()
-        self.num_steps, self.steps_s = 0, 0.0
+        self.num_steps, self.num_steps_ahead, self.steps_s = 0, 0, 0.0
         self._scheduler.counts.reset()
 
     def close(self) -> None:
         """Nothing of ours touches the cache's memory from here on but a last piece of it."""
         self._closing.set()
         self.grammars.close()
+        if self._in_flight is not None and isinstance(self._in_flight.launched, LaunchedStep):
+            self._in_flight.launched.wait()
 
 
 def _load_vocabulary(info: EngineInfo) -> Compile:

@@ -8,12 +8,13 @@ import torch
 
 from engine.grammar.table import GrammarTable
 from engine.kernels.interface import StepBatch
+from engine.launched import LaunchedStep
 from engine.models.interface import CausalModel
 from engine.sampler.interface import Draws, History, IntArray, Sampler
 from engine.sampler.report import logprob_entries, make_samples
 from engine.sampler.table import SamplingTable
-from engine.slots import SlotTable
-from engine.staging import Staging
+from engine.slots import DrawnTokens, SlotTable
+from engine.staging import Array, Staging
 from engine.step import EnteringSequence, Slice, StepPlan, StepResult, TokenLogprobs
 from kv_cache.slab import KvSlab
 
@@ -27,8 +28,10 @@ Rows = npt.NDArray[np.int64]
 class ModelRunner:
     """Owns the slot table, the slabs and the model; decides nothing and knows no requests.
 
-    One thread calls `execute`. A plan whose execution raised may have written into the blocks
-    of its own slices, and into nothing else.
+    One thread calls. Each plan is launched and then finished, in their order, and before a step
+    is finished the next one may be launched: its slices may begin at the tokens that are being
+    drawn, and what it enters must not be in the other. A plan of which either call raised may
+    have written into the blocks of its own slices, and into nothing else.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class ModelRunner:
         self._eos_token_ids = eos_token_ids
         self._device = slabs[0].data.device
         self._staging = Staging(self._device)
+        self._history_staging = Staging(self._device)
+        self._latest: DrawnTokens | None = None
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -59,22 +64,40 @@ class ModelRunner:
         self._model.prepare(self._slabs, self._slots.num_slots)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan, on_written: Callable[[], None]) -> StepResult:
-        """`on_written`: all that the step writes to the cache is there, and nothing is drawn yet.
-        Called only where that is known without waiting for a device."""
+    def launch(self, plan: StepPlan, on_written: Callable[[], None]) -> LaunchedStep:
+        """On a GPU the step's work is queued, and is waited for only where a prompt's logprobs
+        or a swap need it; a CPU does it here.
+
+        `on_written`: all that the step writes to the cache is there, and nothing is drawn yet.
+        Called only where that is known without waiting for a device.
+        """
         self._move_blocks(plan)
         for sequence in plan.entering:
             self._enter(sequence)
         self._slots.update_tables(plan.updates)
         if not plan.slices:
-            return StepResult(plan.step, (), {})
-        batch = self._slots.batch(plan.slices, plan.num_decode, self._staging)
+            return LaunchedStep.without_draws(plan.step, {}, self._device)
+        batch = self._slots.batch(plan.slices, plan.num_decode, self._staging, self._latest)
         ends = np.cumsum([s.num_tokens for s in plan.slices])
         if any(s.prompt_logprobs is not None for s in plan.slices):
             return self._read_prompts(plan, batch, ends, on_written)
         drawing = [bool(s.samples) for s in plan.slices]
         wanted = None if all(drawing) and batch.num_decode == batch.num_seqs else ends[drawing] - 1
         return self._draw(plan, self._forward(batch, wanted, on_written), {})
+
+    def finish(self, launched: LaunchedStep) -> StepResult:
+        """Waits for the device: peers read what a step wrote, past our stream, as soon as it is
+        said to be done. Then what was drawn is known here."""
+        launched.wait()
+        draws = launched.draws
+        if draws is None:
+            return StepResult(launched.step, (), launched.prompt_logprobs)
+        drawn = make_samples(draws.sampled, draws.slots, self._parameters)
+        failed = drawn.failed_slots
+        if draws.constrained:
+            failed |= self._grammars.accept(s for s in drawn.samples if s.slot not in failed)
+        self._slots.fill(draws.slots, draws.places, draws.sampled.token_ids.numpy())
+        return StepResult(launched.step, drawn.samples, launched.prompt_logprobs, failed)
 
     def _enter(self, sequence: EnteringSequence) -> None:
         self._slots.enter(sequence)
@@ -102,7 +125,7 @@ class ModelRunner:
 
     def _read_prompts(
         self, plan: StepPlan, batch: StepBatch, ends: Rows, on_written: Callable[[], None]
-    ) -> StepResult:
+    ) -> LaunchedStep:
         """A step in which some prompt's every token is asked for."""
         hidden = self._forward(batch, None, on_written)
         prompt_logprobs = {
@@ -127,22 +150,20 @@ class ModelRunner:
         plan: StepPlan,
         hidden: torch.Tensor,  # one row for each slice that draws
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
-    ) -> StepResult:
+    ) -> LaunchedStep:
         drawing = [s.samples for s in plan.slices if s.samples]
         if not drawing:
-            self._wait_for_device()
-            return StepResult(plan.step, (), prompt_logprobs)
+            return LaunchedStep.without_draws(plan.step, prompt_logprobs, self._device)
         slots = np.array([slot for samples in drawing for slot in samples], np.int32)
         rows = np.repeat(np.arange(len(drawing), dtype=np.int32), [len(s) for s in drawing])
         logits, draws = self._model.logits(hidden), Draws(slots, rows)
         masks = self._masks(draws)  # while a GPU computes the logits
         sampled = self._sampler.sample(logits, draws, self._history(slots), masks)
-        drawn = make_samples(sampled, slots, self._parameters)
-        failed = drawn.failed_slots
-        if masks is not None:
-            failed |= self._grammars.accept(s for s in drawn.samples if s.slot not in failed)
-        self._slots.append(slots, np.array([s.token_id for s in drawn.samples], np.int32))
-        return StepResult(plan.step, drawn.samples, prompt_logprobs, failed)
+        places = self._slots.append(slots)
+        self._latest = DrawnTokens(slots, sampled.token_ids)
+        return LaunchedStep.drawing(
+            plan.step, prompt_logprobs, slots, places, sampled, masks is not None
+        )
 
     def _masks(self, draws: Draws) -> torch.Tensor | None:
         masks = self._grammars.masks(draws)
@@ -152,21 +173,23 @@ class ModelRunner:
             self._parameters.allow_stops(complete)
         return torch.from_numpy(masks).to(self._device, non_blocking=True)
 
-    def _wait_for_device(self) -> None:
-        """Peers read what a step wrote, past our stream, as soon as it is said to be done. A
-        step that draws has waited for its tokens."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
     def _history(self, slots: IntArray) -> History:
         tokens, num_tokens = self._slots.tokens, self._slots.num_tokens
+        penalized = bool(self._parameters.rows["penalized"][slots].any())
         if self._device.type != "cpu":
-            penalized = bool(self._parameters.rows["penalized"][slots].any())
             tokens, num_tokens = self._slots.history(slots, with_tokens=penalized)
-        return History(
-            torch.from_numpy(tokens).to(self._device, non_blocking=True),
-            torch.from_numpy(num_tokens).to(self._device, non_blocking=True),
-        )
+        arrays: list[Array] = [tokens, num_tokens]
+        late = self._slots.unknown(slots) if penalized else slots[:0]
+        if late.size:
+            assert self._latest is not None
+            places = self._slots.order(self._latest)[late]
+            arrays += late.astype(np.int64), num_tokens[late].astype(np.int64) - 1, places
+        there, counts, *rest = self._history_staging.put(arrays)
+        if late.size:
+            assert self._latest is not None
+            rows, columns, order = rest
+            there[rows, columns] = self._latest.token_ids[order]
+        return History(there, counts)
 
     def _prompt_logprobs(self, part: Slice, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
         assert part.prompt_logprobs is not None

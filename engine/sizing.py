@@ -37,7 +37,7 @@ GPU_STEP_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class EngineShape:
-    """The decisions: everything that is sized."""
+    """The decisions: everything that is sized, and how steps follow each other."""
 
     device: torch.device
     dtype: torch.dtype
@@ -46,6 +46,7 @@ class EngineShape:
     block_size: int
     max_model_len: int
     chunk_tokens: int
+    async_scheduling: bool
 
 
 def decide_shape(config: EngineConfig, model: ModelDescription) -> EngineShape:
@@ -77,7 +78,15 @@ def decide_shape(config: EngineConfig, model: ModelDescription) -> EngineShape:
         block_size=config.block_size or DEFAULT_BLOCK_SIZE[device.type],
         max_model_len=max_model_len,
         chunk_tokens=min(config.max_num_batched_tokens, max_model_len),
+        async_scheduling=_async_scheduling(config, device),
     )
+
+
+def _async_scheduling(config: EngineConfig, device: torch.device) -> bool:
+    """On a CPU host and model share the cores, so there is nothing to hide."""
+    if config.async_scheduling is None:
+        return device.type != "cpu"
+    return config.async_scheduling
 
 
 def _device(config: EngineConfig) -> torch.device:

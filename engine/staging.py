@@ -20,35 +20,47 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Pinned:
+    """One piece of pinned memory, and the copy that was last made from it."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._copied: torch.cuda.Event | None = None
+
+    def put(self, arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
+        places = placed(arrays)
+        total = places[-1].start + places[-1].num_bytes
+        if self._copied is not None:
+            self._copied.synchronize()
+        if total > self._memory.numel():
+            size = max(FIRST_BYTES, 1 << (total - 1).bit_length())
+            self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        host = self._memory[:total]
+        fill(host, arrays, places)
+        there = host.to(device, non_blocking=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+        return views(there, places)
+
+
 class Staging:
     """Owns the pinned memory that copies to a GPU start from.
 
     A copy from pageable memory waits until the driver has staged it, one after the other; one
-    from pinned memory is asynchronous, and as dear as the smallest of them.
+    from pinned memory is asynchronous, and as dear as the smallest of them. Two pieces take
+    turns: the copy of a step may wait, on the device, for all of the step before.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pinned = torch.empty(0, dtype=torch.uint8)
-        self._copied: torch.cuda.Event | None = None
+        self._next, self._after = Pinned(), Pinned()
 
     def put(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
-        """On a CPU the arrays' own memory."""
+        """Once a step. On a CPU the arrays' own memory."""
         if self.device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
-        places = placed(arrays)
-        total = places[-1].start + places[-1].num_bytes
-        if self._copied is not None:
-            self._copied.synchronize()  # a step that failed may not have waited for its copy
-        if total > self._pinned.numel():
-            size = max(FIRST_BYTES, 1 << (total - 1).bit_length())
-            self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        host = self._pinned[:total]
-        fill(host, arrays, places)
-        there = host.to(self.device, non_blocking=True)
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record()
-        return views(there, places)
+        self._next, self._after = self._after, self._next
+        return self._after.put(arrays, self.device)
 
 
 def placed(arrays: Sequence[Array]) -> list[Place]:

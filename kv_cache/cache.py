@@ -61,6 +61,10 @@ class KvCache:
         """
         return self._tree.match(names, num_tokens)
 
+    def knows(self, name: BlockName) -> bool:
+        """Whether some block has that name."""
+        return name in self._tree
+
     def fits(self, match: Match, num_tokens: int) -> bool:
         """Whether `open(match)` and then `extend` to `num_tokens` and one block can succeed.
 

@@ -67,6 +67,9 @@ class PrefixTree:
         self._nodes: dict[BlockName, Node] = {}
         self._epoch = 0  # grows when something is forgotten
 
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._nodes
+
     def match(self, names: Sequence[BlockName], num_tokens: int) -> Match:
         """The longest hit for a prompt of `num_tokens` whose full blocks have `names`."""
         depth = min(len(names), num_tokens // self._block_size)

@@ -106,4 +106,4 @@ class Rig:
         self._step += 1
         num_tokens = sum(s.num_tokens for s in slices)
         plan = StepPlan(self._step, slices, num_decode, num_tokens, entering)
-        return self._runner.execute(plan, lambda: None)
+        return self._runner.finish(self._runner.launch(plan, lambda: None))

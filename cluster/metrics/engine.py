@@ -55,6 +55,11 @@ class EngineCollector:
         yield counter("drawn_tokens", "Tokens that were drawn here.", figures.num_drawn_tokens)
         yield counter("num_preemptions", "Sequences that gave up blocks.", figures.num_preemptions)
         yield counter("engine_steps", "Steps that were made.", self._engine.num_steps)
+        yield counter(
+            "engine_steps_ahead",
+            "Of them, planned while the one before ran.",
+            self._engine.num_steps_ahead,
+        )
         yield counter("engine_step_seconds", "Time that they took.", self._engine.steps_s)
 
 

@@ -22,7 +22,7 @@ class Drawn(NamedTuple):
 
 
 def make_samples(sampled: Sampled, slots: IntArray, table: SamplingTable) -> Drawn:
-    """Waits for the device: the one synchronisation of a step."""
+    """`sampled` is on the host."""
     tokens, status = sampled.token_ids.tolist(), sampled.status.tolist()
     slot_ids = slots.tolist()
     failed = {slot: _FAILURES[bad] for slot, bad in zip(slot_ids, status, strict=True) if bad}

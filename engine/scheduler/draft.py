@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.sequence import Sequence, SequenceState
 from engine.step import (
     BlockCopy,
     EnteringSequence,
@@ -24,6 +24,11 @@ class Part:
     updates: Seq[TableUpdate] = ()
     copies: Seq[BlockCopy] = ()
     entering: list[EnteringSequence] = field(default_factory=list)
+
+    @property
+    def is_void(self) -> bool:
+        """The sequence ended after this was planned."""
+        return self.sequence.state is SequenceState.FINISHED
 
 
 def make_part(sequence: Sequence, num_tokens: int, copies: Seq[BlockCopy]) -> Part:
@@ -50,6 +55,14 @@ def make_part(sequence: Sequence, num_tokens: int, copies: Seq[BlockCopy]) -> Pa
         request.source.params.prompt_logprobs if request.wants_prompt_logprobs else None,
     )
     return Part(sequence, part, draws, updates, copies, entering)
+
+
+def make_next_part(sequence: Sequence) -> Part:
+    """Of a sequence that is in flight: the token that is being drawn, whichever it is."""
+    assert not sequence.enters
+    slot, start = sequence.own_slot, len(sequence.tokens)
+    updates, sequence.changes = sequence.changes, []
+    return Part(sequence, Slice(slot, start, 1, start, (slot,)), (sequence,), updates)
 
 
 def _entering(sequence: Sequence) -> EnteringSequence:

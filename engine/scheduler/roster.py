@@ -22,7 +22,8 @@ class Roster:
     """The transitions of `SequenceState`; it decides nothing.
 
     A sequence's blocks and slots change hands here only, so what a state holds (see there)
-    is true after every call.
+    is true after every call. What ends while a step is in flight with it gives back nothing
+    before `dismiss`: its blocks are still written to.
     """
 
     def __init__(self, limits: SchedulerLimits, cache: KvCache, swap: SwapSpace) -> None:
@@ -35,6 +36,8 @@ class Roster:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # by key
         self.fetching: set[Sequence] = set()
+        self.in_flight: frozenset[Sequence] = frozenset()  # of the step that ends last
+        self._leaving: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -155,12 +158,16 @@ class Roster:
             sequence.enters = True
             sequence = heir
         previous, sequence.state = sequence.state, SequenceState.FINISHED
-        if previous in (SequenceState.RUNNING, SequenceState.FETCHING):
+        if sequence in self.in_flight:
+            self._stop_running(sequence)
+            self._leaving.append(sequence)
+        elif previous in (SequenceState.RUNNING, SequenceState.FETCHING):
             self._give_blocks_back(sequence)
         elif previous is not SequenceState.FORKING:
             self.waiting.forget()
         self._swap.forget(sequence)
-        self._give_slot_back(sequence)
+        if sequence not in self.in_flight:
+            self._give_slot_back(sequence)
         if not sequence.request.live:
             del self._requests[sequence.request.source.request_id]
 
@@ -175,14 +182,27 @@ class Roster:
         sequence.enters = True
         insort(self.running, sequence)
 
+    def dismiss(self) -> None:
+        """A step is over, and with it the last part of all that ended while it was in flight."""
+        for sequence in self._leaving:
+            self._release(sequence)
+            self._give_slot_back(sequence)
+        self._leaving.clear()
+
     def _give_blocks_back(self, sequence: Sequence) -> None:
         """Of one that runs or fetches, and does so no more."""
         if sequence in self.fetching:
             self.fetching.remove(sequence)
         else:
-            position = bisect_left(self.running, sequence)
-            assert self.running[position] is sequence
-            del self.running[position]
+            self._stop_running(sequence)
+        self._release(sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        position = bisect_left(self.running, sequence)
+        assert self.running[position] is sequence
+        del self.running[position]
+
+    def _release(self, sequence: Sequence) -> None:
         assert sequence.blocks is not None
         self._cache.release(sequence.blocks)
         sequence.blocks = None
@@ -200,12 +220,14 @@ class Roster:
 
     def check_integrity(self) -> None:
         """Asserts that slots, queue and cache add up to what the states say."""
-        held = [s.slot for s in self.sequences() if s.slot is not None]
+        present = {*self.sequences(), *self._leaving}
+        assert all(s.state is SequenceState.FINISHED for s in self._leaving)
+        held = [s.slot for s in present if s.slot is not None]
         assert sorted(held + self._free_slots) == list(range(self._limits.max_num_seqs))
         assert self.running == sorted(self._in_state(SequenceState.RUNNING))
         assert self.fetching == set(self._in_state(SequenceState.FETCHING))
-        holders = [s.blocks for s in self.sequences() if s.blocks is not None]
-        assert len(holders) == len(self.running) + len(self.fetching)
+        holders = [s.blocks for s in present if s.blocks is not None]
+        assert len(holders) == len(self.running) + len(self.fetching) + len(self._leaving)
         swapped = [sum(map(len, per_group)) for per_group in self._host_blocks()]
         assert swapped == list(self._swap.num_used)
         assert len(self.waiting) == sum(s.state in QUEUED for s in self.sequences())

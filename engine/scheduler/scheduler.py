@@ -21,6 +21,7 @@ from engine.handoff import (
 )
 from engine.request import GenerationRequest, RequestId
 from engine.scheduler.admission import Admission
+from engine.scheduler.ahead import Ahead
 from engine.scheduler.course import Counts
 from engine.scheduler.draft import Draft, Part, ScheduledStep
 from engine.scheduler.fetches import Fetches, find_problem
@@ -70,12 +71,15 @@ class SchedulerStats:
 class Scheduler:
     """Continuous batching over a paged cache; plain data in, plain data out.
 
-    `add`, `abort`, `stop_choice` and `end_fetch` are called between steps only. A step goes
-    `schedule` -> (the runner) -> `complete` or `fail`; what `schedule` itself has to say is in
-    `take_news`. Running sequences are served first, one token each before prompt chunks;
-    waiting ones are admitted, in order, when their whole prompt and one more block fit. When a
-    running sequence finds no block, the one that would be served last gives up its own; the
-    first in line never does, it waits for transfers to end. So what was admitted ends.
+    A step goes `schedule` -> (the runner) -> `complete` or `fail`; what `schedule` itself has to
+    say is in `take_news`. While the runner is at a step, `schedule_ahead` may give the next one,
+    and then that is in flight when the first one has ended. All else is called while no step is
+    in flight, or one that was planned ahead.
+
+    Running sequences are served first, one token each before prompt chunks; waiting ones are
+    admitted, in order, when their whole prompt and one more block fit. When a running sequence
+    finds no block, the one that would be served last gives up its own; the first in line never
+    does, it waits for transfers to end. So what was admitted ends.
     """
 
     def __init__(self, limits: SchedulerLimits, cache: KvCache, swap: SwapSpace) -> None:
@@ -88,6 +92,8 @@ class Scheduler:
         self._progress = Progress(limits, cache, self._roster)
         self._steps = count(1)
         self._service = Service(limits, cache, swap, self._roster, self._admission)
+        self._ahead = Ahead(limits, cache, self._roster)
+        self._planned_ahead: ScheduledStep | None = None  # the latest, until its end
         self.counts = Counts()
         self._news = Outbox(self.counts)
 
@@ -185,7 +191,7 @@ class Scheduler:
         return hold_cached(self._cache, names, len(token_ids), first_token)
 
     def schedule(self, now_s: float = 0.0) -> ScheduledStep | None:
-        """None when nothing can be computed before something else happens."""
+        """None when nothing can be computed before something else happens. No step is in flight."""
         self._news.now_s = now_s
         draft = Draft(self._limits.max_num_batched_tokens)
         self._service.serve(draft, self._news)
@@ -195,6 +201,31 @@ class Scheduler:
         if step is None:
             self._break_deadlock()
         return step
+
+    def schedule_ahead(self, step: ScheduledStep, now_s: float = 0.0) -> ScheduledStep | None:
+        """The step after the one that is in flight, before its tokens are known.
+
+        Nobody is preempted for it. None where that step must end first, or nothing would follow.
+        Completing it drops the samples of those that had ended when its tokens came.
+        """
+        self._news.now_s = now_s
+        draft = Draft(self._limits.max_num_batched_tokens)
+        if not self._ahead.follow(step, draft):
+            return None
+        while self._ahead.may_admit() and self._admission.admit_next(draft, self._news):
+            pass
+        following = draft.finish(next(self._steps))
+        if following is not None:
+            self._planned_ahead = following
+            self._roster.in_flight = frozenset([part.sequence for part in following.parts])
+        return following
+
+    def _end(self, step: ScheduledStep) -> None:
+        """Nothing writes for it any more. The one that was planned while it was in flight, if
+        any, still does."""
+        if step is self._planned_ahead:
+            self._planned_ahead, self._roster.in_flight = None, frozenset()
+        self._roster.dismiss()
 
     def announce(self, step: ScheduledStep) -> None:
         """What the step writes of prompts that are handed over is there, before its end: that
@@ -227,10 +258,13 @@ class Scheduler:
         it may not be finite.
         """
         outbox = Outbox(self.counts, now_s)
-        self.counts.num_drawn += len(result.samples)
+        self._end(step)
         samples = iter(result.samples)
         for part in step.parts:
             drawn = list(islice(samples, len(part.draws)))
+            if part.is_void:
+                continue
+            self.counts.num_drawn += len(drawn)
             problem = _find_problem(part, result)
             if problem is None:
                 self._progress.take_over(part, drawn, result, outbox)
@@ -241,7 +275,10 @@ class Scheduler:
     def fail(self, step: ScheduledStep, error: EngineError) -> StepOutput:
         """The runner could not do the step: the requests in it end, the others go on."""
         outbox = Outbox(self.counts)
+        self._end(step)
         for part in step.parts:
+            if part.is_void:
+                continue
             outbox.fail(part.sequence.request, error)
         for sequence in step.swapped:
             if sequence.state is SequenceState.SWAPPED:

@@ -29,7 +29,8 @@ class SequenceState(Enum):
     any of them ------- a stop, a length, an abort, a failure --------> FINISHED
 
     WAITING holds nothing, FORKING a slot once its leader runs or fetches, RUNNING and FETCHING
-    a slot and blocks, SWAPPED host blocks, FINISHED nothing.
+    a slot and blocks, SWAPPED host blocks, FINISHED nothing: where a step is in flight with it,
+    nothing once that has ended.
 
     FETCHING computes nothing and is never preempted: what fills its blocks ends by itself. If
     that was a prefix, RUNNING computes the rest. A prompt that is handed over ends with its

@@ -36,8 +36,8 @@ params: st.SearchStrategy[dict[str, object]] = st.builds(
 )
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+@pytest.fixture(scope="module", params=[False, True], ids=["in turn", "ahead"])
+def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Engine:
     folder = make_tiny("llama", tmp_path_factory.mktemp("llama")).folder
     return Engine.create(
         EngineConfig(
@@ -47,6 +47,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
             max_num_seqs=5,
             max_num_batched_tokens=16,
             kv_cache_memory_bytes=100_000,
+            async_scheduling=request.param,
         )
     )
 

@@ -16,7 +16,6 @@ from engine.errors import QueueFullError, RequestError, StepError, UnavailableEr
 from engine.request import FinishReason, GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
-from engine.step import StepPlan, StepResult
 from tests.engine.models_on_disk import make_tiny
 
 Answer = TypeVar("Answer")
@@ -27,14 +26,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=2048).folder
 
 
-@pytest.fixture
-async def serving(folder: Path) -> AsyncIterator[AsyncEngine]:
+@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
+async def serving(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[AsyncEngine]:
     config = EngineConfig(
         model=str(folder),
         dtype="float32",
         kv_cache_memory_bytes=4 << 20,
         max_num_seqs=4,
         max_num_queued_reqs=8,
+        async_scheduling=request.param,
     )
     serving = AsyncEngine(Engine.create(config))
     serving.start()
@@ -173,17 +173,18 @@ async def test_a_stream_that_failed_does_not_end_its_ids_next_request(
     await idle(serving)
 
 
+@pytest.mark.parametrize("which", ["launch", "finish"])
 async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
-    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     runner = serving.engine._runner
-    whole = runner.execute
+    whole = getattr(runner, which)
 
-    def fail(plan: StepPlan, on_written: Callable[[], None]) -> StepResult:
-        monkeypatch.setattr(runner, "execute", whole)
+    def fail(*_: object) -> None:
+        monkeypatch.setattr(runner, which, whole)
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(runner, "execute", fail)
+    monkeypatch.setattr(runner, which, fail)
     with pytest.raises(StepError, match="no more memory"):
         await read(serving.submit(request("unlucky")))
     tokens, _ = await read(serving.submit(request("next")))

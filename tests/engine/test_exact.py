@@ -73,9 +73,10 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_tiny(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture(scope="module")
-def make(tiny: TinyModel) -> Callable[..., Engine]:
-    return lambda **knobs: Engine.create(EngineConfig(model=str(tiny.folder), **{**BASE, **knobs}))
+@pytest.fixture(scope="module", params=[False, True], ids=["in turn", "ahead"])
+def make(tiny: TinyModel, request: pytest.FixtureRequest) -> Callable[..., Engine]:
+    base = {**BASE, "async_scheduling": request.param}
+    return lambda **knobs: Engine.create(EngineConfig(model=str(tiny.folder), **{**base, **knobs}))
 
 
 @pytest.fixture(scope="module")

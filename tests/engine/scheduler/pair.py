@@ -75,7 +75,7 @@ class BenchPair:
     def is_busy(self) -> bool:
         benches = (self.prefill, self.decode)
         moving = bool(self.transfers or self.stuck or self.prefixes)
-        return moving or any(b.scheduler.has_work for b in benches)
+        return moving or any(b.has_work for b in benches)
 
     def tick(self) -> None:
         self.ticks += 1
@@ -217,8 +217,9 @@ class BenchPair:
             self.decode.runner.cells[group, block] = [-1] * BLOCK
 
     def check(self) -> None:
-        self.prefill.scheduler.check_integrity()
-        self.decode.scheduler.check_integrity()
+        for bench in (self.prefill, self.decode):
+            bench.scheduler.check_integrity()
+            bench.check_flight()
 
     def check_idle(self) -> None:
         for bench in (self.prefill, self.decode):

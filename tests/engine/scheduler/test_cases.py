@@ -145,6 +145,48 @@ def test_what_is_not_finite_is_not_found_again() -> None:
     assert report(bench, "next").num_cached_tokens == 0
 
 
+def test_who_is_to_be_forked_does_not_wait_for_the_end_of_all_others() -> None:
+    bench = Bench(ahead=True)
+    bench.add("runs", [1], max_tokens=60, ignore_eos=True)
+    bench.step()
+    bench.add("forks", [2], max_tokens=3, n=3)
+    for _ in range(7):
+        bench.step()
+    assert [len(bench.tokens["forks", choice]) for choice in range(3)] == [3, 3, 3]
+
+
+def test_a_sequence_that_ended_keeps_its_place_while_a_step_is_in_flight() -> None:
+    said = answer([1, 2, 3], 1, 0, 10)
+    bench = Bench(max_num_seqs=1, ahead=True)
+    bench.add("stops", [1, 2, 3], stop_token_ids=(said[2],), max_tokens=10)
+    bench.add("waits", [4], max_tokens=1)
+    while ("stops", 0) not in bench.reasons:
+        bench.step()
+    assert bench.in_flight is not None
+    assert bench.cache.stats().groups[0].held == 1
+    bench.step()
+    assert bench.cache.stats().groups[0].held == 0
+    bench.run()
+    assert bench.scheduler.counts.num_drawn == said.index(said[2]) + 2
+
+
+def test_who_reaches_max_tokens_has_no_part_in_the_next_step() -> None:
+    bench = Bench(ahead=True)
+    bench.add("short", [1], max_tokens=3, ignore_eos=True)
+    bench.add("long", [2], max_tokens=9, ignore_eos=True)
+    bench.run()
+    assert (bench.num_steps, bench.num_steps_ahead) == (9, 8)
+
+
+def test_equal_sequences_are_not_ahead_where_they_share_a_block() -> None:
+    """One of them goes over to the other's block; its own must not be read any more."""
+    bench = Bench(ahead=True)
+    for name in "ab":
+        bench.add(name, [1, 2, 3], max_tokens=20)
+    bench.run()
+    assert bench.num_steps - bench.num_steps_ahead == 3  # the first one, and two full blocks
+
+
 def test_stop_tokens_end_a_choice_after_min_tokens() -> None:
     prompt = [1, 2, 3]
     said = answer(prompt, 1, 0, 10)

@@ -60,6 +60,7 @@ traffic = st.builds(
     num_blocks=st.sampled_from((13, 17, 40)),
     fetch_above=st.sampled_from((0, 0, 20, None)),
     failing_step=st.none() | st.integers(0, 20),
+    ahead=st.booleans(),
 )
 def test_every_answer_is_the_undisturbed_one(
     traffic: Traffic,
@@ -71,6 +72,7 @@ def test_every_answer_is_the_undisturbed_one(
     num_blocks: int,
     fetch_above: int | None,
     failing_step: int | None,
+    ahead: bool,
 ) -> None:
     def bench() -> Bench:
         return Bench(
@@ -80,6 +82,7 @@ def test_every_answer_is_the_undisturbed_one(
             swap_blocks=swap_blocks,
             prefix_caching=prefix_caching,
             max_overtake_s=9.0 if overtaking else None,
+            ahead=ahead,
         )
 
     pair = BenchPair(bench(), bench(), traffic.plans, traffic.prefix_plans)

@@ -15,12 +15,14 @@ from engine.request import (
     RequestId,
 )
 from engine.sampling import SamplingParams
+from engine.scheduler.draft import ScheduledStep
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import StepOutput
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.swap import SwapSpace
+from engine.step import StepResult
 from kv_cache.cache import KvCache
-from kv_cache.config import CacheConfig
+from kv_cache.config import CacheConfig, first_visible
 from kv_cache.layout import KvGroup
 from tests.engine.scheduler.fake_runner import VOCAB, FakeRunner, answer
 
@@ -28,6 +30,19 @@ BLOCK = 8
 FULL = KvGroup((0, 1), 1, (8, 8))
 WINDOW = KvGroup((2,), 1, (8, 8), window=11)
 EOS = 999  # never drawn
+
+
+@dataclass
+class Flight:
+    """A step that the runner is at, and the block tables that it goes by."""
+
+    step: ScheduledStep
+    result: StepResult | StepError
+    tables: list[list[list[int]]]  # of each part
+
+    @property
+    def slots(self) -> set[int]:
+        return {part.slice.slot for part in self.step.parts}
 
 
 @dataclass
@@ -44,7 +59,11 @@ class Bench:
     prefix_caching: bool = True
     max_queued: int = 100
     max_overtake_s: float | None = None
+    ahead: bool = False
+    fail_end: bool = False  # of the next step
+    in_flight: Flight | None = None
     num_steps: int = 0
+    num_steps_ahead: int = 0
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     reasons: dict[tuple[str, int], FinishReason] = field(default_factory=dict)
     failures: dict[str, EngineError] = field(default_factory=dict)
@@ -100,21 +119,67 @@ class Bench:
         )
         self.scheduler.add(request, seed=0, arrived_s=arrived_s)
 
+    @property
+    def has_work(self) -> bool:
+        return self.in_flight is not None or self.scheduler.has_work
+
     def step(self) -> StepOutput | None:
         """None where nothing was computed and there is nothing to say."""
-        step = self.scheduler.schedule()
+        flight = self.in_flight or self.launch(self.scheduler.schedule())
         early = self.scheduler.take_news()
-        if step is None:
+        if flight is None:
             self.take(early)
             return None if early.is_empty else early
         self.num_steps += 1
-        try:
-            output = self.scheduler.complete(step, self.runner.execute(step.plan))
-        except RuntimeError as error:
-            output = self.scheduler.fail(step, StepError(str(error)))
-        output = output.after(early)
+        self.in_flight = self.launch_ahead(flight)
+        output = self.end(flight).after(early)
+        output = output.after(self.scheduler.take_news())
         self.take(output)
         return output
+
+    def launch(self, step: ScheduledStep | None) -> Flight | None:
+        if step is None:
+            return None
+        try:
+            result: StepResult | StepError = self.runner.execute(step.plan)
+        except RuntimeError as error:
+            result = StepError(str(error))
+            return Flight(step, result, [[] for _ in step.parts])
+        rows = [self.runner.rows[part.slice.slot] for part in step.parts]
+        return Flight(step, result, [[list(table) for table in row.tables] for row in rows])
+
+    def launch_ahead(self, flight: Flight) -> Flight | None:
+        if not self.ahead or isinstance(flight.result, StepError):
+            return None
+        step = self.scheduler.schedule_ahead(flight.step)
+        if step is not None:
+            self.num_steps_ahead += 1
+            assert flight.slots.isdisjoint(entering.slot for entering in step.plan.entering)
+        return self.launch(step)
+
+    def end(self, flight: Flight) -> StepOutput:
+        if self.fail_end:
+            self.fail_end = False
+            flight.result = StepError("told to fail")
+        if isinstance(flight.result, StepError):
+            return self.scheduler.fail(flight.step, flight.result)
+        return self.scheduler.complete(flight.step, flight.result)
+
+    def check_flight(self) -> None:
+        """What the step in flight reads stays where it is, and nobody has what it writes."""
+        if self.in_flight is None:
+            return
+        for part, tables in zip(self.in_flight.step.parts, self.in_flight.tables, strict=True):
+            _, start, num_tokens, write_start, *_ = part.slice
+            blocks = part.sequence.blocks
+            assert blocks is not None
+            for g, table in enumerate(tables):
+                first = first_visible(start, self.groups[g].window, BLOCK)
+                last = (start + num_tokens - 1) // BLOCK
+                assert blocks.tables[g][first : last + 1] == table[first : last + 1]
+                if write_start < start + num_tokens:
+                    for block in table[write_start // BLOCK : last + 1]:
+                        assert self.cache._pools[g].owners(block) == (1, 0, 0)
 
     def take(self, output: StepOutput) -> None:
         for request_id, update in output.updates.items():
@@ -127,10 +192,11 @@ class Bench:
                     self.reasons[request_id, delta.choice] = delta.finish_reason
         self.failures |= dict(output.failures.items())
         self.scheduler.check_integrity()
+        self.check_flight()
 
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.has_work:
                 return
             assert self.step() is not None, "work is queued and nothing is scheduled"
         raise AssertionError("no end")
@@ -146,6 +212,13 @@ class Job:
     aborted: int | None
     stopped: tuple[int, int] | None  # step, choice
     prompt_logprobs: bool
+    stops: tuple[int, ...] = ()
+
+    def answer(self, choice: int) -> list[int]:
+        """What an undisturbed run says."""
+        whole = answer(list(self.prompt), 1, choice, self.max_tokens)
+        ends = [i + 1 for i, token in enumerate(whole) if token in self.stops]
+        return whole[: ends[0]] if ends else whole
 
 
 @st.composite
@@ -163,6 +236,7 @@ def jobs(draw: st.DrawFn) -> Job:
         aborted=draw(st.none() | st.integers(0, 40)),
         stopped=draw(st.none() | st.tuples(st.integers(0, 25), st.integers(0, n - 1))),
         prompt_logprobs=draw(st.booleans()),
+        stops=tuple(draw(st.sets(st.integers(0, VOCAB - 1), max_size=5))),
     )
 
 
@@ -176,6 +250,8 @@ def jobs(draw: st.DrawFn) -> Job:
     budget=st.sampled_from((4, 7, 24)),
     num_blocks=st.sampled_from((13, 17, 40)),
     failing_step=st.none() | st.integers(0, 20),
+    failing_end=st.none() | st.integers(0, 20),
+    ahead=st.booleans(),
 )
 def test_every_answer_is_the_undisturbed_one(
     jobs: list[Job],
@@ -186,6 +262,8 @@ def test_every_answer_is_the_undisturbed_one(
     budget: int,
     num_blocks: int,
     failing_step: int | None,
+    failing_end: int | None,
+    ahead: bool,
 ) -> None:
     bench = Bench(
         groups=groups,
@@ -194,6 +272,7 @@ def test_every_answer_is_the_undisturbed_one(
         swap_blocks=swap_blocks,
         by_priority=by_priority,
         prefix_caching=prefix_caching,
+        ahead=ahead,
     )
     pending = sorted(enumerate(jobs), key=lambda job: job[1].arrives)
     aborted: set[str] = set()
@@ -208,6 +287,7 @@ def test_every_answer_is_the_undisturbed_one(
                 n=job.n,
                 max_tokens=job.max_tokens,
                 ignore_eos=True,
+                stop_token_ids=job.stops,
                 prompt_logprobs=2 if job.prompt_logprobs else None,
             )
         for number, job in enumerate(jobs):
@@ -218,8 +298,10 @@ def test_every_answer_is_the_undisturbed_one(
                 bench.scheduler.stop_choice(RequestId(str(number)), job.stopped[1])
                 stopped.add((str(number), job.stopped[1]))
         bench.scheduler.check_integrity()
+        bench.check_flight()
         bench.runner.fail_next = step == failing_step
-        if bench.scheduler.has_work:
+        bench.fail_end = step == failing_end
+        if bench.has_work:
             assert bench.step() is not None, "work is queued and nothing is scheduled"
         elif not pending:
             break
@@ -232,12 +314,14 @@ def test_every_answer_is_the_undisturbed_one(
         name = str(number)
         for choice in range(job.n):
             said = bench.tokens.get((name, choice), [])
-            whole = answer(list(job.prompt), 1, choice, job.max_tokens)
+            whole = job.answer(choice)
             cut = name in aborted or (name, choice) in stopped or name in bench.failures
             assert said == whole[: len(said)]
             if not cut:
-                assert len(said) == job.max_tokens
-                assert bench.reasons[name, choice] is FinishReason.LENGTH
+                assert len(said) == len(whole)
+                stopped_itself = whole[-1] in job.stops
+                reason = FinishReason.STOP if stopped_itself else FinishReason.LENGTH
+                assert bench.reasons[name, choice] is reason
         if not (name in aborted or name in bench.failures) and bench.prompts.get(name):
             check_report(job, bench.prompts[name])
 

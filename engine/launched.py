@@ -1,0 +1,75 @@
+"""A step between its launch and its end."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from engine.sampler.interface import IntArray, Logprobs, Sampled
+from engine.step import TokenLogprobs
+
+PromptLogprobs = Mapping[int, Sequence[TokenLogprobs]]
+
+
+class LaunchedDraws(NamedTuple):
+    """What is drawn, for whom, and which of their tokens that will be."""
+
+    slots: IntArray
+    places: IntArray
+    sampled: Sampled  # on the host, and there once the step has been waited for
+    constrained: bool  # some of it by a grammar
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedStep:
+    """What the device is at, or has done; it is `ModelRunner.finish`ed once."""
+
+    step: int
+    prompt_logprobs: PromptLogprobs
+    draws: LaunchedDraws | None
+    done: torch.cuda.Event | None  # None on a CPU
+
+    @classmethod
+    def without_draws(
+        cls, step: int, prompt_logprobs: PromptLogprobs, device: torch.device
+    ) -> "LaunchedStep":
+        return cls(step, prompt_logprobs, None, _mark(device))
+
+    @classmethod
+    def drawing(
+        cls,
+        step: int,
+        prompt_logprobs: PromptLogprobs,
+        slots: IntArray,
+        places: IntArray,
+        sampled: Sampled,
+        constrained: bool,
+    ) -> "LaunchedStep":
+        device = sampled.token_ids.device
+        draws = LaunchedDraws(slots, places, _to_host(sampled), constrained)
+        return cls(step, prompt_logprobs, draws, _mark(device))
+
+    def wait(self) -> None:
+        """The one synchronisation of a step."""
+        if self.done is not None:
+            self.done.synchronize()
+
+
+def _mark(device: torch.device) -> torch.cuda.Event | None:
+    if device.type == "cpu":
+        return None
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    return done
+
+
+def _to_host(sampled: Sampled) -> Sampled:
+    """From a GPU by copies into pinned memory that torch takes back when they are read."""
+    token_ids, status, logprobs = sampled
+    there = None if logprobs is None else Logprobs(*map(_copy, logprobs))
+    return Sampled(_copy(token_ids), _copy(status), there)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", non_blocking=True)
