@@ -38,6 +38,7 @@ def run(bench: Bench) -> None:
             max_num_batched_tokens=64 if bench.smoke else 8192,
             max_model_len=2048,
             kv_cache_memory_bytes=1 << (24 if bench.smoke else 36),
+            async_scheduling=True,
         )
     _throughput(bench, engine, work)
     _host(bench, engine, watched[0])
@@ -64,7 +65,8 @@ def _throughput(bench: Bench, engine: Engine, work: Offline) -> None:
 
 
 def _host(bench: Bench, engine: Engine, watched: WatchedModel) -> None:
-    """What a step takes beside layers and logits: scheduler, batch, the draw, answers."""
+    """What a step takes beside layers and logits: the draw, and what of scheduler, batch and
+    answers is not done while the device is at the step before."""
     num_seqs, context = (2, 4) if bench.smoke else (256, 1024)
     steps = 2 if bench.smoke else 40
     prompts = Offline(num_seqs, context, 0).prompts(bench.shape.vocab_size, seed=99)
@@ -75,11 +77,13 @@ def _host(bench: Bench, engine: Engine, watched: WatchedModel) -> None:
     for _ in range(3):
         engine.step()
     watched.reset()
+    first, first_ahead = engine.num_steps, engine.num_steps_ahead
     times = []
     for _ in range(steps):
         before = time.perf_counter()
         engine.step()
         times.append(time.perf_counter() - before)
+    assert engine.num_steps_ahead - first_ahead == engine.num_steps - first, "one was not ahead"
     while engine.has_work:
         engine.step()
     step_s = statistics.median(times)
