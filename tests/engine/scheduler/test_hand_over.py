@@ -319,6 +319,39 @@ def test_without_first_tokens_the_last_one_is_computed_again() -> None:
         assert bench.tokens["r", choice] == answer(PROMPT, 1, choice, 3)
 
 
+def deliver_choices(bench: Bench, delivered: Delivered) -> None:
+    """Two of request r, while a step that was planned ahead is in flight."""
+    bench.add("runs", [1], max_tokens=60, ignore_eos=True)
+    bench.step()
+    bench.add("r", PROMPT, fetch_above=0, n=2, max_tokens=5)
+    bench.step()  # what was in flight ends before choices are admitted
+    reservation = reserve(bench)
+    bench.step()
+    assert bench.in_flight is not None
+    fill(bench, reservation)
+    end(bench, reservation, delivered)
+
+
+@pytest.mark.parametrize("drawn_there", [True, False])
+def test_choices_that_are_delivered_join_a_batch_that_is_planned_ahead(drawn_there: bool) -> None:
+    """They share a block that both are about to write."""
+    bench = Bench(num_blocks=40, ahead=True)
+    deliver_choices(bench, Delivered(first_tokens(0, 1) if drawn_there else ()))
+    bench.run()
+    for choice in range(2):
+        assert bench.tokens["r", choice] == answer(PROMPT, 1, choice, 5)
+    assert bench.tokens["runs", 0] == answer([1], 1, 0, 60)
+
+
+def test_a_choice_that_is_stopped_before_it_is_forked_leaves_the_other_its_own() -> None:
+    bench = Bench(num_blocks=40, ahead=True)
+    deliver_choices(bench, Delivered())
+    bench.step()
+    bench.scheduler.stop_choice(R, 0)
+    bench.run()
+    assert bench.tokens["r", 1] == answer(PROMPT, 1, 1, 5)
+
+
 def test_a_fetch_that_comes_to_nothing_is_tried_again_or_computed_here() -> None:
     bench = Bench()
     bench.add("r", PROMPT, fetch_above=0, max_tokens=3)
