@@ -53,6 +53,8 @@ def test_every_knob_has_a_flag() -> None:
         elif knob.metadata["choices"]:
             value = str(knob.metadata["choices"][-1])
             words = [flag, str(value)]
+        elif "bool" in str(knob.type):  # by default it depends
+            words, value = [flag], True
         elif knob.name == "block_size":
             words, value = [flag, "32"], 32
         elif "str" in str(knob.type):
