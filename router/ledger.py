@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from protos.cores import Cores
-from router.costs import Measured, prompt_token_s, step_s
+from router.costs import Measured, full_step_s, prompt_token_s, step_s
 from router.prompt_queue import Prompt, PromptQueue
 from router.seats import Seat, Seats
 from router.workers import Leg, LinkSpeed, Load, Standing, StepCosts, Worker
 
-STALL_S = 2.0  # with work, and without a step
+STALL_S = 2.0  # with work, and without a step; where no step takes as long
+FIRST_STALL_S = 10.0  # of a worker that has made none
 HEADROOM = 0.05  # of a worker's tokens
 
 
@@ -83,8 +84,16 @@ class Account:
         """Of a step that decodes, by itself."""
         return step_s(self.costs, num_context_tokens, num_sequences)
 
+    @property
+    def stall_s(self) -> float:
+        """More than its longest step should take: a large model on a small machine is at one chunk
+        of a prompt for many seconds, and not stuck."""
+        if self._num_steps <= 0:
+            return FIRST_STALL_S
+        return max(STALL_S, 3 * full_step_s(self.costs, self.max_step_tokens) + 1)
+
     def takes_new(self, now: float) -> bool:
-        return self.still_s <= STALL_S and self.standing.takes_new(now)
+        return self.still_s <= self.stall_s and self.standing.takes_new(now)
 
     def has_room(self, num_tokens: int, num_sequences: int) -> bool:
         """For the answers to a prompt of which so many tokens come here."""

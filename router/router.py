@@ -102,9 +102,9 @@ class Router:
         return [account.worker for account in accounts if account.takes_new(now)]
 
     def stuck(self, leg: Leg, after_s: float) -> list[Worker]:
-        """Who answers, has work, and has made no step for so long."""
+        """Who answers, has work, and has made no step for so long, nor for what its steps take."""
         accounts = self._ledger.accounts[leg].values()
-        return [account.worker for account in accounts if account.still_s > after_s]
+        return [one.worker for one in accounts if one.still_s > max(after_s, one.stall_s)]
 
     def reach(self, leg: Leg, worker: Worker, reachable: bool) -> None:
         """Whether what is sent to it arrives, as far as its streams tell."""

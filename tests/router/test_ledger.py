@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.ledger import STALL_S, Account, Ledger
+from router.ledger import FIRST_STALL_S, STALL_S, Account, Ledger
 from router.prompt_queue import Prompt, PromptQueue
 from router.seats import GRACE_S, Pace, Seat, Seats
 from router.workers import SILENT_AFTER_S, Leg, Load, StepCosts, Worker
@@ -144,6 +144,24 @@ def test_answers_without_steps_are_a_stall(work: dict[str, int]) -> None:
     assert not one.takes_new(stalled)
     one.note(load(stalled + 0.1, num_steps=8, **work), COSTS)
     assert one.takes_new(stalled + 0.1)
+
+
+def test_a_step_that_takes_long_is_no_stall() -> None:
+    """2,048 tokens of a prompt take 2.06 s there, and three times that is not too much."""
+    facts = {"num_running": 1, "max_step_tokens": 2048}
+    one = account(num_steps=7, **facts)
+    longest_s = 0.01 + 2048 * TOKEN_S
+    for still_s, takes in ((STALL_S + 0.1, True), (3 * longest_s, True), (4 * longest_s, False)):
+        one.note(load(10.0 + still_s, num_steps=7, **facts), COSTS)
+        assert one.takes_new(10.0 + still_s) is takes
+
+
+def test_nobody_knows_how_long_a_first_step_takes() -> None:
+    one = account(num_steps=0, num_running=1)
+    one.note(load(9.9 + FIRST_STALL_S, num_steps=0, num_running=1), COSTS)
+    assert one.takes_new(9.9 + FIRST_STALL_S)
+    one.note(load(10.1 + FIRST_STALL_S, num_steps=0, num_running=1), COSTS)
+    assert not one.takes_new(10.1 + FIRST_STALL_S)
 
 
 def test_who_has_nothing_to_do_makes_no_steps() -> None:

@@ -67,7 +67,7 @@ def test_a_worker_that_should_get_nothing_gets_nothing(facts: dict[str, object])
     bad, good = world.prefill
     # Its step counter stands still, and there is work.
     world.report(Leg.PREFILL, bad, num_queued_tokens=1, **facts)
-    for _ in range(10):
+    for _ in range(20):  # longer than its steps can take
         world.now += 0.25
         world.report(Leg.PREFILL, bad, **facts)
         world.report(Leg.PREFILL, good, num_queued_tokens=900)
