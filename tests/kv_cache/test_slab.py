@@ -2,7 +2,7 @@
 
 import mmap
 import re
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -126,6 +126,21 @@ def test_touching_ends_when_it_is_told_to() -> None:
     before = resident_bytes()
     slab.touch(stop=lambda: True)
     assert resident_bytes() - before < slab.data.nbytes / 2
+
+
+def test_nobody_waits_long_for_what_is_touched() -> None:
+    """Until a piece is there nothing else of the process is mapped."""
+    layout = make_layout()
+    slab = KvSlab.allocate(layout, (64 << 20) // layout.blob_bytes, CPU)
+    asked_at = []
+
+    def ask() -> bool:
+        asked_at.append(resident_bytes())
+        return False
+
+    slab.touch(ask)
+    steps = [after - before for before, after in pairwise(asked_at)]
+    assert max(steps) <= 4 << 20
 
 
 @pytest.mark.skipif(not HAS_HUGE_PAGES, reason="a system without transparent huge pages")
