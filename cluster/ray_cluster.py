@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from cluster.open_files import ENABLED, check_front, raise_limit
 from protos.port import free_port
 from protos.secret import VARIABLE
 
@@ -27,7 +28,7 @@ SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 
 # Serve's own processes read these from their environment.
 _HAPROXY_SETTINGS = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    ENABLED: "1",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
     # A change of the ingress replicas starts HAProxy anew; the old one may end its answers.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
@@ -117,6 +118,7 @@ def _start(num_cpus: int) -> None:
         settings |= {**_HAPROXY_SETTINGS, **_haproxy_places()}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    check_front(os.environ, raise_limit())
     ray.init(
         address="local",  # whatever Ray runs on this machine already
         num_cpus=num_cpus,

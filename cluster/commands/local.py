@@ -27,6 +27,7 @@ from cluster.http import build_app
 from cluster.local_engine import LocalEngine
 from cluster.log_format import LogArgs
 from cluster.metrics.meter import Meter
+from cluster.open_files import raise_limit
 from cluster.remote_engine import RemoteEngine
 from cluster.validation import checked
 from engine.errors import ConfigError, UnavailableError
@@ -56,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     front = checked(FrontArgs, given_front_flags(arguments))
     keys = front.keys(os.environ)
     check_access(keys, front.allow_unauthenticated, host=arguments.host)
+    raise_limit()
     # Before the model, so that an address in use is told at once.
     with listen(arguments.host, arguments.port) as listener:
         show_progress(log=checked(LogArgs, given_log_flags(arguments)))

@@ -28,6 +28,7 @@ from cluster.metrics.meter import Meter, RelayCollector
 from cluster.metrics.server import MetricsServer
 from cluster.metrics.targets import KEY as METRICS
 from cluster.metrics.targets import Target
+from cluster.open_files import raise_limit
 from cluster.pools import Pools
 from cluster.ray_cluster import front_host, num_nodes
 from cluster.relay import Relay, RelayConfig
@@ -55,6 +56,7 @@ class IngressReplica(TokenService):
         prefill: DeploymentHandle[Any] | None = None,
     ) -> None:
         began = time.monotonic()
+        raise_limit()
         args = ClusterArgs.model_validate(options)
         show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
         keys = args.front.keys(os.environ)
