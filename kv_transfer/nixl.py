@@ -5,10 +5,12 @@ its blocks away. So the emulation is off, and a READ either is one-sided or is r
 """
 
 import contextlib
+import logging
+import logging.config
 import os
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NewType
 
 import numpy as np
@@ -42,10 +44,24 @@ def prepare_environment(regions: Sequence[PoolRegion]) -> None:
 def load() -> Any:
     """The module nixl._api; loads torch too, so it takes a second the first time."""
     try:
-        import nixl._api
+        with _logging_left_alone():
+            import nixl._api
     except ImportError as e:
         raise ConnectorUnavailable(f"nixl cannot be loaded: {e}") from e
     return nixl._api
+
+
+@contextlib.contextmanager
+def _logging_left_alone() -> Iterator[None]:
+    """NIXL configures the process's logging when it is loaded, which closes every handler that is
+    there. Serve's replicas would lose their log files, and Serve, when its controller starts anew,
+    every replica without one. What NIXL says goes where ours does."""
+    configure, raises = logging.config.dictConfig, logging.raiseExceptions
+    logging.config.dictConfig = lambda config: None
+    try:
+        yield
+    finally:
+        logging.config.dictConfig, logging.raiseExceptions = configure, raises
 
 
 class Transfer:

@@ -17,6 +17,7 @@ import httpx
 import ray
 
 START_S = 240.0
+CONTROLLER = "ray::ServeController"
 _MARK = "KVRELAY_TEST_CLUSTER"
 
 
@@ -84,8 +85,16 @@ class Cluster:
 
     def replica_logs(self) -> str:
         """What its processes said. Ray brings that to the command's own output too, some time."""
-        session = Path(self._flag_of_raylet("raylet_socket_name")).parents[1]
-        return "".join(path.read_text() for path in (session / "logs").glob("worker-*.err"))
+        return "".join(path.read_text() for path in self._logs.glob("worker-*.err"))
+
+    def controller_log(self) -> str:
+        """Of Serve's controller that runs now, as far as it has come."""
+        logs = [self._logs / f"serve/controller_{pid}.log" for pid in self.pids(CONTROLLER)]
+        return "".join(log.read_text() for log in logs if log.exists())
+
+    @property
+    def _logs(self) -> Path:
+        return Path(self._flag_of_raylet("raylet_socket_name")).parents[1] / "logs"
 
     def _flag_of_raylet(self, name: str) -> str:
         (raylet,) = self.pids(f"{Path(ray.__file__).parent}/core/src/ray/raylet/raylet")

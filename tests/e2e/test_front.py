@@ -19,7 +19,7 @@ import pytest
 from protos.generation_pb2 import SamplingParams
 from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
-from tests.e2e.cluster import Cluster, wait_until
+from tests.e2e.cluster import CONTROLLER, Cluster, wait_until
 
 KEY, HURRIED = "sk-of-one-caller", "sk-of-a-hurried-one"
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
@@ -168,7 +168,7 @@ def test_what_is_no_http_is_a_bad_request(cluster: Cluster, data: bytes) -> None
 
 def test_a_second_ctrl_c_waits_for_nobody(cluster: Cluster) -> None:
     """Not even for a controller that does not answer."""
-    (controller,) = cluster.pids("ray::ServeController")
+    (controller,) = cluster.pids(CONTROLLER)
     os.kill(controller, signal.SIGSTOP)
     cluster.interrupt()
     wait_until(lambda: "stopping; Ctrl-C again" in cluster.said(), 10, cluster.said)
