@@ -29,7 +29,7 @@ done
 """
 _SMALL = ("--num-cpus=0", "--object-store-memory=100000000")
 _SEQUENCES = 16  # of which the first clients take fewer than half, and all clients more
-ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 48 << 20, "max_num_seqs": _SEQUENCES}
+ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 192 << 20, "max_num_seqs": _SEQUENCES}
 ON_WORKER = {"label_selector": {"kvrelay-role": "worker"}}
 ARGS = {
     "model": "bundled",
@@ -69,6 +69,7 @@ def _start(hosts: RayHosts, storage: str) -> None:
 
 def _kill_and_watch(hosts: RayHosts) -> None:
     head, worker, _ = hosts.lan.hosts
+    before = hosts.num_drawn().keys()
     with traffic(hosts, worker) as requests:
         time.sleep(BEFORE_S)
         began = time.time()
@@ -76,16 +77,18 @@ def _kill_and_watch(hosts: RayHosts) -> None:
         said = _come_back(hosts)
         time.sleep(AFTER_S)
         report("Ray's GCS", began, requests)
-    _say(f"\n{said}\n")
+    kept = before & hosts.num_drawn().keys()
+    _say(f"\n{said}; kept of {len(before)} workers: {', '.join(sorted(kept)) or 'none'}\n")
 
 
 def _grow(hosts: RayHosts) -> None:
     """Twice the clients ask for a second decode worker."""
     worker = hosts.lan.hosts[1]
-    before = set(hosts.num_drawn())
+    before = hosts.num_drawn()
 
     def is_used() -> bool:
-        return any(drawn and name not in before for name, drawn in hosts.num_drawn().items())
+        drawing = [name for name, drawn in hosts.num_drawn().items() if drawn > before.get(name, 0)]
+        return sum(name.startswith("decode") for name in drawing) > 1
 
     with traffic(hosts, worker), traffic(hosts, worker):
         grown_s = wait_until(is_used, BACK_S, hosts.status)
