@@ -48,8 +48,10 @@ class AsyncEngine:
         engine: Engine,
         stall_timeout_s: float = 60.0,
         on_reserved: Callable[[Reservation], None] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
+        self._now = now
         engine.tell_early = self._post
         self._on_reserved = on_reserved
         self._commands: deque[Command] = deque()
@@ -185,12 +187,12 @@ class AsyncEngine:
     @property
     def still_s(self) -> float:
         """For how long it has had work and made no step."""
-        return self._watchdog.still_s(time.monotonic())
+        return self._watchdog.still_s(self._now())
 
     def check_health(self) -> None:
         if self._dead is not None:
             raise UnavailableError(self._dead)
-        stalled_s = self._watchdog.stalled_s(time.monotonic())
+        stalled_s = self._watchdog.stalled_s(self._now(), self.engine.expected_s)
         if stalled_s is not None:
             raise UnavailableError(f"work is queued and no step was made for {stalled_s:.0f} s")
 
@@ -231,7 +233,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._carry_out_commands():
-                self._watchdog.note(time.monotonic(), self.engine.num_steps, self.engine.has_work)
+                self._watchdog.note(self._now(), self.engine.num_steps, self.engine.has_work)
                 num_steps = self.engine.num_steps
                 output = self.engine.step()
                 if not output.is_empty:
@@ -248,14 +250,14 @@ class AsyncEngine:
         while True:
             with self._wake:
                 while not (self._commands or self._stopping or self.engine.has_work):
-                    self._watchdog.note(time.monotonic(), self.engine.num_steps, False)
+                    self._watchdog.note(self._now(), self.engine.num_steps, False)
                     self._rest()
                 if self._stopping:
                     return False
                 commands = list(self._commands)
                 self._commands.clear()
             # Also of an engine that rested: what it is asked for may hang.
-            self._watchdog.note(time.monotonic(), self.engine.num_steps, True)
+            self._watchdog.note(self._now(), self.engine.num_steps, True)
             for command in commands:
                 command(self.engine)
             if self.engine.has_work:
@@ -267,7 +269,7 @@ class AsyncEngine:
         with self._wake:
             while not (self._commands or self._stopping):
                 if self.engine.num_transfers:
-                    self._watchdog.note(time.monotonic(), self.engine.num_steps, False)
+                    self._watchdog.note(self._now(), self.engine.num_steps, False)
                 self._rest()
 
     def _rest(self) -> None:

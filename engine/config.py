@@ -69,7 +69,10 @@ class EngineConfig:
     async_scheduling: bool | None = _knob(
         None, "plan a step while the device is at the one before; a GPU does unless told otherwise"
     )
-    stall_timeout_s: float = _knob(60.0, "work queued and no step for so long is reported")
+    stall_timeout_s: float = _knob(
+        60.0,
+        "work queued and no step for so long, nor for 3 times what it should take, is reported",
+    )
 
     def __post_init__(self) -> None:
         for knob in fields(self):

@@ -45,6 +45,7 @@ class Flight:
     """A step from its launch to its end."""
 
     step: ScheduledStep
+    shape: StepShape
     launched: LaunchedStep | Exception  # why it could not be
     launched_s: float  # of `time.perf_counter`
 
@@ -77,6 +78,7 @@ class Engine:
         self.num_steps_ahead = 0  # of them, launched before the one before had ended
         self.steps_s = 0.0  # that they took, all together
         self.step_times = StepTimes()
+        self.expected_s = 0.0  # what is launched should take, by the steps so far
         self.tell_early: Callable[[StepOutput], None] | None = None
 
     @classmethod
@@ -172,16 +174,19 @@ class Engine:
         early = self._scheduler.take_news()
         return output if early.is_empty else output.after(early)
 
-    def _launch(self, step: ScheduledStep | None) -> Flight | None:
+    def _launch(self, step: ScheduledStep | None, before_s: float = 0.0) -> Flight | None:
+        """`before_s`: what the device is at should take."""
         if step is None:
             return None
+        shape = StepShape.of(step.plan)
+        self.expected_s = before_s + self.step_times.predict(shape)
         launched_s = time.perf_counter()
         launched: LaunchedStep | Exception
         try:
             launched = self._runner.launch(step.plan, lambda: self._announce(step))
         except Exception as error:  # noqa: BLE001 - as in _end
             launched = error
-        return Flight(step, launched, launched_s)
+        return Flight(step, shape, launched, launched_s)
 
     def _launch_ahead(self, flight: Flight) -> Flight | None:
         if not self._ahead or isinstance(flight.launched, Exception):
@@ -189,7 +194,7 @@ class Engine:
         step = self._scheduler.schedule_ahead(flight.step, time.monotonic())
         self._tell_early()
         self.num_steps_ahead += step is not None
-        return self._launch(step)
+        return self._launch(step, self.step_times.predict(flight.shape))
 
     def _end(self, flight: Flight) -> StepOutput:
         step = flight.step
@@ -212,7 +217,7 @@ class Engine:
         took_s = ended_s - max(flight.launched_s, self._ended_s)
         self._ended_s = ended_s
         self.steps_s += took_s
-        self.step_times.note(StepShape.of(flight.step.plan), took_s)
+        self.step_times.note(flight.shape, took_s)
 
     def _announce(self, step: ScheduledStep) -> None:
         """Peers read what a step has written while its tokens are drawn."""

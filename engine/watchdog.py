@@ -1,5 +1,9 @@
 """Notices an engine that has work and makes no steps."""
 
+FIRST = 5.0  # times the timeout: how long the first step takes, nobody has measured
+LATE = 3.0  # times what a step should take
+LATE_S = 1.0
+
 
 class Watchdog:
     """Told of every step by the engine's thread, asked by anyone else; reads no clock."""
@@ -20,7 +24,10 @@ class Watchdog:
         since, _, has_work = self._last
         return now - since if has_work else 0.0
 
-    def stalled_s(self, now: float) -> float | None:
-        """The same, once that exceeds the timeout."""
+    def stalled_s(self, now: float, expected_s: float = 0.0) -> float | None:
+        """The same, once that exceeds the timeout, and what a step that should take `expected_s`
+        may: a large model on a small machine is at one chunk of a prompt for minutes, and who
+        takes it for stuck restarts it in the middle of every long prompt."""
         still_s = self.still_s(now)
-        return still_s if still_s > self.timeout_s else None
+        timeout_s = self.timeout_s * FIRST if self._last[1] <= 0 else self.timeout_s
+        return still_s if still_s > max(timeout_s, LATE * expected_s + LATE_S) else None

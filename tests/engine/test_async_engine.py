@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from engine.errors import QueueFullError, RequestError, StepError, UnavailableEr
 from engine.request import FinishReason, GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
+from engine.step_times import StepShape, StepTimes
 from tests.engine.models_on_disk import make_tiny
 
 Answer = TypeVar("Answer")
@@ -225,6 +227,48 @@ async def test_work_without_steps_is_said_to_whoever_asks_and_in_the_log(
         serving.check_health()
     stream.close()
     await idle(serving)
+    async with asyncio.timeout(30):
+        while watchdog_sees_work(serving):
+            await asyncio.sleep(0)
+    serving.check_health()
+    serving.stop()
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+async def test_a_step_is_late_by_what_it_should_take(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    now, launched, go_on = 0.0, threading.Event(), threading.Event()
+    config = EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        kv_cache_memory_bytes=4 << 20,
+        async_scheduling=ahead,
+    )
+    serving = AsyncEngine(Engine.create(config), now=lambda: now)
+    serving.start()
+    await read(serving.submit(request("first", 12)))
+    await idle(serving)
+    launch = serving.engine._runner.launch
+
+    def slow(*args: Any) -> Any:
+        launched.set()
+        assert go_on.wait(30)
+        return launch(*args)
+
+    monkeypatch.setattr(serving.engine._runner, "launch", slow)
+    serving.engine.step_times = StepTimes()
+    for _ in range(64):
+        serving.engine.step_times.note(StepShape(3, 0, 1, 4.5), 30.0)
+    stream = serving.submit(request("slow", 1))
+    assert await asyncio.to_thread(launched.wait, 30)
+    now = 70.0
+    serving.check_health()
+    now = 100.0
+    with pytest.raises(UnavailableError, match="no step was made for 100 s"):
+        serving.check_health()
+    go_on.set()
+    await read(stream)
     async with asyncio.timeout(30):
         while watchdog_sees_work(serving):
             await asyncio.sleep(0)
