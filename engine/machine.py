@@ -3,17 +3,15 @@
 import os
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from engine.control_groups import ControlGroups
+
+GROUPS = ControlGroups()
 
 
-def available_memory() -> int:
+def available_memory(groups: ControlGroups = GROUPS) -> int:
     """Bytes that this process may still take: what the kernel calls available, or what is left
-    of the control group's limit, whichever is less."""
-    available = _meminfo()["MemAvailable"]
-    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
-    return max(available, 0)
+    of its control groups' limits, whichever is less."""
+    return max(int(min(_meminfo()["MemAvailable"], groups.memory_left())), 0)
 
 
 def num_cpus() -> int:

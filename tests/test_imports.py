@@ -49,6 +49,7 @@ WITHOUT_TORCH = (
     "engine.capacity",
     "engine.checkpoint",
     "engine.config",
+    "engine.control_groups",
     "engine.errors",
     "engine.fingerprint",
     "engine.generation_defaults",

@@ -1,0 +1,93 @@
+"""What a container may take, by the files in which its kernel says so."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.control_groups import ControlGroups
+from engine.machine import available_memory
+
+MIB = 1 << 20
+V2 = "0::/app\n"
+V1 = "5:cpu,cpuacct:/app\n4:memory:/app\n0::/\n"
+# Of 64 MiB there, 40 were read from files, 8 of them libraries that are mapped.
+STAT_V2 = f"anon {24 * MIB}\nfile {40 * MIB}\nfile_mapped {8 * MIB}\nshmem 0\n" + (
+    f"inactive_file {30 * MIB}\nactive_file {10 * MIB}\nunevictable 0\n"
+)
+STAT_V1 = "cache 0\ninactive_file 0\nactive_file 0\nmapped_file 0\n" + (  # of the group alone
+    f"total_inactive_file {30 * MIB}\ntotal_active_file {10 * MIB}\ntotal_mapped_file {8 * MIB}\n"
+)
+
+
+def groups(root: Path, own: str, files: dict[str, object]) -> ControlGroups:
+    for name, content in files.items():
+        path = root / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    (root / "own").write_text(own)
+    return ControlGroups(root / "cgroup", root / "own")
+
+
+def memory_v2(folder: str, limit: object) -> dict[str, object]:
+    return {
+        f"{folder}memory.max": limit,
+        f"{folder}memory.current": 64 * MIB,
+        f"{folder}memory.stat": STAT_V2.strip(),
+    }
+
+
+def memory_v1(folder: str, limit: object) -> dict[str, object]:
+    return {
+        f"memory/{folder}memory.limit_in_bytes": limit,
+        f"memory/{folder}memory.usage_in_bytes": 64 * MIB,
+        f"memory/{folder}memory.stat": STAT_V1.strip(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        pytest.param(V2, memory_v2("app/", 100 * MIB), id="v2"),
+        pytest.param(V1, memory_v1("app/", 100 * MIB), id="v1"),
+        pytest.param("0::/\n", memory_v2("", 100 * MIB), id="v2 in a container"),
+        pytest.param(
+            "4:memory:/docker/3f5c\n0::/docker/3f5c\n",
+            memory_v1("", 100 * MIB),
+            id="v1 in a container, by its host's path",
+        ),
+        pytest.param("0::/../../other\n", memory_v2("", 100 * MIB), id="moved out of its root"),
+        pytest.param(
+            V2, memory_v2("", 100 * MIB) | memory_v2("app/", "max"), id="limited further up"
+        ),
+        pytest.param(
+            V2, memory_v2("", 100 * MIB) | memory_v2("app/", 200 * MIB), id="the least counts"
+        ),
+    ],
+)
+def test_what_was_read_from_files_is_there_to_be_taken(
+    tmp_path: Path, own: str, files: dict[str, object]
+) -> None:
+    """36 MiB below the limit, and 32 that the kernel takes back."""
+    assert available_memory(groups(tmp_path, own, files)) == 68 * MIB
+
+
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        (V2, memory_v2("app/", "max")),
+        (V1, memory_v1("app/", 9223372036854771712)),  # how version 1 spells it
+        ("0::/\n", {}),
+    ],
+    ids=["v2", "v1", "no group"],
+)
+def test_without_a_limit_it_is_the_machines(
+    tmp_path: Path, own: str, files: dict[str, object]
+) -> None:
+    left = available_memory(groups(tmp_path, own, files))
+    machine = available_memory(groups(tmp_path, "0::/\n", {}))
+    assert left == pytest.approx(machine, rel=0.2), "read twice"
+    assert left > 200 * MIB
+
+
+def test_nothing_is_left_above_the_limit(tmp_path: Path) -> None:
+    assert available_memory(groups(tmp_path, V2, memory_v2("app/", 16 * MIB))) == 0
