@@ -41,6 +41,10 @@ class ControlGroups:
         """Bytes until the first limit; infinite where there is none."""
         return min(map(_memory_left, self._folders("memory")), default=inf)
 
+    def num_cpus(self) -> float:
+        """CPU seconds a second, as quota and period give them; infinite where none do."""
+        return min(map(_num_cpus, self._folders("cpu")), default=inf)
+
     def _folders(self, controller: str) -> Iterator[Path]:
         """From our own group up to the one that is mounted here, which in a container is its own
         whatever path the host knows it by."""
@@ -70,3 +74,13 @@ def _reclaimable(stat: Path, files: _MemoryFiles) -> int:
     counts = {key: int(value) for key, value in lines}
     cached = counts.get(files.inactive, 0) + counts.get(files.active, 0)
     return max(cached - counts.get(files.mapped, 0), 0)
+
+
+def _num_cpus(folder: Path) -> float:
+    quota, period = folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"  # version 1
+    if (both := folder / "cpu.max").exists():
+        allowed, of = both.read_text().split()
+        return inf if allowed == "max" else int(allowed) / int(of)
+    if quota.exists() and (allowed_us := int(quota.read_text())) > 0:
+        return allowed_us / int(period.read_text())
+    return inf

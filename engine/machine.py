@@ -1,6 +1,7 @@
 """What this machine has to offer: memory and threads, as a container sees them."""
 
 import os
+from math import ceil
 from pathlib import Path
 
 from engine.control_groups import ControlGroups
@@ -14,8 +15,11 @@ def available_memory(groups: ControlGroups = GROUPS) -> int:
     return max(int(min(_meminfo()["MemAvailable"], groups.memory_left())), 0)
 
 
-def num_cpus() -> int:
-    return len(os.sched_getaffinity(0))
+def num_cpus(groups: ControlGroups = GROUPS) -> int:
+    """Cores that this process may keep busy. More threads than its quota pays for would all
+    stand still for the rest of a period, whoever waits for whom."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, ceil(min(cores, groups.num_cpus())))
 
 
 def resident_bytes() -> int:

@@ -1,11 +1,13 @@
 """What a container may take, by the files in which its kernel says so."""
 
+import os
+from math import ceil
 from pathlib import Path
 
 import pytest
 
 from engine.control_groups import ControlGroups
-from engine.machine import available_memory
+from engine.machine import available_memory, num_cpus
 
 MIB = 1 << 20
 V2 = "0::/app\n"
@@ -91,3 +93,32 @@ def test_without_a_limit_it_is_the_machines(
 
 def test_nothing_is_left_above_the_limit(tmp_path: Path) -> None:
     assert available_memory(groups(tmp_path, V2, memory_v2("app/", 16 * MIB))) == 0
+
+
+def cpu_v1(folder: str, quota_us: int) -> dict[str, object]:
+    path = f"cpu/{folder}cpu.cfs"
+    return {f"{path}_quota_us": quota_us, f"{path}_period_us": 50000}
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "allowed"),
+    [
+        (V2, {"app/cpu.max": "150000 100000"}, 1.5),
+        (V2, {"app/cpu.max": "20000 100000"}, 0.2),
+        (V2, {"app/cpu.max": "max 100000"}, 1000),
+        (V2, {"app/cpu.max": "max 100000", "cpu.max": "100000 100000"}, 1),
+        (V1, cpu_v1("app/", 60000), 1.2),
+        (V1, cpu_v1("app/", -1), 1000),
+        (V1, cpu_v1("app/", -1) | cpu_v1("", 50000), 1),
+        ("0::/\n", {}, 1000),
+    ],
+)
+def test_a_quota_bounds_the_cores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str,
+    files: dict[str, object],
+    allowed: float,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert num_cpus(groups(tmp_path, own, files)) == min(8, ceil(allowed))
