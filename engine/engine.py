@@ -29,7 +29,7 @@ from engine.scheduler.draft import ScheduledStep
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import StepOutput
 from engine.scheduler.scheduler import SchedulerFigures, SchedulerStats
-from engine.sizing import EngineShape, decide_shape, size_cache
+from engine.sizing import EngineShape, decide_shape, memory_of, size_cache, weight_bytes
 from engine.step_times import StepShape, StepTimes
 from engine.text.tokenizer import Tokenizer
 from kv_cache.cache import CacheStats
@@ -95,9 +95,11 @@ class Engine:
         shape = decide_shape(config, model)
         torch.set_num_threads(shape.num_threads)
         model = replace(model, max_model_len=shape.max_model_len)
+        weights = weight_bytes(model, shape.dtype)
+        size_cache(config, shape, model, memory_of(shape.device), weights)
         _prepare_kernels(config, shape)
         loaded = _load(config, source, model, shape)
-        plan = size_cache(config, shape, model)
+        plan = size_cache(config, shape, model, memory_of(shape.device))
         info = EngineInfo(
             source=source,
             model=model,
@@ -346,9 +348,12 @@ def _load(
         shape.dtype,
         shape.device,
     )
-    return load_model(
-        source, model, kernels, shape.dtype, shape.device, _load_format(config), config.seed
-    )
+    try:
+        return load_model(
+            source, model, kernels, shape.dtype, shape.device, _load_format(config), config.seed
+        )
+    except torch.OutOfMemoryError as error:  # there was enough when it was asked for
+        raise ModelError(f"{source.name}: {error}") from error
 
 
 def _load_format(config: EngineConfig) -> LoadFormat:

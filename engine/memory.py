@@ -60,15 +60,16 @@ def plan_cache(
     budget_bytes: int,
     max_model_len: int,
     chunk_tokens: int,
+    most_bytes: int | None = None,
 ) -> CachePlan:
     """Every group gets the need of one sequence of `max_model_len`; the rest is divided in the
-    ratio in which a sequence of a few windows needs the groups."""
+    ratio in which a sequence of a few windows needs the groups. `most_bytes`: what a budget could
+    be, where that is known, so that nobody is advised to ask for more."""
     layouts = tuple(BlockLayout(group, block_size, kv_format) for group in groups)
     minimum = bytes_needed(layouts, max_model_len, chunk_tokens)
     if minimum > budget_bytes:
-        raise ConfigError(
-            "max_model_len", _does_not_fit(layouts, budget_bytes, max_model_len, chunk_tokens)
-        )
+        problem = _does_not_fit(layouts, budget_bytes, max_model_len, chunk_tokens, most_bytes)
+        raise ConfigError("max_model_len", problem)
     windows = [g.window for g in groups if g.window is not None]
     typical = min(max_model_len, 4 * max(windows, default=max_model_len))
     needs = [_needed(layout, typical, chunk_tokens) for layout in layouts]
@@ -82,17 +83,22 @@ def plan_cache(
 
 
 def _does_not_fit(
-    layouts: Sequence[BlockLayout], budget_bytes: int, max_model_len: int, chunk_tokens: int
+    layouts: Sequence[BlockLayout],
+    budget_bytes: int,
+    max_model_len: int,
+    chunk_tokens: int,
+    most_bytes: int | None,
 ) -> str:
     need = bytes_needed(layouts, max_model_len, chunk_tokens)
     fitting = largest_model_len(layouts, budget_bytes, max_model_len, chunk_tokens)
-    advice = f"set kv_cache_memory_bytes to at least {need} ({format_bytes(need)})"
-    if fitting > 0:
-        advice = f"set max_model_len to at most {fitting}, or {advice}"
-    return (
+    advice = [f"max_model_len to at most {fitting}"] if fitting > 0 else []
+    if most_bytes is None or need <= most_bytes:
+        advice.append(f"kv_cache_memory_bytes to at least {need} ({format_bytes(need)})")
+    problem = (
         f"a sequence of {max_model_len} tokens needs {format_bytes(need)} of cache and "
-        f"{format_bytes(budget_bytes)} are there; {advice}"
+        f"{format_bytes(budget_bytes)} are there"
     )
+    return f"{problem}; set {', or '.join(advice)}" if advice else problem
 
 
 def largest_model_len(

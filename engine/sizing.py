@@ -1,6 +1,8 @@
 """What the configuration leaves open, decided from the model and the machine."""
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -33,6 +35,13 @@ CPU_CACHE_BYTES = 512 << 20
 CPU_CACHE_SHARE = 0.25
 # what a step needs on a GPU beside weights and cache: activations, logits, workspaces
 GPU_STEP_BYTES = 2 << 30
+
+
+class Memory(NamedTuple):
+    """Of the device that a model is to run on."""
+
+    available_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -98,16 +107,46 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device(name)
 
 
-def size_cache(config: EngineConfig, shape: EngineShape, model: ModelDescription) -> CachePlan:
-    """Called with the weights loaded, so what is left is what the cache can have."""
+def memory_of(device: torch.device) -> Memory:
+    if device.type == "cuda":
+        return Memory(*torch.cuda.mem_get_info(device))
+    available = available_memory()
+    return Memory(available, available)
+
+
+def weight_bytes(model: ModelDescription, dtype: torch.dtype) -> int:
+    """By the config's shapes, which the checkpoint's are held against."""
+    return model.num_parameters * dtype.itemsize
+
+
+def size_cache(
+    config: EngineConfig,
+    shape: EngineShape,
+    model: ModelDescription,
+    memory: Memory,
+    to_load_bytes: int = 0,
+) -> CachePlan:
+    """Of what the device has left with the weights loaded. Before that `to_load_bytes` are still
+    theirs, so that what cannot be served is refused before anybody has waited for it."""
+    left = memory.available_bytes - to_load_bytes
+    if left <= 0:
+        raise ConfigError("model", _no_room(shape, model, memory.available_bytes))
+    beside = f", beside weights of {format_bytes(to_load_bytes)}" if to_load_bytes else ""
     budget = config.kv_cache_memory_bytes
-    if budget is None:
-        budget = _gpu_budget(config) if shape.device.type == "cuda" else _cpu_budget(shape, model)
-    elif shape.device.type == "cpu" and budget > available_memory():
-        raise ConfigError(
-            "kv_cache_memory_bytes",
-            f"{format_bytes(budget)}, and {format_bytes(available_memory())} are available",
-        )
+    if budget is not None:
+        if budget > left:
+            raise ConfigError(
+                "kv_cache_memory_bytes",
+                f"{format_bytes(budget)}, and {format_bytes(left)} are available{beside}",
+            )
+    elif shape.device.type == "cuda":
+        left -= GPU_STEP_BYTES
+        budget = _gpu_budget(config, memory, to_load_bytes)
+        if budget <= 0:
+            least = _least(shape, model)
+            raise ConfigError("gpu_memory_utilization", _too_small(config, memory, left, least))
+    else:
+        budget = min(max(_least(shape, model), CPU_CACHE_BYTES), int(left * CPU_CACHE_SHARE))
     return plan_cache(
         model.groups,
         shape.kv_format,
@@ -115,16 +154,42 @@ def size_cache(config: EngineConfig, shape: EngineShape, model: ModelDescription
         budget,
         shape.max_model_len,
         shape.chunk_tokens,
+        left,
     )
 
 
-def _cpu_budget(shape: EngineShape, model: ModelDescription) -> int:
+def _least(shape: EngineShape, model: ModelDescription) -> int:
+    """Bytes of cache for one sequence of `max_model_len`."""
     layouts = [BlockLayout(g, shape.block_size, shape.kv_format) for g in model.groups]
-    longest = bytes_needed(layouts, shape.max_model_len, shape.chunk_tokens)
-    return min(max(longest, CPU_CACHE_BYTES), int(available_memory() * CPU_CACHE_SHARE))
+    return bytes_needed(layouts, shape.max_model_len, shape.chunk_tokens)
 
 
-def _gpu_budget(config: EngineConfig) -> int:
-    free, total = torch.cuda.mem_get_info()
-    used = total - free
-    return int(total * config.gpu_memory_utilization) - used - GPU_STEP_BYTES
+def _gpu_budget(config: EngineConfig, memory: Memory, to_load_bytes: int) -> int:
+    used = memory.total_bytes - memory.available_bytes + to_load_bytes
+    return int(memory.total_bytes * config.gpu_memory_utilization) - used - GPU_STEP_BYTES
+
+
+def _no_room(shape: EngineShape, model: ModelDescription, available: int) -> str:
+    weights = weight_bytes(model, shape.dtype)
+    needed = weights + _least(shape, model)
+    dtype = str(shape.dtype).removeprefix("torch.")
+    problem = (
+        f"its weights take {format_bytes(weights)} in {dtype}, and"
+        f" {format_bytes(available)} of memory are available; with the cache of one sequence of"
+        f" {shape.max_model_len} tokens it needs {format_bytes(needed)}"
+    )
+    halved = shape.dtype == torch.float32 and weights // 2 < available
+    return f"{problem}; as bfloat16 they take half of that" if halved else problem
+
+
+def _too_small(config: EngineConfig, memory: Memory, left: int, least: int) -> str:
+    """`left`: beside weights and steps, of the whole device."""
+    total = memory.total_bytes
+    problem = (
+        f"{config.gpu_memory_utilization} of {format_bytes(total)} leaves nothing for the cache:"
+        f" weights, steps and what others hold take {format_bytes(total - left)}"
+    )
+    share = math.ceil((total - left + least) / total * 100) / 100
+    if share > 1:
+        return f"{problem}, and a sequence of the longest needs {format_bytes(least)}"
+    return f"{problem}; set it to at least {share}"

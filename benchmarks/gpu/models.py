@@ -22,7 +22,7 @@ from engine.models.describe import describe
 from engine.models.interface import CausalModel, ModelDescription
 from engine.models.load import load_decoder
 from engine.models.parse_config import parse_decoder
-from engine.sizing import decide_shape, size_cache
+from engine.sizing import decide_shape, memory_of, size_cache
 from engine.weights import TensorSource
 
 DEVIATION = 0.02  # what trained models begin with: activations stay finite
@@ -107,7 +107,7 @@ def make_engine(
         source=source,
         model=described,
         shape=shape,
-        cache=size_cache(config, shape, described),
+        cache=size_cache(config, shape, described, memory_of(shape.device)),
         defaults=read_generation_defaults(source.folder),
         fingerprint=fingerprint(source, "dummy", config.seed, described.variant),
     )

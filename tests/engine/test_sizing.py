@@ -1,0 +1,152 @@
+"""What fits is decided before anything is loaded, and what does not is told with what would."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import engine as engine_module
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ConfigError, ModelError
+from engine.models.interface import ModelDescription
+from engine.sizing import (
+    CPU_CACHE_BYTES,
+    GPU_STEP_BYTES,
+    EngineShape,
+    Memory,
+    decide_shape,
+    size_cache,
+    weight_bytes,
+)
+from kv_cache.layout import KvGroup
+from tests.engine.models_on_disk import make_tiny
+
+GIB = 1 << 30
+# 2 billion parameters in bf16; 64 KiB of cache a token, so a longest sequence has half a GiB
+MODEL = ModelDescription(
+    architecture="LlamaForCausalLM",
+    native=True,
+    vocab_size=32000,
+    hidden_size=2048,
+    num_layers=16,
+    num_heads=16,
+    max_model_len=8192,
+    dtype="bfloat16",
+    num_parameters=2 * GIB,
+    groups=(KvGroup(tuple(range(16)), 8, (128, 128)),),
+)
+WEIGHTS = weight_bytes(MODEL, torch.bfloat16)
+
+
+def shape_of(config: EngineConfig, device: str) -> EngineShape:
+    shape = decide_shape(replace(config, device="cpu", block_size=16), MODEL)
+    return replace(shape, device=torch.device(device))
+
+
+def refusal(
+    config: EngineConfig, device: str, memory: Memory, to_load_bytes: int = WEIGHTS
+) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        size_cache(config, shape_of(config, device), MODEL, memory, to_load_bytes)
+    return caught.value
+
+
+def test_weights_that_do_not_fit_are_refused_with_both_sizes() -> None:
+    error = refusal(EngineConfig(), "cpu", Memory(3 * GIB, 3 * GIB))
+    assert error.field == "model"
+    assert "weights take 4.00 GiB in bfloat16" in str(error)
+    assert "3.00 GiB of memory are available" in str(error)
+    assert "of 8192 tokens it needs 4.50 GiB" in str(error)
+
+
+def test_half_as_large_a_type_is_named_where_that_fits() -> None:
+    config, memory = EngineConfig(dtype="float32"), Memory(5 * GIB, 5 * GIB)
+    assert "as bfloat16 they take half" in str(refusal(config, "cpu", memory, 2 * WEIGHTS))
+    memory = Memory(3 * GIB, 3 * GIB)
+    assert "bfloat16" not in str(refusal(config, "cpu", memory, 2 * WEIGHTS))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cache_that_does_not_fit_beside_the_weights(device: str) -> None:
+    config = EngineConfig(kv_cache_memory_bytes=2 * GIB)
+    error = refusal(config, device, Memory(5 * GIB, 5 * GIB))
+    assert error.field == "kv_cache_memory_bytes"
+    assert "2.00 GiB, and 1.00 GiB are available, beside weights of 4.00 GiB" in str(error)
+
+
+def test_before_loading_it_is_what_it_is_afterwards() -> None:
+    config = EngineConfig()
+    for device, before in (("cpu", Memory(8 * GIB, 8 * GIB)), ("cuda", Memory(22 * GIB, 24 * GIB))):
+        shape = shape_of(config, device)
+        after = Memory(before.available_bytes - WEIGHTS, before.total_bytes)
+        assert size_cache(config, shape, MODEL, before, WEIGHTS) == size_cache(
+            config, shape, MODEL, after
+        )
+
+
+def test_nobody_is_advised_to_ask_for_more_than_there_is() -> None:
+    """A quarter of what the weights leave, 256 MiB, is less than one sequence; all would do."""
+    error = refusal(EngineConfig(), "cpu", Memory(5 * GIB, 5 * GIB))
+    assert error.field == "max_model_len"
+    least = int(re.findall("kv_cache_memory_bytes to at least ([0-9]+)", str(error))[0])
+    config = EngineConfig(kv_cache_memory_bytes=least)
+    size_cache(config, shape_of(config, "cpu"), MODEL, Memory(5 * GIB, 5 * GIB), WEIGHTS)
+    little = WEIGHTS + least - 1
+    error = refusal(EngineConfig(), "cpu", Memory(little, little))
+    assert "kv_cache_memory_bytes" not in str(error)
+    fitting = int(re.findall("max_model_len to at most ([0-9]+)", str(error))[0])
+    config = EngineConfig(max_model_len=fitting)
+    size_cache(config, shape_of(config, "cpu"), MODEL, Memory(little, little), WEIGHTS)
+
+
+def test_a_share_of_a_gpu_that_leaves_nothing_is_told_with_one_that_does() -> None:
+    """8 GiB: 1 is others', 4 the weights', 2 a step's."""
+    memory = Memory(7 * GIB, 8 * GIB)
+    error = refusal(EngineConfig(gpu_memory_utilization=0.5), "cuda", memory)
+    assert error.field == "gpu_memory_utilization"
+    assert "take 7.00 GiB" in str(error)
+    assert "-" not in str(error), "bytes are never negative"
+    share = float(re.findall("at least ([0-9.]+)", str(error))[0])
+    assert share == 0.94
+    config = EngineConfig(gpu_memory_utilization=share)
+    plan = size_cache(config, shape_of(config, "cuda"), MODEL, memory, WEIGHTS)
+    assert plan.num_sequences(8192) == 1
+    assert plan.num_bytes <= share * 8 * GIB - GIB - WEIGHTS - GPU_STEP_BYTES
+
+
+def test_a_gpu_that_is_too_small_is_told_so() -> None:
+    memory = Memory(6 * GIB, 6 * GIB)
+    error = refusal(EngineConfig(), "cuda", memory)
+    assert error.field == "gpu_memory_utilization"
+    assert "set it" not in str(error)
+    assert "a sequence of the longest needs 514.0 MiB" in str(error)
+    assert refusal(EngineConfig(), "cuda", Memory(3 * GIB, 6 * GIB)).field == "model"
+
+
+def test_a_cpus_cache_is_modest() -> None:
+    memory = Memory(64 * GIB, 64 * GIB)
+    plan = size_cache(EngineConfig(), shape_of(EngineConfig(), "cpu"), MODEL, memory, WEIGHTS)
+    assert plan.num_bytes == pytest.approx(CPU_CACHE_BYTES, rel=0.01)
+
+
+def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=str(make_tiny("llama", tmp_path).folder), dtype="float32")
+    monkeypatch.setattr(engine_module, "load_model", pytest.fail)
+    monkeypatch.setattr(engine_module, "memory_of", lambda _: Memory(100 << 10, 100 << 10))
+    with pytest.raises(ConfigError, match="model: its weights take"):
+        Engine.create(config)
+
+
+def test_a_device_that_fills_up_meanwhile_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    config = EngineConfig(model=str(make_tiny("llama", tmp_path).folder), dtype="float32")
+    monkeypatch.setattr(engine_module, "load_model", load)
+    with pytest.raises(ModelError, match=r"CUDA out of memory. Tried to allocate 2\.00 GiB"):
+        Engine.create(config)
