@@ -17,7 +17,7 @@ from kv_transfer.piece_read import Backlog, PieceRead
 T = TypeVar("T")
 
 MAX_POST_BYTES = 32 << 20  # a post over CMA copies before it returns, and nobody is served
-_MAX_OPEN = 4  # posts in flight: enough to keep a link full, few enough to be given up soon
+_MAX_OPEN = 4  # of a peer's posts in flight: its link is kept full, and they are given up soon
 _SPIN_S = 200e-6  # a READ that takes longer costs no core, only some 0.1 ms more
 _NAP_S = 50e-6
 _CLOSE_S = 1.0
@@ -169,7 +169,7 @@ class Lane:
 
     def _post(self) -> bool:
         """Whether there was a piece to post; only one a turn, since each may take its time."""
-        found = self._backlog.take() if len(self._open) < _MAX_OPEN else None
+        found = self._backlog.take(self._may_post)
         if not found:
             return False
         read, piece = found
@@ -184,6 +184,12 @@ class Lane:
         else:
             self._open.append(_Open(transfer, read, piece))
         return True
+
+    def _may_post(self, piece: Piece) -> bool:
+        """A peer whose READs never end keeps nobody but itself waiting, and when they are given up
+        not even that."""
+        wanted = [entry for entry in self._open if not entry.read.stopped]
+        return sum(entry.piece.peer is piece.peer for entry in wanted) < _MAX_OPEN
 
     def _start(self, piece: Piece) -> Transfer | None:
         shared, pairs = piece

@@ -66,10 +66,15 @@ class PieceRead(Generic[P]):
         if done:
             self._resolve_soon()
 
-    def take(self) -> P | None:
-        """A piece to carry out now; None if all were taken or dropped."""
+    @property
+    def has_waiting(self) -> bool:
+        """Pieces that nobody has taken."""
+        return bool(self._waiting)
+
+    def take(self, may_take: Callable[[P], bool] = lambda _: True) -> P | None:
+        """A piece to carry out now; None if all were taken or dropped, or the next may not be."""
         with self._lock:
-            if not self._waiting:
+            if not self._waiting or not may_take(self._waiting[0]):
                 return None
             self._num_open += 1
             return self._waiting.popleft()
@@ -131,16 +136,16 @@ class Backlog(Generic[P]):
         if closed:
             read.fail(TransferError("closed"))
 
-    def take(self) -> tuple[PieceRead[P], P] | None:
-        """The next piece, if there is one."""
+    def take(self, may_take: Callable[[P], bool] = lambda _: True) -> tuple[PieceRead[P], P] | None:
+        """The next piece, if there is one that may be taken."""
         with self._changed:
-            return self._next()
+            return self._next(may_take)
 
     def wait(self) -> tuple[PieceRead[P], P] | None:
         """The next piece, as soon as there is one; None when the backlog is closed."""
         with self._changed:
             while True:
-                found = self._next()
+                found = self._next(lambda _: True)
                 if found or self._closed:
                     return found
                 self._changed.wait()
@@ -160,12 +165,13 @@ class Backlog(Generic[P]):
         for read in reads:
             read.fail(TransferError("closed"))
 
-    def _next(self) -> tuple[PieceRead[P], P] | None:
-        while self._reads:
+    def _next(self, may_take: Callable[[P], bool]) -> tuple[PieceRead[P], P] | None:
+        for _ in range(len(self._reads)):
             read = self._reads.popleft()
-            piece = read.take()
-            if piece is not None:
+            piece = read.take(may_take)
+            if piece is not None or read.has_waiting:
                 self._reads.append(read)
+            if piece is not None:
                 return read, piece
         return None
 

@@ -1,0 +1,106 @@
+"""A lane's thread over an agent whose READs end as the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+
+from kv_transfer import nixl_lane
+from kv_transfer.block_pairs import Blocks
+from kv_transfer.connector import PoolRegion, Read
+from kv_transfer.nixl import RemoteName, Transfer
+from kv_transfer.nixl_connector import NixlConfig, NixlConnector
+from kv_transfer.pool_description import PoolDescription
+from tests.kv_transfer.pools import Pool
+
+HOST = bytes(16)
+HUNG, GOOD = b"hung", b"good"
+
+
+class FakeAgent:
+    """READs of the peer named "hung" stay under way; those of others end at once."""
+
+    def __init__(self, regions: Sequence[PoolRegion]) -> None:
+        self.posted: list[RemoteName] = []
+
+    def metadata(self) -> bytes:
+        return b"ours"
+
+    def add_peer(self, metadata: bytes) -> RemoteName:
+        return RemoteName(metadata.decode())
+
+    def remove_peer(self, name: RemoteName) -> None:
+        pass
+
+    def peer_blocks(self, name: RemoteName, region: PoolRegion) -> RemoteName:
+        return name
+
+    def post(
+        self, group: int, local: Blocks, peer_blocks: RemoteName, remote: Blocks
+    ) -> Transfer | None:
+        self.posted.append(peer_blocks)
+        return Transfer(None) if peer_blocks == HUNG.decode() else None
+
+    def poll(self, transfer: Transfer) -> bool:
+        return False
+
+    def progress(self) -> None:
+        pass
+
+    def release_blocks(self, peer_blocks: RemoteName) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+async def connector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NixlConnector]:
+    monkeypatch.setattr(nixl_lane, "Agent", FakeAgent)
+    monkeypatch.setattr(nixl_lane, "_CLOSE_S", 0.0)
+    monkeypatch.setattr(nixl_lane, "_abandoned", [])
+    connector = await NixlConnector.open(Pool().regions, 1, b"", NixlConfig(lanes=1))
+    yield connector
+    await connector.close()
+
+
+async def reading(connector: NixlConnector, agent: bytes) -> Callable[[int], Read]:
+    """Reads that many blocks of the peer with that agent."""
+    description = PoolDescription("nixl", 2, connector.regions, HOST + agent)
+    peer = await connector.connect(2, description.encode(b""))
+    return lambda count: peer.read(0, list(range(count)), list(range(count)))
+
+
+def posted(connector: NixlConnector) -> list[RemoteName]:
+    (lane,) = connector._lanes
+    assert isinstance(lane._agent, FakeAgent)
+    return lane._agent.posted
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_peer_whose_reads_never_end_holds_up_nobody_else(connector: NixlConnector) -> None:
+    hung, good = await reading(connector, HUNG), await reading(connector, GOOD)
+    reads = [hung(1) for _ in range(2 * nixl_lane._MAX_OPEN)]
+    await until(lambda: len(posted(connector)) == nixl_lane._MAX_OPEN)
+    for _ in range(3):
+        await asyncio.wait_for(good(2).ended, 30)
+    assert posted(connector).count(RemoteName("hung")) == nixl_lane._MAX_OPEN
+    assert not any(read.ended.done() for read in reads)
+
+
+async def test_reads_that_were_given_up_hold_up_nobody_of_their_own_peer(
+    connector: NixlConnector,
+) -> None:
+    hung = await reading(connector, HUNG)
+    first = [hung(1) for _ in range(nixl_lane._MAX_OPEN)]
+    await until(lambda: len(posted(connector)) == nixl_lane._MAX_OPEN)
+    hung(1)
+    for read in first:
+        read.give_up()
+    await until(lambda: len(posted(connector)) == nixl_lane._MAX_OPEN + 1)
+    assert not any(read.ended.done() for read in first), "their blocks may still be written to"
