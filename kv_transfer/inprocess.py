@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.connector import PoolRegion, Read
-from kv_transfer.errors import ConnectorUnavailable, TransferError
+from kv_transfer.errors import ConnectorUnavailable, LinkLost, TransferError
 from kv_transfer.piece_read import Backlog, PieceRead, failed_read
 from kv_transfer.pool_description import PoolDescription
 
@@ -88,7 +88,7 @@ class InprocessPeer:
 
     def read(self, group: int, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> Read:
         if not self._connected:
-            return failed_read(TransferError("disconnected"))
+            return failed_read(LinkLost("disconnected"))
         try:
             pairs = BlockPairs.checked(
                 self._ours.regions, self._theirs.regions, group, remote_blocks, local_blocks

@@ -11,7 +11,7 @@ from typing import Self
 from kv_transfer import nixl
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.connector import PoolRegion, Read
-from kv_transfer.errors import TransferError
+from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.nixl_lane import MAX_POST_BYTES, Lane, Piece, SharedPeer
 from kv_transfer.piece_read import Backlog, PieceRead, failed_read
 from kv_transfer.pool_description import PoolDescription
@@ -146,7 +146,7 @@ class NixlPeer:
 
     def read(self, group: int, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> Read:
         if not self._connected:
-            return failed_read(TransferError("disconnected"))
+            return failed_read(LinkLost("disconnected"))
         try:
             pairs = BlockPairs.checked(
                 self._connector.regions, self._shared.regions, group, remote_blocks, local_blocks

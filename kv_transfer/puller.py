@@ -216,7 +216,11 @@ class HandOff:
     def _note_read(self, reading: _Reading) -> None:
         """TransferError if the bytes are not there, or not those that were sent."""
         read, copy = reading.unfinished.read, reading.copy
-        read.ended.result()
+        try:
+            read.ended.result()
+        except LinkLost as error:  # the hand-off's own connection may live on and never notice
+            self._link.lose(f"a READ failed: {error}")
+            raise
         now = time.monotonic()
         self._link.note_read(read.num_bytes, now - reading.started)
         self._record.note_read(now, read.num_bytes)

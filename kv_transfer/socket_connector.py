@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.carrier import CarriedPool
 from kv_transfer.connector import PoolRegion, Read
-from kv_transfer.errors import ConnectorUnavailable, IncompatiblePeer, TransferError
+from kv_transfer.errors import ConnectorUnavailable, IncompatiblePeer, LinkLost, TransferError
 from kv_transfer.piece_read import Backlog, PieceRead, failed_read
 from kv_transfer.pool_description import PoolDescription
 from kv_transfer.socket_memory import PoolBytes
@@ -169,7 +169,7 @@ class SocketPeer:
 
     def read(self, group: int, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> Read:
         if not self._connected:
-            return failed_read(TransferError("disconnected"))
+            return failed_read(LinkLost("disconnected"))
         try:
             pairs = BlockPairs.checked(
                 self._pool.regions, self._regions, group, remote_blocks, local_blocks

@@ -41,8 +41,8 @@ class FakeRead:
             self._pool.ours.blocks[local] = self._pool.theirs.blocks[remote]
         self.ended.set_result(None)
 
-    def fail(self) -> None:
-        self.ended.set_exception(TransferError("the wire was cut"))
+    def fail(self, error: TransferError | None = None) -> None:
+        self.ended.set_exception(error or TransferError("the wire was cut"))
 
 
 class FakePeerPool:

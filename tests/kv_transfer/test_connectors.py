@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.connector import Connector, PoolRegion
-from kv_transfer.errors import IncompatiblePeer, TransferError
+from kv_transfer.errors import IncompatiblePeer, LinkLost, TransferError
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.registry import NAMES, ConnectorConfig, new_incarnation, open_connector
 from tests.kv_transfer.pools import GROUPS, Pool
@@ -144,7 +144,7 @@ async def test_reads_go_on_after_a_disconnect_and_none_begin(pair: Pair) -> None
     peer.disconnect()
     late = peer.read(1, blocks, blocks)
     await ended(begun.ended)
-    with pytest.raises(TransferError, match="disconnected"):
+    with pytest.raises(LinkLost, match="disconnected"):
         await ended(late.ended)
     again = await pair.reader.connector.connect(
         pair.holder.incarnation, pair.holder.connector.metadata()

@@ -184,6 +184,33 @@ async def test_a_failed_read_fails_the_hand_off(pair: Pair) -> None:
     pair.check_all_dropped(21, 22, 23)
 
 
+async def fail_first_read(pair: Pair, error: TransferError) -> None:
+    pair.by_hand()
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+        while len(pair.pool.reads) < 2:
+            await asyncio.sleep(0)
+        pair.pool.reads[0].fail(error)
+
+    with pytest.raises(type(error), match=str(error)):
+        await run(pair, pair.hand_off(WANTED), act)
+
+
+async def test_a_read_over_a_broken_connection_loses_the_link(pair: Pair) -> None:
+    """Its own stream and the load reports may live on for ever."""
+    await fail_first_read(pair, LinkLost("the peer is gone"))
+    assert "the peer is gone" in (pair.link.lost or "")
+    assert pair.pool.disconnected
+    with pytest.raises(TransferError, match="is lost"):
+        await pair.hand_off(WANTED).run()
+
+
+async def test_a_read_that_fails_otherwise_leaves_the_link(pair: Pair) -> None:
+    await fail_first_read(pair, TransferError("out of range"))
+    assert pair.link.lost is None
+
+
 async def test_a_damaged_block_is_noticed(pair: Pair) -> None:
     pair.by_hand()
 
