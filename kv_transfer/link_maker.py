@@ -1,15 +1,15 @@
 """Makes a link: a channel of its own, a handshake, and the first READ of a connector."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
 from kv_transfer.compatible import check_holder
-from kv_transfer.connector import Connector
+from kv_transfer.connector import Connector, PeerPool
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
 from kv_transfer.link import Link
-from kv_transfer.probe import probe
+from kv_transfer.probe import LinkFigures, probe
 from protos.worker_pb2 import DescribeRequest, WorkerDescription
 from protos.worker_pb2_grpc import WorkerStub
 
@@ -62,30 +62,50 @@ class LinkMaker:
             raise Unreachable(reason) from None
 
     async def _connect(self, address: str, channel: grpc.aio.Channel) -> Link:
+        """By the first connector that can. One that fails while the peer still answers, as behind
+        a firewall, leads to the next like one that is refused."""
         description = await self._describe(address, channel)
         check_holder(self._me.format, description)
         offers = {offer.name: offer for offer in description.connectors}
-        tried = []
+        failures: dict[str, TransferError] = {}
         for connector in self._connectors:
             offer = offers.get(connector.name)
             if offer is None:
                 continue
-            tried.append(connector.name)
-            pool = await connector.connect(description.incarnation, offer.metadata)
             try:
-                figures = await probe(pool, self._blob_bytes())
+                pool, figures = await self._try(connector, description.incarnation, offer.metadata)
             except OneSidedRefused as refusal:
-                pool.disconnect()
                 logger.info("%s: no %s: %s", address, connector.name, refusal)
-                continue
-            except BaseException:
-                pool.disconnect()
-                raise
-            return Link(address, channel, description, connector.name, pool, figures)
-        raise IncompatiblePeer(
-            "connectors",
-            f"{address} offers {sorted(offers)}, tried {tried},"
-            f" this worker has {[c.name for c in self._connectors]}",
+                failures[connector.name] = refusal
+            except TransferError as error:
+                logger.warning("%s: %s failed: %s", address, connector.name, error)
+                failures[connector.name] = error
+                if (await self._describe(address, channel)).incarnation != description.incarnation:
+                    raise
+            else:
+                return Link(address, channel, description, connector.name, pool, figures)
+        raise self._none(f"{address} offers {sorted(offers)}", failures)
+
+    async def _try(
+        self, connector: Connector, incarnation: int, metadata: bytes
+    ) -> tuple[PeerPool, LinkFigures]:
+        pool = await connector.connect(incarnation, metadata)
+        try:
+            return pool, await probe(pool, self._blob_bytes())
+        except BaseException:
+            pool.disconnect()
+            raise
+
+    def _none(self, offered: str, failures: Mapping[str, TransferError]) -> TransferError:
+        broken = {n: e for n, e in failures.items() if not isinstance(e, OneSidedRefused)}
+        if len(broken) == 1:
+            return next(iter(broken.values()))
+        if broken:
+            reasons = "; ".join(f"{name}: {error}" for name, error in broken.items())
+            return TransferError(reasons, retryable=any(e.retryable for e in broken.values()))
+        ours = [connector.name for connector in self._connectors]
+        return IncompatiblePeer(
+            "connectors", f"{offered}, tried {[*failures]}, this worker has {ours}"
         )
 
     def _blob_bytes(self) -> int:

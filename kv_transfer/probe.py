@@ -23,7 +23,8 @@ class LinkFigures:
 async def probe(pool: PeerPool, blob_bytes: int) -> LinkFigures:
     """The first READ, which tells whether the connector can; then one for each figure.
 
-    Nobody reads what these bring: they go from scratch block to scratch block.
+    Nobody reads what these bring: they go from scratch block to scratch block. So one that did
+    not end may end whenever it does, though another connector is tried meanwhile.
     """
     await _timed(pool, 1)
     latency_s = await _timed(pool, 1)

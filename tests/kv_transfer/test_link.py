@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
+from kv_transfer import probe
 from kv_transfer.connector import PeerPool
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
 from kv_transfer.links import MAX_IDLE_PEERS, Links, next_back_off
@@ -70,12 +71,15 @@ class FakeConnector:
         self.name = name
         self.by_hand = by_hand
         self.outcome = outcome
+        self.refusal: TransferError | None = None
         self.pools: list[FakePeerPool] = []
 
     def metadata(self) -> bytes:
         return b""
 
     async def connect(self, incarnation: int, metadata: bytes) -> PeerPool:
+        if self.refusal:
+            raise self.refusal
         pool = _Pool(self.outcome, self.by_hand)
         self.pools.append(pool)
         return pool
@@ -186,15 +190,74 @@ async def test_a_read_that_is_not_one_sided_leads_to_the_next_connector(
     assert not plain.pools[0].disconnected
 
 
-async def test_a_read_that_breaks_leads_to_nothing_but_a_new_link(
+async def test_a_first_read_that_fails_leads_to_the_next_connector(
     peer: Peer, make_links: MakeLinks
 ) -> None:
     fast, plain = FakeConnector("fast", TransferError("broken")), FakeConnector("plain")
-    links = make_links(fast, plain)
-    with pytest.raises(TransferError, match="broken"):
-        await links.get(peer.address)
+    assert (await make_links(fast, plain).get(peer.address)).connector == "plain"
+    assert fast.pools[0].disconnected
+
+
+async def test_a_first_read_that_does_not_end_leads_to_the_next_connector(
+    peer: Peer, make_links: MakeLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "FIRST_READ_TIMEOUT_S", 0.01)
+    fast, plain = FakeConnector("fast", by_hand=True), FakeConnector("plain")
+    assert (await make_links(fast, plain).get(peer.address)).connector == "plain"
+    (read,) = fast.pools[0].reads
+    assert fast.pools[0].disconnected
+    assert not read.wanted
+    assert [p[1] for p in read._pairs] == [probe.SCRATCH_BLOCK], "it may still be written"
+
+
+async def test_a_connect_that_fails_leads_to_the_next_connector(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast, plain = FakeConnector("fast"), FakeConnector("plain")
+    fast.refusal = TransferError("no port is open")
+    assert (await make_links(fast, plain).get(peer.address)).connector == "plain"
+
+
+async def test_a_peer_that_goes_during_the_first_read_is_not_tried_otherwise(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast, plain = FakeConnector("fast", by_hand=True), FakeConnector("plain")
+    making = asyncio.ensure_future(make_links(fast, plain).get(peer.address))
+    async with asyncio.timeout(30):
+        while not (fast.pools and fast.pools[0].reads):
+            await asyncio.sleep(0)
+        await peer.stop()
+        fast.pools[0].reads[0].fail()
+        with pytest.raises(Unreachable):
+            await making
     assert plain.pools == []
-    with pytest.raises(TransferError, match="tried just now: broken"):
+    await peer.start()
+
+
+async def test_another_incarnation_after_the_first_read_is_not_tried_otherwise(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast, plain = FakeConnector("fast", by_hand=True), FakeConnector("plain")
+    making = asyncio.ensure_future(make_links(fast, plain).get(peer.address))
+    async with asyncio.timeout(30):
+        while not (fast.pools and fast.pools[0].reads):
+            await asyncio.sleep(0)
+        peer.describer.description.incarnation = 7
+        fast.pools[0].reads[0].fail()
+        with pytest.raises(Unreachable, match="the wire was cut"):
+            await making
+    assert plain.pools == []
+
+
+async def test_when_all_connectors_fail_each_is_named_and_tried_again(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast = FakeConnector("fast", TransferError("broken"))
+    plain = FakeConnector("plain", TransferError("cut", retryable=False))
+    links = make_links(fast, plain)
+    with pytest.raises(Unreachable, match="fast: broken; plain: cut"):
+        await links.get(peer.address)
+    with pytest.raises(TransferError, match="tried just now: fast: broken"):
         await links.get(peer.address)
     fast.outcome = None
     async with asyncio.timeout(30):
