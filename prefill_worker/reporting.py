@@ -48,11 +48,6 @@ class Reporter:
     def incarnation(self) -> int:
         return self._worker.incarnation
 
-    @property
-    def last_stats(self) -> SchedulerStats | None:
-        """The engine's, as of the last report."""
-        return None if self._last is None else self._last[0]
-
     async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
         """Subscribers ask often: only news are worth the engine's time."""
         if self._worker.engine.engine.events.latest == number:
@@ -102,6 +97,8 @@ def _step_times(engine: Engine) -> StepTimes:
 
 
 def _add_stats(report: LoadReport, stats: SchedulerStats, cache: CacheStats) -> None:
+    # Prompts of others count from their arrival on, its own as the engine has them.
+    report.num_queued_tokens = max(report.num_queued_tokens, stats.num_queued_tokens)
     report.num_running = stats.num_running
     report.num_waiting = stats.num_waiting
     report.num_fetching = stats.num_fetching

@@ -285,7 +285,7 @@ class LoadReport(_message.Message):
     """sequences that wait for a hand-off"""
     num_leases: _builtins.int
     num_queued_tokens: _builtins.int
-    """of prompts, to be computed"""
+    """of prompts, to be computed here"""
     num_context_tokens: _builtins.int
     """read by every decode step"""
     draining: _builtins.bool

@@ -18,24 +18,20 @@ class LoadMeter:
     _steps_s: float | None = None
     _at: float = 0.0
 
-    def read(
-        self, report: LoadReport, num_waiting_tokens: int, steps_s: float, now: float
-    ) -> WorkerLoad:
-        """`num_waiting_tokens`: of prompts in the engine's queue; `steps_s`: that all of its
-        steps have taken."""
+    def read(self, report: LoadReport, steps_s: float, now: float) -> WorkerLoad:
+        """`steps_s`: that all of its steps have taken."""
         times = report.step_times
         token_s = whole_prompt_token_s(
             times.base_s, times.prompt_token_s, times.sequence_s, times.prompt_pair_s
         )
         num_sequences = report.num_running + report.num_waiting + report.num_fetching
-        num_queued = max(report.num_queued_tokens, num_waiting_tokens)
         load_s = times.sequence_s * report.num_running
         return WorkerLoad(
             num_sequences=num_sequences,
             num_running=report.num_running,
             kv_use=max((_use(blocks) for blocks in report.blocks), default=0.0),
             sequence_use=num_sequences / self.max_num_seqs,
-            queued_s=num_queued * token_s,
+            queued_s=report.num_queued_tokens * token_s,
             busy=self._busy(steps_s, now),
             step_base_s=times.base_s,
             step_load_s=load_s + times.context_token_s * report.num_context_tokens,

@@ -67,12 +67,9 @@ class WorkerReplica:
         return metadata_of(self._worker, self._release, self._metrics_address)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        reporter = self._node.reporter
-        report = await reporter.load()
-        stats = reporter.last_stats
-        num_waiting = 0 if stats is None else stats.num_queued_tokens
+        report = await self._node.reporter.load()
         steps_s = self._node.engine.engine.steps_s
-        load = self._meter.read(report, num_waiting, steps_s, time.monotonic())
+        load = self._meter.read(report, steps_s, time.monotonic())
         return {**load._asdict(), **self._objectives._asdict()}
 
     async def check_health(self) -> None:

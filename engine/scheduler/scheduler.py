@@ -64,7 +64,7 @@ class SchedulerStats:
     num_fetching: int
     num_preemptions: int
     num_swapped_blocks: int
-    num_queued_tokens: int  # to be computed by sequences that wait
+    num_queued_tokens: int  # of prompts, to be computed here: by who waits, or has begun
     num_context_tokens: int  # in the cache of sequences that run: what a decode step reads
 
 
@@ -300,7 +300,7 @@ class Scheduler:
             num_fetching=self.num_fetching,
             num_preemptions=self._service.num_preemptions,
             num_swapped_blocks=sum(self._swap.num_used),
-            num_queued_tokens=sum(s.num_uncomputed for s in waiting),
+            num_queued_tokens=sum(_num_queued(s) for s in (*waiting, *self._roster.running)),
             num_context_tokens=sum(s.num_computed for s in self._roster.running),
         )
 
@@ -322,6 +322,16 @@ class Scheduler:
         """Asserts what must hold between steps; for tests and for an idle engine."""
         self._roster.check_integrity()
         assert self._fetches.waiting == self._roster.fetching
+
+
+def _num_queued(sequence: Sequence) -> int:
+    """Tokens that it has still to compute before it decodes. One that waits is taken not to be
+    cached: what it finds is known when it is admitted, and so is whether it is fetched."""
+    if sequence.state is SequenceState.RUNNING:
+        return max(0, sequence.request.num_prompt - sequence.num_computed)
+    above = sequence.request.source.fetch_above
+    is_fetched = sequence.may_fetch and sequence.num_uncomputed > (above or 0)
+    return 0 if is_fetched else sequence.num_uncomputed
 
 
 def _find_problem(part: Part, result: StepResult) -> str | None:

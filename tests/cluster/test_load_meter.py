@@ -29,7 +29,7 @@ def test_a_report_in_the_policy_s_words() -> None:
             BlockCounts(total=10, free=2, held=5, cached=2, quarantined=1),
         ],
     )
-    load = LoadMeter(16, 4.5).read(report, 200, 0.0, 1.0)
+    load = LoadMeter(16, 4.5).read(report, 0.0, 1.0)
     assert (load.num_sequences, load.num_running, load.startup_s) == (8, 6, 4.5)
     assert load.kv_use == pytest.approx(0.6)  # of the group that is fuller
     assert load.sequence_use == pytest.approx(0.5)
@@ -43,14 +43,14 @@ def test_the_share_of_its_time_in_steps() -> None:
     meter = LoadMeter(16, 4.5)
 
     def busy(now: float, steps_s: float) -> float:
-        return meter.read(LoadReport(step_times=TIMES), 0, steps_s, now).busy
+        return meter.read(LoadReport(step_times=TIMES), steps_s, now).busy
 
     assert busy(10.0, 5.0) == 0
     assert busy(12.0, 6.5) == pytest.approx(0.75)
     assert busy(13.0, 6.5) == 0
     assert busy(14.0, 8.0) == 1  # a step that began sooner
     assert busy(15.0, 0.0) == 0  # counted anew
-    assert set(LoadMeter(1, 1.0).read(LoadReport(), 0, 0.0, 1.0)) == {0.0, 1.0}
+    assert set(LoadMeter(1, 1.0).read(LoadReport(), 0.0, 1.0)) == {0.0, 1.0}
 
 
 def test_a_range_is_scaled_and_a_number_is_not() -> None:

@@ -49,6 +49,21 @@ def test_a_prompt_is_read_in_chunks_beside_running_sequences() -> None:
     assert sizes[:3] == [[1, 9], [1, 9], [1, 7]]
 
 
+def test_prompt_tokens_are_queued_until_they_are_computed_here() -> None:
+    bench = Bench(num_blocks=40, budget=10, max_num_seqs=2)
+    bench.add("runs", [1, 2, 3], max_tokens=20)
+    counts = [bench.scheduler.stats().num_queued_tokens]
+    bench.step()
+    bench.add("long", [4] * 25, max_tokens=2)
+    bench.add("waits", [5] * 7, max_tokens=1)
+    bench.add("fetched", [6] * 30, fetch_above=8, max_tokens=1)
+    bench.add("fetched if longer", [7] * 8, fetch_above=8, max_tokens=1)
+    for _ in range(4):
+        counts.append(bench.scheduler.stats().num_queued_tokens)
+        bench.step()
+    assert counts == [3, 25 + 15, 16 + 15, 7 + 15, 15]
+
+
 def test_order_is_by_arrival_and_a_preempted_sequence_goes_first() -> None:
     bench = Bench(num_blocks=9, max_num_seqs=3)
     bench.add("a", [1] * 20, max_tokens=30)
