@@ -91,6 +91,10 @@ class Connector(Protocol):
         """Somebody has just got our metadata: who connects in the next seconds is helped soon."""
         ...
 
+    def problem(self) -> str | None:
+        """Why neither we nor our peers should count on it any more: the worker is replaced."""
+        ...
+
     async def close(self) -> None:
         """Ends everything; reads that did not end before have ended when it returns, or keep
         the process's memory to themselves until its end."""

@@ -85,6 +85,11 @@ class Exchange:
         self._hand_offs.add(hand_off)
         return hand_off
 
+    def problem(self) -> str | None:
+        """Why the worker should be replaced."""
+        problems = (self.quarantine.problem, *(c.problem() for c in self._connectors))
+        return next((problem for problem in problems if problem is not None), None)
+
     def load(self) -> TransferLoad:
         """Reads that were not wanted any more are in quarantine, not in the backlog."""
         wanted = [hand_off.backlog for hand_off in self._hand_offs]

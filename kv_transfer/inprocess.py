@@ -51,6 +51,10 @@ class InprocessConnector:
     def expect_peer(self) -> None:
         pass  # nobody waits for this side
 
+    def problem(self) -> str | None:
+        alive = self.closed or self._thread.is_alive()
+        return None if alive else "the thread that copies has failed"
+
     async def close(self) -> None:
         self.closed = True
         _open.pop(self._incarnation, None)

@@ -107,6 +107,11 @@ class NixlConnector:
     def expect_peer(self) -> None:
         self._lanes[0].hurry(self._config.hurried_period_s, _HURRY_S)
 
+    def problem(self) -> str | None:
+        return (
+            "a thread of nixl's has failed" if any(lane.is_dead for lane in self._lanes) else None
+        )
+
     async def close(self) -> None:
         self._backlog.close()
         for lane in self._lanes:

@@ -77,6 +77,11 @@ class Lane:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_dead(self) -> bool:
+        """Its thread has ended, and nobody had asked for that."""
+        return self._stop_at is None and not self._thread.is_alive()
+
     def wake(self) -> None:
         self._inbox.put(None)
 
@@ -102,6 +107,9 @@ class Lane:
 
     def _ask(self, work: Callable[[], T]) -> Future[T]:
         answer: Future[T] = Future()
+        if self.is_dead:
+            answer.set_exception(TransferError("the lane's thread has failed"))
+            return answer
 
         def do() -> None:
             if not answer.set_running_or_notify_cancel():

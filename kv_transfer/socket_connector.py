@@ -114,6 +114,9 @@ class SocketConnector:
     def expect_peer(self) -> None:
         pass  # its threads sleep until there is something to do
 
+    def problem(self) -> str | None:
+        return f"the {self.name} connector listens no more" if self._server.is_dead else None
+
     async def close(self) -> None:
         for backlog in self._backlogs:
             backlog.close()

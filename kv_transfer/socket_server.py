@@ -72,6 +72,11 @@ class SocketServer:
         port: int = self._listener.getsockname()[1]
         return port
 
+    @property
+    def is_dead(self) -> bool:
+        """It listens no more, and nobody has closed it."""
+        return not self._closing and not self._thread.is_alive()
+
     def close(self) -> None:
         """Returns when no thread touches the pool any more."""
         self._closing = True
@@ -110,7 +115,12 @@ class SocketServer:
         )
         with self._lock:
             self._connections.add(connection)
-        connection.thread.start()
+        try:
+            connection.thread.start()
+        except RuntimeError:  # no thread is left: nothing for those who are served already
+            with self._lock:
+                self._connections.discard(connection)
+            sock.close()
 
     def _sweep(self) -> None:
         """Cuts who lets us wait for what it has begun to say."""

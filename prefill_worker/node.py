@@ -148,7 +148,7 @@ class Node:
             self.engine.check_health()
         except UnavailableError as error:
             return str(error)
-        return self.exchange.quarantine.problem
+        return self.exchange.problem()
 
     def expect_peer(self) -> None:
         self.exchange.expect_peer()

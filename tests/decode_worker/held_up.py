@@ -53,6 +53,7 @@ class HeldUpConnector:
         self.name = inner.name
         self.metadata = inner.metadata
         self.expect_peer = inner.expect_peer
+        self.problem = inner.problem
         self.close = inner.close
 
     async def connect(self, incarnation: int, metadata: bytes) -> "HeldUpPeer":

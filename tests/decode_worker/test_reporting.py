@@ -3,12 +3,14 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route, SubmittedRequest
 from decode_worker.worker import DecodeWorker
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from kv_transfer.faults import Faults
-from prefill_worker.node import NodeConfig
+from prefill_worker.node import Node, NodeConfig
 from protos.worker_pb2 import ROLE_DECODE
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
@@ -39,4 +41,28 @@ async def test_prompts_that_wait_to_be_computed_here_are_reported(tmp_path: Path
     assert report.num_queued_tokens == len(prompts[1]) + len(prompts[2])
     for stream in streams:
         stream.close()
+    await worker.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("socket", "kv_transfer.socket_server.SocketServer._sweep"),
+        ("inprocess", "kv_transfer.piece_read.Backlog.wait"),
+    ],
+)
+async def test_a_connector_whose_thread_fails_is_the_workers_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, broken: str
+) -> None:
+    engine = make_engine(str(make_tiny("llama", tmp_path).folder))
+    worker = Node(NodeConfig(connectors=(name,)), engine, Faults())
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, lambda _: 1 / 0)
+        await worker.start()
+        async with asyncio.timeout(30):
+            while (report := await worker.check_health(False)).healthy:
+                await asyncio.sleep(0.01)
+    assert {"socket": "listens no more", "inprocess": "copies has failed"}[name] in report.reason
+    assert (await worker.reporter.load()).unhealthy == report.reason
     await worker.stop()

@@ -87,6 +87,9 @@ class FakeConnector:
     def expect_peer(self) -> None:
         pass
 
+    def problem(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

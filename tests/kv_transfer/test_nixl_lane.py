@@ -8,6 +8,7 @@ import pytest
 from kv_transfer import nixl_lane
 from kv_transfer.block_pairs import Blocks
 from kv_transfer.connector import PoolRegion, Read
+from kv_transfer.errors import TransferError
 from kv_transfer.nixl import RemoteName, Transfer
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.pool_description import PoolDescription
@@ -22,6 +23,7 @@ class FakeAgent:
 
     def __init__(self, regions: Sequence[PoolRegion]) -> None:
         self.posted: list[RemoteName] = []
+        self.broken = False
 
     def metadata(self) -> bytes:
         return b"ours"
@@ -45,7 +47,8 @@ class FakeAgent:
         return False
 
     def progress(self) -> None:
-        pass
+        if self.broken:
+            raise ZeroDivisionError("a library's mistake")
 
     def release_blocks(self, peer_blocks: RemoteName) -> None:
         pass
@@ -71,10 +74,14 @@ async def reading(connector: NixlConnector, agent: bytes) -> Callable[[int], Rea
     return lambda count: peer.read(0, list(range(count)), list(range(count)))
 
 
-def posted(connector: NixlConnector) -> list[RemoteName]:
+def agent(connector: NixlConnector) -> FakeAgent:
     (lane,) = connector._lanes
     assert isinstance(lane._agent, FakeAgent)
-    return lane._agent.posted
+    return lane._agent
+
+
+def posted(connector: NixlConnector) -> list[RemoteName]:
+    return agent(connector).posted
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -104,3 +111,12 @@ async def test_reads_that_were_given_up_hold_up_nobody_of_their_own_peer(
         read.give_up()
     await until(lambda: len(posted(connector)) == nixl_lane._MAX_OPEN + 1)
     assert not any(read.ended.done() for read in first), "their blocks may still be written to"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_fails_is_the_connectors_problem(connector: NixlConnector) -> None:
+    assert connector.problem() is None
+    agent(connector).broken = True
+    await until(lambda: connector.problem() is not None)
+    with pytest.raises(TransferError, match="thread has failed"):
+        await asyncio.wait_for(reading(connector, GOOD), 5)
