@@ -31,7 +31,7 @@ from tests.engine.models_on_disk import make_tiny
 from tests.engine.test_async_engine import idle
 from tests.processes import python
 
-NOTICED_S = 10.0  # a second until a ping, another for its answer, and a busy machine's
+NOTICED_S = 4.0  # a second until a ping, another for its answer, and two of a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -13,29 +13,44 @@ from protos.events_pb2 import LoadReport
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
 from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
-from tests.faults.workers import NOTICED_S, Relay
+from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, Relay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Expected = dict[str, Answer]
 POINTS = ["puller.chunk:2", "puller.reading", "puller.finished", "puller.commit"]
+KILLS = ["worker.reserved", "puller.reading:2", "puller.finished", "puller.commit"]
+STOPS = ["puller.chunk:2", "puller.reading", "puller.commit"]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", KILLS)
 async def test_killed(relay: Relay, point: str) -> None:
     relay.decode.set_faults(f"{point}=kill")
+    shown = Answer()
     with pytest.raises(UnavailableError):
-        await relay.ask(PROMPTS["300"], PARAMS, salt=f"kill {point}")
+        await relay.ask(PROMPTS["300"], PARAMS, salt=f"kill {point}", shown=shown)
+    assert shown == Answer()
     await relay.first.check_settled()
     await relay.decode.restart()
     await relay.reconnect()
 
 
-async def test_stopped(relay: Relay) -> None:
-    relay.decode.set_faults("puller.reading=stop")
-    with pytest.raises(UnavailableError):
-        await relay.ask(PROMPTS["300"], PARAMS, salt="stop")
+@pytest.mark.parametrize("point", STOPS)
+async def test_stopped(relay: Relay, point: str) -> None:
+    """Its client and the holder notice, each by its own stream."""
+    relay.decode.set_faults(f"{point}=stop")
+    shown = Answer()
+    asked = asyncio.ensure_future(
+        relay.ask(PROMPTS["300"], PARAMS, salt=f"stop {point}", shown=shown)
+    )
     await relay.decode.stopped()
+    stopped = time.monotonic()
+    with pytest.raises(UnavailableError):
+        await asked
+    assert time.monotonic() - stopped < NOTICED_HERE_S
+    await relay.first.until(lambda load: load.num_leases == 0)
+    assert time.monotonic() - stopped < NOTICED_HERE_S
+    assert shown == Answer()
     await relay.first.check_settled()
     relay.decode.go_on()
     await relay.reconnect()

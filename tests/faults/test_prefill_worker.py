@@ -14,7 +14,7 @@ from protos.handoff_pb2 import HolderMessage
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
 from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
-from tests.faults.workers import NOTICED_S, RESTARTED_S, SLACK_S, Relay, leased
+from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, RESTARTED_S, SLACK_S, Relay, leased
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -48,6 +48,21 @@ async def test_stopped(relay: Relay, expected: Expected, point: str) -> None:
     again = asyncio.ensure_future(relay.ask(PROMPTS["250"], PARAMS, salt=f"during {point}"))
     relay.first.go_on()
     (await again).check_equal(expected["250"])
+
+
+async def test_a_stopped_one_is_noticed(relay: Relay, expected: Expected) -> None:
+    """By its link, however patient the hand-off."""
+    peer = (await relay.first.load()).incarnation
+    relay.first.set_faults("holder.chunk:2=stop")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="notice"))
+    await relay.first.stopped()
+    stopped = time.monotonic()
+    await relay.decode.until_lost(peer)
+    assert time.monotonic() - stopped < NOTICED_HERE_S
+    (await asked).check_equal(expected["300"])
+    relay.first.go_on()
+    told = await relay.ask(PROMPTS["250"], PARAMS, relay.first, salt="noticed")
+    told.check_equal(expected["250"])
 
 
 @ANY_CONNECTOR
@@ -191,8 +206,10 @@ async def check_back_off(relay: Relay) -> None:
 @ANY_CONNECTOR
 async def test_a_lease_that_was_released_early_shows_not_one_token(relay: Relay) -> None:
     relay.first.set_faults("holder.commit=release")
+    shown = Answer()
     with pytest.raises(UnavailableError, match="let go too early"):
-        await relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="early")
+        await relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="early", shown=shown)
+    assert shown == Answer()
 
 
 @pytest.mark.parametrize("point", ["holder.chunk:2", "holder.finished", "holder.commit"])

@@ -24,7 +24,7 @@ from tests.faults.cached import is_held, snapshot
 from tests.faults.fleet import ANSWERED_S, Fleet, Job, Wave, undisturbed, until
 from tests.faults.garbled_events import FAULTS, GarblingPlane
 from tests.faults.http_front import http_front
-from tests.faults.workers import ENGINE, NOTICED_S, SLACK_S, Worker
+from tests.faults.workers import ENGINE, NOTICED_HERE_S, NOTICED_S, SLACK_S, Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -95,7 +95,7 @@ async def test_stopped(fleet: Fleet, expected: Expected, leg: Leg) -> None:
         await victim.stopped()
         later = Wave(relay, JOBS)
         began = time.monotonic()
-        await until(lambda: fleet.known(victim) not in relay.pools.usable(leg), NOTICED_S + SLACK_S)
+        await until(lambda: fleet.known(victim) not in relay.pools.usable(leg), NOTICED_HERE_S)
         await later.reach(1)
         assert time.monotonic() - began < NOTICED_S + SLACK_S
         await wave.check(expected)

@@ -33,6 +33,7 @@ from tests.processes import python
 
 SETTLED_S = 10.0  # within which nothing may be left of what failed
 NOTICED_S = 2.0  # within which a stopped peer is noticed
+NOTICED_HERE_S = NOTICED_S + 2.0  # where tests run, on cores that have more to do
 RESTARTED_S = 30.0  # within which a process that was killed is there again
 SLACK_S = 10.0  # for the request itself, on a busy machine
 
@@ -163,6 +164,10 @@ class Worker:
                 await asyncio.sleep(0.01)
         return report
 
+    async def until_lost(self, peer: int) -> None:
+        """No link to that incarnation is left."""
+        await self.until(lambda load: all(link.peer_incarnation != peer for link in load.links))
+
     async def leftovers(self) -> dict[str, int | str]:
         """What it has of requests, by name; nothing where none is under way."""
         return _left(await self.load())
@@ -235,8 +240,9 @@ class Relay:
         local: LocalPrefill = LocalPrefill.NEVER,
         salt: str = "",
         timeout_s: float | None = None,
+        shown: Answer | None = None,
     ) -> Answer:
-        """The whole answer; every salt has a cache of its own."""
+        """The whole answer; every salt has a cache of its own. In `shown` it is as it comes."""
         name = RequestId(f"r{next(_serial)}")
         workers = prefill or (self.first, self.second)
         candidates = tuple(
@@ -245,7 +251,7 @@ class Relay:
         route = Route(candidates, (), local)
         request = GenerationRequest(name, prompt, params, cache_salt=salt, timeout_s=timeout_s)
         stream = self.session.submit(request, route)
-        answer = Answer()
+        answer = Answer() if shown is None else shown
         try:
             async with asyncio.timeout(60):
                 async for update in stream:

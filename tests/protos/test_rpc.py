@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,7 +15,7 @@ from protos.errors import PlaneError
 from protos.failures import failure_of
 from protos.generation_pb2 import Failure
 from protos.limits import MAX_MESSAGE_BYTES
-from protos.rpc import Plane, RpcConfig
+from protos.rpc import Plane, RpcConfig, Tls
 from protos.secret import Secret
 from protos.session_pb2_grpc import SessionStub
 from protos.worker_pb2 import DescribeRequest, DrainProgress, DrainRequest, HealthRequest
@@ -23,8 +24,8 @@ from tests.processes import python
 from tests.protos.echo import echo_server
 
 SECRET = Secret(b"sixteen or more characters")
-# a second until a ping, another for its answer, and some of a busy machine's
-NOTICED_S = 10.0  # two seconds, and what a busy machine adds; without pings it is for ever
+# a second until a ping, another for its answer, and as much again of a busy machine's
+NOTICED_S = 4.0
 
 
 async def describe(plane: Plane, address: str) -> str:
@@ -60,6 +61,34 @@ async def test_wrong_secret_reaches_no_handler(secret: Secret | None) -> None:
         assert echo.num_calls == 0
         failure = failure_of(ends[0])
         assert (failure.kind, failure.field) == (Failure.KIND_INCOMPATIBLE, "secret")
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_every_end_pings_often_enough(monkeypatch: pytest.MonkeyPatch, is_tls: bool) -> None:
+    """A peer that is gone is noticed within two seconds, on streams where nothing moves too."""
+    made: list[dict[str, int]] = []
+
+    def record(name: str) -> None:
+        make = getattr(grpc.aio, name)
+
+        def recorded(*args: Any, options: Any = None, **more: Any) -> Any:
+            made.append(dict(args[-1] if options is None else options))
+            return make(*args, **more) if options is None else make(*args, options=options, **more)
+
+        monkeypatch.setattr(grpc.aio, name, recorded)
+
+    for name in ("insecure_channel", "secure_channel", "server"):
+        record(name)
+    plane = Plane(tls=Tls(None, None, None, None) if is_tls else None)
+    async with plane.channel("127.0.0.1:1"):
+        plane.server()
+    client, server = made
+    for end in (client, server):
+        assert end["grpc.keepalive_time_ms"] + end["grpc.http2.ping_timeout_ms"] <= 2000
+        assert end["grpc.http2.max_pings_without_data"] == 0, "as many as it takes"
+    allowed = server["grpc.http2.min_recv_ping_interval_without_data_ms"]
+    assert allowed < client["grpc.keepalive_time_ms"]
+    assert server["grpc.http2.max_ping_strikes"] == 0
 
 
 async def ended(answer: object) -> grpc.aio.AioRpcError:
