@@ -6,8 +6,9 @@
 An action happens when its point is reached for the given time (the first by default): `kill`
 and `stop` are signals to the own process, `fail` raises, `block` holds the calling thread for a
 while, and any other word is handed to the place that asked, which knows what it means: `stuck`
-holds up its engine for as long as the same faults are asked for. A file is read again whenever
-it has changed, and counting begins anew. Without the variable nothing ever happens.
+holds up its engine for as long as the same faults are asked for, `break` fails a piece of a read
+as the network would. A file is read again whenever it has changed, and counting begins anew.
+Without the variable nothing ever happens.
 """
 
 import os
@@ -20,6 +21,8 @@ from pathlib import Path
 from kv_transfer.errors import TransferError
 
 VARIABLE = "KVRELAY_FAULTS"
+READ = "connector.read"  # a piece is about to be read, by a thread of the connector
+BREAK = "break"
 BLOCK_S = 2.5
 STUCK_S = 60.0  # at most
 _LOOK_S = 0.02

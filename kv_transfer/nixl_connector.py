@@ -12,6 +12,7 @@ from kv_transfer import nixl
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.connector import PoolRegion, Read
 from kv_transfer.errors import LinkLost, TransferError
+from kv_transfer.faults import Faults
 from kv_transfer.nixl_lane import MAX_POST_BYTES, Lane, Piece, SharedPeer
 from kv_transfer.piece_read import Backlog, PieceRead, failed_read
 from kv_transfer.pool_description import PoolDescription
@@ -48,7 +49,12 @@ class NixlConnector:
     name = NAME
 
     def __init__(
-        self, regions: Sequence[PoolRegion], incarnation: int, secret: bytes, config: NixlConfig
+        self,
+        regions: Sequence[PoolRegion],
+        incarnation: int,
+        secret: bytes,
+        config: NixlConfig,
+        faults: Faults,
     ) -> None:
         """Loads nixl and starts the threads; `open` waits for them."""
         nixl.prepare_environment(regions)
@@ -60,7 +66,7 @@ class NixlConnector:
         num_lanes = config.lanes or default_lanes()
         periods = [config.idle_period_s] + [_LANE_PERIOD_S] * (num_lanes - 1)
         self._lanes = [
-            Lane(f"nixl-lane-{i}", regions, self._backlog, period)
+            Lane(f"nixl-lane-{i}", regions, self._backlog, period, faults)
             for i, period in enumerate(periods)
         ]
         self._agent = b""
@@ -72,8 +78,9 @@ class NixlConnector:
         incarnation: int,
         secret: bytes = b"",
         config: NixlConfig | None = None,
+        faults: Faults | None = None,
     ) -> Self:
-        connector = cls(regions, incarnation, secret, config or NixlConfig())
+        connector = cls(regions, incarnation, secret, config or NixlConfig(), faults or Faults())
         agents = [asyncio.wrap_future(lane.metadata) for lane in connector._lanes]
         try:
             connector._agent, *_ = await asyncio.gather(*agents)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.connector import PoolRegion
 from kv_transfer.errors import LinkLost, OneSidedRefused, TransferError
+from kv_transfer.faults import BREAK, READ, Faults
 from kv_transfer.nixl import Agent, ReadRefused, RemoteName, Transfer
 from kv_transfer.piece_read import Backlog, PieceRead
 
@@ -60,7 +61,12 @@ class Lane:
     """
 
     def __init__(
-        self, name: str, regions: Sequence[PoolRegion], backlog: Backlog[Piece], period_s: float
+        self,
+        name: str,
+        regions: Sequence[PoolRegion],
+        backlog: Backlog[Piece],
+        period_s: float,
+        faults: Faults,
     ) -> None:
         self.metadata: Future[bytes] = Future()  # of the agent, as soon as there is one
         self._period_s = period_s
@@ -68,6 +74,7 @@ class Lane:
         self._hurried_until = 0.0
         self._regions = tuple(regions)
         self._backlog = backlog
+        self._faults = faults
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._peers: dict[SharedPeer, _LanePeer] = {}
         self._open: list[_Open] = []
@@ -207,6 +214,8 @@ class Lane:
             blocks = self._agent.peer_blocks(peer.name, shared.regions[pairs.group])
             peer.blocks[pairs.group] = blocks
         try:
+            if self._faults.reach(READ) == BREAK:
+                raise ReadRefused("a fault was asked for")
             return self._agent.post(pairs.group, pairs.local, blocks, pairs.remote)
         except ReadRefused as e:
             if pairs.group in shared.groups_read:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kv_transfer.connector import Connector, PoolRegion
 from kv_transfer.errors import ConnectorUnavailable
+from kv_transfer.faults import Faults
 from kv_transfer.inprocess import InprocessConnector
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.socket_connector import SocketConfig, SocketConnector
@@ -29,16 +30,24 @@ def new_incarnation() -> int:
 
 
 async def open_connector(
-    name: str, regions: Sequence[PoolRegion], incarnation: int, config: ConnectorConfig
+    name: str,
+    regions: Sequence[PoolRegion],
+    incarnation: int,
+    config: ConnectorConfig,
+    faults: Faults | None = None,
 ) -> Connector:
     """ConnectorUnavailable where this process cannot use it; then another may do."""
     match name:
         case "inprocess":
             return InprocessConnector(regions, incarnation, config.secret)
         case "nixl":
-            return await NixlConnector.open(regions, incarnation, config.secret, config.nixl)
+            return await NixlConnector.open(
+                regions, incarnation, config.secret, config.nixl, faults
+            )
         case "socket":
-            return SocketConnector(regions, incarnation, config.secret, config.socket)
+            return SocketConnector(
+                regions, incarnation, config.secret, config.socket, faults=faults
+            )
         case "collective":
             from kv_transfer.collective_connector import CollectiveConnector  # loads torch
 

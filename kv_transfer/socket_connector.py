@@ -10,6 +10,7 @@ from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.carrier import CarriedPool
 from kv_transfer.connector import PoolRegion, Read
 from kv_transfer.errors import ConnectorUnavailable, IncompatiblePeer, LinkLost, TransferError
+from kv_transfer.faults import Faults
 from kv_transfer.piece_read import Backlog, PieceRead, failed_read
 from kv_transfer.pool_description import PoolDescription
 from kv_transfer.socket_memory import PoolBytes
@@ -55,6 +56,7 @@ class SocketConnector:
         secret: bytes,
         config: SocketConfig,
         pool: CarriedPool | None = None,
+        faults: Faults | None = None,
     ) -> None:
         if config.advertise is None and config.host in ("", "0.0.0.0", "::"):
             raise ConnectorUnavailable(
@@ -64,6 +66,7 @@ class SocketConnector:
         self._incarnation = incarnation
         self._secret = secret
         self._config = config
+        self._faults = faults or Faults()
         self._streams: list[Stream] = []
         self._backlogs: list[Backlog[BlockPairs]] = []
         try:
@@ -98,6 +101,7 @@ class SocketConnector:
             config.tls,
             config.limits.answer_s,
             config.limits.stall_s,
+            self._faults,
         )
         backlog: Backlog[BlockPairs] = Backlog()
         streams = [Stream(target, self._pool, backlog) for _ in range(config.streams)]

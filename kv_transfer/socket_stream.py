@@ -6,12 +6,13 @@ import select
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kv_transfer import socket_wire as wire
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.carrier import CarriedPool, Carrier, End
 from kv_transfer.errors import LinkLost, TransferError
+from kv_transfer.faults import BREAK, READ, Faults
 from kv_transfer.piece_read import Backlog, PieceRead
 from kv_transfer.socket_server import set_options
 from kv_transfer.socket_tls import SocketTls
@@ -30,6 +31,7 @@ class Target:
     tls: SocketTls | None
     answer_s: float
     stall_s: float
+    faults: Faults = field(default_factory=Faults)
 
 
 class Stream:
@@ -84,6 +86,8 @@ class Stream:
         try:
             sock, carrier = self._connected(read)
             sock.sendall(wire.pack_request(pairs.group, pairs.remote.astype("<u4").tobytes()))
+            if self._target.faults.reach(READ) == BREAK:
+                raise ConnectionError("a fault was asked for")
             wire.check(wire.receive_answer(sock))
             carrier.receive(pairs.group, pairs.local, lambda: read.stopped)
         except TransferError as e:

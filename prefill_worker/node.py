@@ -203,7 +203,7 @@ class Node:
         for name in self.config.connectors:
             try:
                 connector = await open_connector(
-                    name, regions, self.incarnation, self.config.connector
+                    name, regions, self.incarnation, self.config.connector, self._faults
                 )
             except ConnectorUnavailable as error:
                 if len(self.config.connectors) == 1:

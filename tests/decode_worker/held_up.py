@@ -6,7 +6,7 @@ from typing import Any
 
 from kv_transfer.connector import Connector, PeerPool, PoolRegion, Read
 
-Open = Callable[[str, Sequence[PoolRegion], int, Any], Awaitable[Connector]]
+Open = Callable[..., Awaitable[Connector]]
 
 
 class HeldUpRead:
@@ -35,9 +35,9 @@ class HeldUp:
         self.reads: list[HeldUpRead] = []
 
     async def open(
-        self, name: str, regions: Sequence[PoolRegion], incarnation: int, config: Any
+        self, name: str, regions: Sequence[PoolRegion], incarnation: int, *rest: Any
     ) -> "HeldUpConnector":
-        return HeldUpConnector(self, await self._open(name, regions, incarnation, config))
+        return HeldUpConnector(self, await self._open(name, regions, incarnation, *rest))
 
     async def finish(self) -> None:
         self.holding = False

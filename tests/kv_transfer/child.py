@@ -4,7 +4,9 @@ Each line is a JSON list: the name of one of `Child`'s methods, and its argument
 """
 
 import asyncio
+import ctypes
 import json
+import mmap
 import os
 import signal
 import sys
@@ -15,6 +17,9 @@ from kv_transfer.connector import PeerPool, Read
 from kv_transfer.errors import TransferError
 from kv_transfer.registry import ConnectorConfig, open_connector
 from tests.kv_transfer.pools import Pool
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Child:
@@ -60,6 +65,13 @@ class Child:
         self._pool.fetch()
         sums: list[int] = self._pool.blobs[group].sum(axis=1, dtype=int).tolist()
         return sums
+
+    async def hide(self, hidden: bool) -> None:
+        """The pool's memory is there for nobody, whoever asks the kernel for it, or there again."""
+        for region in self._pool.regions:
+            protection = mmap.PROT_READ | mmap.PROT_WRITE if not hidden else 0
+            if _LIBC.mprotect(region.address, region.num_bytes, protection):
+                raise OSError(ctypes.get_errno(), "mprotect")
 
     async def stop_in_mid_send(self) -> None:
         """The next answer stops this process when half of it is sent."""

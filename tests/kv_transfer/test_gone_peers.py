@@ -1,9 +1,11 @@
 """Peers in processes of their own that stop, die, or cannot be read without their help."""
 
 import asyncio
+import json
 import signal
+import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,7 +14,7 @@ from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.nixl_connector import NixlConfig
 from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
 from kv_transfer.socket_connector import SocketConfig
-from tests.kv_transfer.children import ChildError, ChildHandle, child
+from tests.kv_transfer.children import ROOT, ChildError, ChildHandle, child
 from tests.kv_transfer.pools import Pool
 
 LARGE = ((256, 262144),)  # 64 MiB: far more than sockets buffer
@@ -109,22 +111,57 @@ async def test_a_killed_holder_ends_its_reads(name: str, num_reads: int) -> None
             assert await successor.ask("blob_sums", 0) == sums
 
 
-@pytest.mark.parametrize("name", ["socket", "nixl", "collective"])
-async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> None:
-    async with AsyncExitStack() as stack:
-        children = [child(name, seed, groups=LARGE) for seed in (6, None, None)]
-        holder, *readers = [await stack.enter_async_context(c) for c in children]
-        for victim in readers:
-            peer = await victim.connect(holder)
-            await victim.ask("read_for_ever", peer, 0, ALL)
-            victim.signal(signal.SIGKILL)
-            await victim.process.wait()
-        pool = Pool(LARGE)
-        connector = await stack.enter_async_context(reader(name, pool))
+@pytest.mark.parametrize("name", ["socket", "nixl"])
+async def test_a_failed_read_does_not_poison_the_pair(name: str) -> None:
+    """The kernel refuses to give the holder's memory away for a while."""
+    pool = Pool(LARGE)
+    async with child(name, 12, groups=LARGE) as holder, reader(name, pool) as connector:
+        sums = await holder.ask("blob_sums", 0)
+        peer = await connector.connect(holder.incarnation, holder.metadata)
+        await ended(peer.read(0, [1], [1]).ended)
+        await holder.ask("hide", True)
+        failing = peer.read(0, ALL, ALL)
+        with pytest.raises(LinkLost):  # what the link is made anew for
+            await ended(failing.ended)
+        peer.disconnect()
+        await holder.ask("hide", False)
+        again = await connector.connect(holder.incarnation, holder.metadata)
+        await ended(again.read(0, ALL, ALL).ended)
+        assert pool.blobs[0].sum(axis=1, dtype=int).tolist() == sums
+
+
+@pytest.mark.parametrize(("name", "count"), [("socket", 20), ("nixl", 20), ("collective", 3)])
+async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str, count: int) -> None:
+    """Every one of them."""
+    pool = Pool(LARGE)
+    async with child(name, 6, groups=LARGE) as holder, reader(name, pool) as connector:
+        await kill_readers(name, holder, count)
         ours = await connector.connect(holder.incarnation, holder.metadata)
         await ended(ours.read(0, ALL, ALL).ended)
         sums = pool.blobs[0].sum(axis=1, dtype=int).tolist()
         assert await holder.ask("blob_sums", 0) == sums
+
+
+async def kill_readers(name: str, holder: ChildHandle, count: int) -> None:
+    reads = json.dumps([name, LARGE, holder.incarnation, holder.metadata.hex()])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.kv_transfer.doomed", reads),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin
+    assert process.stdout
+    for _ in range(count):
+        await holder.ask("expect_peer")
+        process.stdin.write(b"one\n")
+        while line := await asyncio.wait_for(process.stdout.readline(), 60):
+            if line == b"killed\n":  # NIXL writes to standard output
+                break
+        assert line, f"it ended: {await process.wait()}"
+    process.stdin.close()
+    assert await process.wait() == 0
 
 
 async def test_nixl_reads_from_a_stopped_holder() -> None:
