@@ -3,7 +3,8 @@
     python -m benchmarks.handoff [--vllm-python VENV/bin/python] [--json FILE]
 
 `first-token`: the same decode worker computes a prompt itself and has it computed by a prefill
-worker beside it, in turns. `load`: completions over HTTP, so many at a time, on our pair (local
+worker beside it, in turns; `hidden` is the share of the bytes that had arrived before the prompt
+was computed to its end. `load`: completions over HTTP, so many at a time, on our pair (local
 prefill allowed, and strictly remote) and on vLLM's own pair.
 """
 
@@ -17,11 +18,14 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import machine
 from benchmarks.model_folder import write_model
-from benchmarks.pairs import our_front, our_workers, vllm_pair
+from benchmarks.pairs import Workers, our_front, our_workers, vllm_pair
 from benchmarks.tokenizer_folder import write_tokenizer
 from benchmarks.workloads import SMALL, Workload
 from cluster.bench.arrivals import ClosedLoop
@@ -29,6 +33,7 @@ from cluster.bench.lengths import Fixed
 from cluster.bench.load import Load, run_load
 from cluster.bench.measure import Summary, summarise
 from cluster.bench.workload import Synthetic
+from cluster.metrics.names import PREFIX
 from cluster.session import SessionBackend
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from engine.request import GenerationRequest, RequestId
@@ -58,17 +63,34 @@ async def first_token_s(
     return time.perf_counter() - started
 
 
-async def measure_first_tokens(
-    decode: str, prefill: str, repeats: int, token_bytes: int
-) -> list[Row]:
-    session = SessionBackend(decode, Plane())
+class Pulled(NamedTuple):
+    """By a decode worker until now, as its page of metrics says."""
+
+    num_bytes: float
+    num_hidden: float
+
+    @classmethod
+    def read(cls, url: str) -> Self:
+        families = text_string_to_metric_families(httpx.get(url).raise_for_status().text)
+        samples = [sample for family in families for sample in family.samples]
+        names = [f"{PREFIX}handoff_{which}_total" for which in ("bytes", "hidden_bytes")]
+        return cls(*(sum(s.value for s in samples if s.name == name) for name in names))
+
+    def hidden_share_since(self, before: "Pulled") -> float:
+        num_bytes = self.num_bytes - before.num_bytes
+        return (self.num_hidden - before.num_hidden) / num_bytes if num_bytes else 0.0
+
+
+async def measure_first_tokens(workers: Workers, repeats: int, token_bytes: int) -> list[Row]:
+    session = SessionBackend(workers.decode, Plane())
     await session.start()
     rows = []
     for num_tokens in PROMPT_LENGTHS:
+        before = Pulled.read(workers.metrics)
         times: dict[LocalPrefill, list[float]] = {LocalPrefill.ALWAYS: [], LocalPrefill.NEVER: []}
         for turn in range(repeats + 1):
             for mode, known in times.items():
-                seconds = await first_token_s(session, prefill, num_tokens, mode, turn)
+                seconds = await first_token_s(session, workers.prefill, num_tokens, mode, turn)
                 if turn:  # the first is for what both warm up
                     known.append(seconds)
         here, there = (statistics.median(values) for values in times.values())
@@ -81,6 +103,7 @@ async def measure_first_tokens(
                 "exposed, ms": exposed * 1e3,
                 "goal, ms": max(5.0, 50 * here),
                 "bytes": num_tokens * token_bytes,
+                "hidden": f"{Pulled.read(workers.metrics).hidden_share_since(before):.0%}",
             }
         )
         print(_line(rows[-1]), file=sys.stderr)
@@ -181,7 +204,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, list[Row]]:
     if "first-token" in parts:
         with our_workers(long, folder, *arguments.engine) as workers:
             results["first-token"] = asyncio.run(
-                measure_first_tokens(workers.decode, workers.prefill, repeats, SMALL.kv_token_bytes)
+                measure_first_tokens(workers, repeats, SMALL.kv_token_bytes)
             )
     if "load" in parts:
         rows: list[Row] = []

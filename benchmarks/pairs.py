@@ -14,10 +14,11 @@ from benchmarks.workloads import MAX_LEN
 
 @dataclass(frozen=True)
 class Workers:
-    """Addresses of ours."""
+    """Addresses of ours, and of the decode worker's page of metrics."""
 
     prefill: str
     decode: str
+    metrics: str
 
 
 @contextmanager
@@ -33,7 +34,8 @@ def our_workers(model: Path, logs: Path, *engine: str) -> Iterator[Workers]:
     try:
         lines = {role: s.wait_for_line("worker at ") for role, s in servers.items()}
         addresses = {role: line.split()[-1] for role, line in lines.items()}
-        yield Workers(addresses["prefill"], addresses["decode"])
+        metrics = servers["decode"].wait_for_line("metrics at ").split()[-1]
+        yield Workers(addresses["prefill"], addresses["decode"], metrics)
     finally:
         for server in servers.values():
             server.close()
