@@ -8,19 +8,33 @@ import pytest
 from kv_cache.handover import HeldRange
 from kv_transfer.errors import LinkLost, Refused, TransferError
 from kv_transfer.faults import Faults
-from kv_transfer.holder import MAX_LOGPROBS, Holder, HolderConfig
+from kv_transfer.holder import MAX_LOGPROBS, Context, Holder, HolderConfig
 from kv_transfer.link import Link
 from kv_transfer.probe import LinkFigures
 from kv_transfer.puller import HandOff, Pulled, PullerConfig
 from kv_transfer.source import ReadyEnd
 from protos.generation_pb2 import Failure, SamplingParams, TokenLogprobs
-from protos.handoff_pb2 import Ask, Commit, Compute, FirstToken, HolderMessage, PullerMessage
-from protos.handoff_pb2_grpc import add_HandOffServicer_to_server
+from protos.handoff_pb2 import (
+    Ask,
+    BlockRun,
+    Chunk,
+    Commit,
+    Compute,
+    Finished,
+    FirstToken,
+    HolderMessage,
+    PullerMessage,
+    Verdict,
+    Waiting,
+)
+from protos.handoff_pb2_grpc import HandOffServicer, add_HandOffServicer_to_server
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import WorkerDescription
 from tests.kv_transfer.fakes import BLOCK, FakePeerPool, FakeSource, Memory, chunk, target
+from tests.kv_transfer.serving import serving
 
 HOLDER, PULLER = 11, 22
+FIGURES = LinkFigures(0.0, 1.0)
 END = ReadyEnd([FirstToken(token_id=5, logprobs=TokenLogprobs(token_id=5, logprob=-0.5))], 3)
 
 
@@ -48,8 +62,7 @@ class Pair:
         await self.server.start()
         self.channel = self.plane.channel(self.address)
         description = WorkerDescription(incarnation=HOLDER)
-        figures = LinkFigures(0.0, 1.0)
-        self.link = Link(self.address, self.channel, description, "fake", self.pool, figures)
+        self.link = Link(self.address, self.channel, description, "fake", self.pool, FIGURES)
 
     async def stop(self) -> None:
         await self.channel.close()
@@ -362,6 +375,85 @@ async def test_a_commit_before_the_end_is_refused(pair: Pair) -> None:
             break
     assert "before the end" in message.failure.message
     await pair.idle()
+
+
+COMMIT = PullerMessage(commit=Commit())
+
+
+@pytest.mark.parametrize("again", ["ask", "commit"])
+async def test_what_a_puller_says_twice_ends_its_lease(pair: Pair, again: str) -> None:
+    ask = PullerMessage(ask=pair.ask(WANTED))
+    stream = pair.link.open_handoff()
+    await stream.write(ask)
+    await pair.source.asked.wait()
+    pair.source.streams[0].put(*CHUNKS)
+    while isinstance(message := await stream.read(), HolderMessage) and message.chunk.end != 28:
+        pass
+    await stream.write(COMMIT)
+    await stream.write(ask if again == "ask" else COMMIT)
+    while isinstance(message := await stream.read(), HolderMessage):
+        if message.WhichOneof("kind") == "failure":
+            break
+    assert isinstance(message, HolderMessage)
+    assert message.failure.message == "must follow the ask, once"
+    await pair.idle()
+    pair.check_all_dropped(21, 22, 23)
+    assert len(pair.source.asks) == 1
+
+
+class Scripted(HandOffServicer):
+    """Says what it is told to, whatever the puller says."""
+
+    def __init__(self, *script: HolderMessage) -> None:
+        self._script = script
+
+    async def Open(  # type: ignore[override]  # noqa: N802 - the service's own name
+        self, requests: AsyncIterator[PullerMessage], context: Context
+    ) -> None:
+        await anext(requests)
+        for message in self._script:
+            await context.write(message)
+        async for _ in requests:
+            pass
+
+
+def said(start: int, end: int, blocks: list[int]) -> HolderMessage:
+    run = BlockRun(group=0, first_entry=start // BLOCK, blocks=blocks)
+    return HolderMessage(chunk=Chunk(start=start, end=end, blocks=[run], next_s=5.0))
+
+
+FIRST, SECOND = said(8, 16, [21]), said(16, 28, [22, 23])
+WAITING = HolderMessage(waiting=Waiting(wait_s=1.0, num_turns=1))
+FINISHED = HolderMessage(finished=Finished(tokens=END.tokens))
+HELD = HolderMessage(verdict=Verdict(held=True))
+
+
+@pytest.mark.parametrize(
+    ("script", "match"),
+    [
+        ((FIRST, FIRST), "tokens 8..16 were announced, 16..28 are missing"),
+        ((FIRST, SECOND, SECOND), "28..28 are missing"),
+        ((FIRST, HELD), "a verdict while READING"),
+        ((FIRST, SECOND, FINISHED, FINISHED), "'finished' while ARRIVING"),
+        ((FIRST, SECOND, FINISHED, WAITING), "'waiting' while ARRIVING"),
+        ((FIRST, SECOND, FINISHED, FIRST), "a chunk while ARRIVING"),
+        ((FIRST, SECOND, FINISHED, HELD), "a verdict while ARRIVING"),
+    ],
+)
+async def test_what_a_holder_says_twice_or_late_fails_the_hand_off(
+    pair: Pair, script: tuple[HolderMessage, ...], match: str
+) -> None:
+    """Its reads have not ended: they are given up."""
+    pair.by_hand()
+    async with serving(lambda server: add_HandOffServicer_to_server(Scripted(*script), server)) as (
+        channel
+    ):
+        pair.link = Link("x", channel, WorkerDescription(), "fake", pair.pool, FIGURES)
+        hand_off = pair.hand_off(WANTED)
+        with pytest.raises(TransferError, match=match):
+            await asyncio.wait_for(hand_off.run(), 30)
+        assert not any(read.wanted for read in pair.pool.reads)
+        assert len(await hand_off.unfinished()) == len(pair.pool.reads) > 0
 
 
 async def committed_early(pair: Pair) -> AsyncIterator[HolderMessage]:
