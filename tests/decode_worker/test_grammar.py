@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 
 import jsonschema
+import pytest
 import pytest_asyncio
 
 from decode_worker.answerer import LocalPrefill
@@ -14,10 +15,10 @@ from tests.engine.grammar.cases import PERSON, hot, make_engine, prompt, said, s
 from tests.engine.test_hand_over import answer
 
 
-@pytest_asyncio.fixture
-async def pair() -> AsyncIterator[WorkerPair]:
+@pytest_asyncio.fixture(params=["inprocess", "socket", "nixl"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[WorkerPair]:
     pair = await WorkerPair.start(
-        make_engine(max_num_batched_tokens=32), make_engine(), ("inprocess",)
+        make_engine(max_num_batched_tokens=32), make_engine(), (request.param,)
     )
     yield pair
     await pair.check_idle()

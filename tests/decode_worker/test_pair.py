@@ -108,7 +108,9 @@ async def test_whatever_is_asked_of_the_sampler(
         (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # cold
         (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # both warm
         await pair.forget(pair.decode)
-        (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # one warm
+        (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # warm there
+        await pair.forget(pair.prefill)
+        (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # warm here
 
 
 async def test_local_prefill_gives_the_same(pair: WorkerPair, alone: Engine) -> None:

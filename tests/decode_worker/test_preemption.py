@@ -61,7 +61,7 @@ class Preemptions:
         await asyncio.gather(*self._asked)
 
 
-@pytest.mark.parametrize("connector", ["inprocess", "socket"])
+@pytest.mark.parametrize("connector", ["socket", "nixl"])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_preempted_while_others_arrive(
     folder: Path, alone: Engine, mode: str, connector: str

@@ -49,7 +49,7 @@ def engines(folder: Path, count: int) -> list[Engine]:
     return [make_engine(str(folder), max_num_batched_tokens=STEP) for _ in range(count)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["inprocess", "socket"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["inprocess", "socket", "nixl"])
 async def running(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[WorkerGroup]:
     group = await WorkerGroup.start(engines(folder, 2), engines(folder, 2), request.param)
     yield group
