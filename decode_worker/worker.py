@@ -24,9 +24,7 @@ class DecodeWorker(Node):
         add_SessionServicer_to_server(self.sessions, self.server)
 
     def _on_reserved(self, reservation: Reservation) -> None:
-        if self._faults.reach("worker.reserved") == "stuck":
-            hold = self._faults.stuck()
-            self.engine.call(lambda _: hold())
+        self._faults.hold_up(self._faults.reach("worker.reserved"), self.engine.call)
         super()._on_reserved(reservation)
 
     def begin_drain(self) -> None:

@@ -6,9 +6,9 @@
 An action happens when its point is reached for the given time (the first by default): `kill`
 and `stop` are signals to the own process, `fail` raises, `block` holds the calling thread for a
 while, and any other word is handed to the place that asked, which knows what it means: `stuck`
-holds up its engine for as long as the same faults are asked for, `break` fails a piece of a read
-as the network would. A file is read again whenever it has changed, and counting begins anew.
-Without the variable nothing ever happens.
+holds up its engine for as long as the same faults are asked for, `slow` does so before each step,
+`break` fails a piece of a read as the network would. A file is read again whenever it has
+changed, and counting begins anew. Without the variable nothing ever happens.
 """
 
 import os
@@ -25,6 +25,7 @@ READ = "connector.read"  # a piece is about to be read, by a thread of the conne
 BREAK = "break"
 BLOCK_S = 2.5
 STUCK_S = 60.0  # at most
+SLOW_S = 0.01
 _LOOK_S = 0.02
 
 
@@ -76,6 +77,23 @@ class Faults:
             case "fail":
                 raise TransferError(f"a fault was asked for at {point}")
         return action
+
+    def hold_up(self, action: str | None, call: Callable[[Callable[[object], None]], None]) -> None:
+        """If that is what the action means, until other faults are asked for; `call` has an
+        engine's thread do something before its next step."""
+        match action:
+            case "stuck":
+                hold = self.stuck()
+                call(lambda _: hold())
+            case "slow":
+                asked = self._text
+
+                def rest(_: object) -> None:
+                    if self._asked() == asked:
+                        time.sleep(SLOW_S)
+                        call(rest)
+
+                call(rest)
 
     def stuck(self) -> Callable[[], None]:
         """Holds up who calls it, until other faults are asked for."""

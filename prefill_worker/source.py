@@ -62,9 +62,7 @@ class EngineSource:
             request = self._plan_prefix(self._decode(ask), ask.compute.sources)
         except RequestError as error:
             return RefusedPrompt(encode_failure(error))
-        if self._faults.reach("source.open") == "stuck":
-            hold = self._faults.stuck()
-            self._engine.call(lambda _: hold())
+        self._faults.hold_up(self._faults.reach("source.open"), self._engine.call)
         stream = self._engine.hand_over(request)
         return ComputedPrompt(stream, request, self._ahead, self.fetcher)
 

@@ -12,6 +12,7 @@ from tests.engine.test_hand_over import answer
 from tests.faults.workers import ENGINE, Relay, Worker
 
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
+QUARANTINED_SHARE = 0.004  # two blocks
 ANY_CONNECTOR = pytest.mark.parametrize("relay_of_module", ["nixl"], indirect=True)
 PROMPTS = {str(n): random_prompts(1, n, n, seed=n)[0] for n in (300, 33, 250, 100)}
 
@@ -35,7 +36,12 @@ async def relay_of_module(
 ) -> AsyncIterator[Relay]:
     folder = tmp_path_factory.mktemp("workers")
     roles = ("prefill", "prefill", "decode")
-    relay = Relay(*(Worker(folder, model, role, request.param) for role in roles))
+    relay = Relay(
+        *(
+            Worker(folder, model, role, request.param, max_quarantined_share=QUARANTINED_SHARE)
+            for role in roles
+        )
+    )
     await relay.start()
     yield relay
     await relay.end()

@@ -4,15 +4,17 @@ import asyncio
 import signal
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from engine.errors import UnavailableError
 from engine.request import GenerationRequest, RequestId
+from kv_transfer.faults import BREAK, READ
 from protos.events_pb2 import LoadReport
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
-from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
+from tests.faults.conftest import PARAMS, PROMPTS
 from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, Relay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -63,7 +65,6 @@ async def test_a_failure_is_another_ones_turn(relay: Relay, expected: Expected, 
     told.check_equal(expected["300"])
 
 
-@ANY_CONNECTOR
 async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
     relay: Relay, expected: Expected
 ) -> None:
@@ -81,7 +82,6 @@ async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
     await relay.reconnect()
 
 
-@ANY_CONNECTOR
 async def test_what_is_left_when_it_has_drained_long_enough_fails(relay: Relay) -> None:
     """A prompt that never comes, as its holder is stopped and its link not given up yet."""
     relay.first.set_faults("holder.chunk:2=stop")
@@ -98,7 +98,6 @@ async def test_what_is_left_when_it_has_drained_long_enough_fails(relay: Relay) 
     await relay.reconnect()
 
 
-@ANY_CONNECTOR
 async def test_an_engine_that_is_stuck_is_seen(relay: Relay, expected: Expected) -> None:
     """By its steps, which stand still, and by whoever asks for the worker's health."""
     relay.decode.set_faults("worker.reserved=stuck")
@@ -137,19 +136,89 @@ async def test_an_event_loop_that_is_blocked_is_seen(relay: Relay, expected: Exp
         (await asked).check_equal(expected["300"])
 
 
+@pytest.mark.parametrize("point", ["source.open", "holder.chunk:2", "holder.finished"])
+async def test_a_client_that_leaves_while_its_prompt_is_fetched(relay: Relay, point: str) -> None:
+    """The holder says nothing more: before a chunk, between two, when all of it has been read."""
+    relay.first.set_faults(f"{point}=stop")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt=f"leave {point}"))
+    await relay.first.stopped()
+    await relay.decode.until(lambda load: load.num_fetching == 1)
+    await leave(asked)
+    await relay.decode.until(lambda load: load.num_fetching == 0)
+    relay.first.go_on()
+
+
+async def test_a_client_that_leaves_while_a_read_is_under_way(relay: Relay) -> None:
+    """Its blocks wait in quarantine, of which there may be two, for the read's end."""
+    await relay.ask(PROMPTS["33"], PARAMS, relay.first)  # the link's first read
+    relay.decode.set_faults(f"{READ}:5=block")  # of five chunks
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="leave"))
+    await relay.first.until(lambda load: load.num_leases == 1 and not load.num_running)
+    await relay.decode.until(lambda load: load.num_fetching == load.transfer.num_reads == 1)
+    await leave(asked)
+    load = await relay.decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
+    assert load.unhealthy == "3 blocks are in quarantine, at most 2 may be"
+    health = await relay.decode.health()
+    assert (health.healthy, health.reason) == (False, load.unhealthy)
+
+
+async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> None:
+    relay.first.set_faults("holder.commit=stop")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="leave"))
+    await relay.first.stopped()
+    await leave(asked)
+    await relay.decode.until(lambda load: load.num_fetching == 0)
+    relay.first.go_on()
+
+
+async def test_clients_that_leave_a_queue_and_a_batch(relay: Relay, expected: Expected) -> None:
+    """Eight run, as many as may; one of them and all that wait leave, but for one."""
+    relay.decode.set_faults("worker.reserved=slow")
+    long = replace(PARAMS, max_tokens=200)
+    running = [
+        asyncio.ensure_future(relay.ask(PROMPTS["33"], long, salt=f"running {i}")) for i in range(8)
+    ]
+    await relay.decode.until(lambda load: load.num_running == 8)
+    waiting = [
+        asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt=f"waiting {i}"))
+        for i in range(3)
+    ]
+    await relay.decode.until(lambda load: load.num_waiting == 3)
+    await leave(*waiting[:2])
+    await relay.decode.until(lambda load: load.num_waiting == 1)
+    await leave(running[0])
+    (await waiting[2]).check_equal(expected["300"])
+    await leave(*running[1:])
+
+
+async def leave(*asked: asyncio.Future[Answer]) -> None:
+    assert not any(one.done() for one in asked)
+    for one in asked:
+        one.cancel()
+    await asyncio.wait(asked)
+
+
+async def test_a_read_that_fails_does_not_poison_the_pair(relay: Relay, expected: Expected) -> None:
+    await relay.ask(PROMPTS["33"], PARAMS, relay.first)  # the link's first read
+    relay.decode.set_faults(f"{READ}:2={BREAK}")
+    told = await relay.ask(PROMPTS["300"], PARAMS, salt="broken")
+    told.check_equal(expected["300"])
+    told = await relay.ask(PROMPTS["250"], PARAMS, relay.first, salt="mended")
+    told.check_equal(expected["250"])
+
+
 async def test_clients_that_leave_at_any_time(relay: Relay) -> None:
-    async def leave(after_s: float) -> None:
-        name = f"leaving {after_s}"
+    async def leave_after(seconds: float) -> None:
+        name = f"leaving {seconds}"
         asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt=name))
-        await asyncio.wait({asked}, timeout=after_s)
+        await asyncio.wait({asked}, timeout=seconds)
         asked.cancel()
         await asyncio.wait({asked})
 
     for turn in range(4):
-        await asyncio.gather(*(leave(0.004 * i + 0.001 * turn) for i in range(12)))
+        await asyncio.gather(*(leave_after(0.004 * i + 0.001 * turn) for i in range(12)))
 
 
-@ANY_CONNECTOR
 async def test_a_session_that_breaks(relay: Relay) -> None:
     streams = [
         relay.session.submit(

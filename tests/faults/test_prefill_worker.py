@@ -65,7 +65,6 @@ async def test_a_stopped_one_is_noticed(relay: Relay, expected: Expected) -> Non
     told.check_equal(expected["250"])
 
 
-@ANY_CONNECTOR
 async def test_an_engine_that_is_stuck_behind_a_loop_that_answers(
     relay: Relay, expected: Expected
 ) -> None:
@@ -86,7 +85,6 @@ async def test_a_blocked_event_loop_behind_a_connection_that_answers(
     assert time.monotonic() - started < NOTICED_S + SLACK_S
 
 
-@ANY_CONNECTOR
 async def test_told_to_end_it_hands_over_what_it_has_begun(
     relay: Relay, expected: Expected
 ) -> None:
@@ -105,7 +103,6 @@ async def test_told_to_end_it_hands_over_what_it_has_begun(
     await relay.first.restart()
 
 
-@ANY_CONNECTOR
 async def test_what_is_left_when_it_has_drained_long_enough_ends(
     relay: Relay, expected: Expected
 ) -> None:
@@ -203,7 +200,6 @@ async def check_back_off(relay: Relay) -> None:
     assert sum("was tried just now" in reason for reason in reasons) >= 10
 
 
-@ANY_CONNECTOR
 async def test_a_lease_that_was_released_early_shows_not_one_token(relay: Relay) -> None:
     relay.first.set_faults("holder.commit=release")
     shown = Answer()

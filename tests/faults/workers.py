@@ -16,7 +16,7 @@ import grpc.aio
 import yaml
 
 from cluster.session import SessionBackend
-from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, PrefixSource, Route
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
@@ -63,6 +63,7 @@ class Worker:
         connector: str,
         *,
         stuck_after_s: float = 1.0,
+        max_quarantined_share: float = 0.25,
         apart: bool = False,  # in a PID namespace of its own, as in another pod of the host
         environment: Mapping[str, str] | None = None,
         **engine: object,
@@ -77,6 +78,7 @@ class Worker:
             "exchange": {
                 "checksums": True,
                 "stuck_after_s": stuck_after_s,
+                "max_quarantined_share": max_quarantined_share,
                 "unreachable_patience_s": RESTARTED_S,
             },
             "engine": {"model": str(model), **ENGINE, **engine},
@@ -241,6 +243,7 @@ class Relay:
         salt: str = "",
         timeout_s: float | None = None,
         shown: Answer | None = None,
+        sources: Sequence[PrefixSource] = (),
     ) -> Answer:
         """The whole answer; every salt has a cache of its own. In `shown` it is as it comes."""
         name = RequestId(f"r{next(_serial)}")
@@ -248,7 +251,7 @@ class Relay:
         candidates = tuple(
             w if isinstance(w, PrefillCandidate) else PrefillCandidate(w.address) for w in workers
         )
-        route = Route(candidates, (), local)
+        route = Route(candidates, tuple(sources), local)
         request = GenerationRequest(name, prompt, params, cache_salt=salt, timeout_s=timeout_s)
         stream = self.session.submit(request, route)
         answer = Answer() if shown is None else shown

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,20 @@ def test_who_is_stuck_is_so_until_other_faults_are_asked_for(tmp_path: Path) -> 
     file.write_text("")
     holding.join(30)
     assert not holding.is_alive()
+
+
+def test_who_is_slow_rests_before_each_step_until_other_faults_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "faults"
+    file.write_text("here=slow")
+    faults = Faults(f"@{file}")
+    steps: list[Callable[[object], None]] = []
+    faults.hold_up(faults.reach("here"), steps.append)
+    for _ in range(3):
+        (rest,) = steps
+        steps.clear()
+        rest(None)
+    file.write_text("")
+    steps.pop()(None)
+    assert steps == []
