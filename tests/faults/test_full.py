@@ -1,6 +1,7 @@
 """More requests than there is room for, here, there or at both ends: all wait and finish."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from decode_worker.answerer import LocalPrefill
-from tests.engine.pair import Answer
+from decode_worker.answerer import LocalPrefill, PrefixSource
+from kv_transfer.config import ExchangeConfig
+from tests.engine.pair import Answer, make_engine
+from tests.engine.test_exact import random_prompts
+from tests.engine.test_hand_over import answer
 from tests.faults.conftest import PARAMS, PROMPTS
-from tests.faults.workers import Relay, Worker, leased
+from tests.faults.workers import ENGINE, Relay, Worker, leased
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -20,36 +24,59 @@ PROMPT_BLOCKS = 19
 SMALL = 45 * BLOB_BYTES  # room for two of the longest prompts
 LARGE = 1000 * BLOB_BYTES
 PATIENT_S = 2.5  # longer than a silent holder is waited for
-HELD_UP_S = 12.0  # longer than messages may take
+LONG_S = 10.0  # longer than messages may take
+CONNECTORS = ["nixl", "socket"]
+SHORT = {name: PROMPTS[name] for name in ("33", "100")}
+TAILS = random_prompts(16, 20, 60, seed=3)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def relays(
+async def all_relays(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[dict[str, Relay]]:
-    """Two decode workers over the same two prefill workers; the first of either is small."""
+    """Two decode workers for each connector over the same two prefill workers; the first of
+    either is small."""
     folder = tmp_path_factory.mktemp("workers")
-    narrow_p, wide_p, narrow_d, wide_d = (
-        Worker(
+
+    def worker(role: str, connector: str, size: int) -> Worker:
+        num_seqs = 8 if role == "prefill" else 64
+        return Worker(
             folder,
             model,
             role,
-            "socket",
-            stuck_after_s=20.0,  # one of them is slow on purpose
+            connector,
+            stuck_after_s=ExchangeConfig().stuck_after_s,
             kv_cache_memory_bytes=size,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_seqs,
         )
-        for role, num_seqs in (("prefill", 8), ("decode", 64))
-        for size in (SMALL, LARGE)
-    )
-    narrow, wide = Relay(narrow_p, wide_p, narrow_d), Relay(narrow_p, wide_p, wide_d)
-    await asyncio.gather(narrow.start(), wide_d.start())
-    await wide.connect()
-    yield {"narrow": narrow, "wide": wide}
-    await wide.session.stop()
-    await narrow.end()
-    await wide_d.end()
+
+    narrow, wide = (worker("prefill", "auto", size) for size in (SMALL, LARGE))
+    relays = {
+        f"{name} {connector}": Relay(narrow, wide, worker("decode", connector, size))
+        for connector in CONNECTORS
+        for name, size in (("narrow", SMALL), ("wide", LARGE))
+    }
+    workers = [narrow, wide, *(relay.decode for relay in relays.values())]
+    await asyncio.gather(*(one.start() for one in workers))
+    for relay in relays.values():
+        await relay.connect()
+    yield relays
+    for relay in relays.values():
+        await relay.session.stop()
+    await asyncio.gather(*(one.end() for one in workers))
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=CONNECTORS)
+async def relays(
+    request: pytest.FixtureRequest, all_relays: dict[str, Relay], expected: dict[str, Answer]
+) -> AsyncIterator[dict[str, Relay]]:
+    """Those of one connector, by the decode worker's size. After every test nothing is left of
+    it, and twenty requests succeed."""
+    relays = {size: all_relays[f"{size} {request.param}"] for size in ("narrow", "wide")}
+    yield relays
+    for relay in relays.values():
+        await relay.check_well(SHORT, expected, PARAMS)
 
 
 def check_answers(told: list[Answer], names: list[str], expected: dict[str, Answer]) -> None:
@@ -74,8 +101,35 @@ async def test_everybody_waits_and_finishes(
     crowded = relay.decode if decode == "narrow" else worker
     await crowded.until(lambda load: load.num_waiting > 4)
     check_answers(await told, names, expected)
-    for one in relay.workers:
-        await one.check_settled()
+
+
+async def test_full_workers_that_pull_from_each_other_all_finish(
+    relays: dict[str, Relay], model: Path
+) -> None:
+    """Each waits for blocks that the other fills, from prompts whose beginnings either one has."""
+    relay, other = relays["narrow"], relays["wide"]
+    computing, decode = relay.first, relay.decode
+    salt = f"ring {decode.address}"
+    engine = make_engine(str(model), **ENGINE)
+    beginnings = {computing: PROMPTS["300"][:240], decode: PROMPTS["250"][:240]}
+    await relay.ask(beginnings[decode], PARAMS, local=LocalPrefill.ALWAYS, salt=salt)
+    async with leased(computing, beginnings[computing], PARAMS, salt):
+        pass
+    loads = {one: await one.load() for one in beginnings}
+    computing.set_faults("source.open=slow")
+    prompts, asked = [], []
+    for i, tail in enumerate(TAILS):
+        owner = decode if i % 2 else computing
+        source = PrefixSource(owner.address, loads[owner].incarnation, 240)
+        prompts.append(beginnings[owner] + tail)
+        by = other if i % 4 > 1 else relay
+        asked.append(by.ask(prompts[-1], PARAMS, computing, salt=salt, sources=[source]))
+    told = asyncio.gather(*asked)
+    await asyncio.gather(*(one.until(lambda load: load.num_waiting > 1) for one in beginnings))
+    computing.set_faults("")
+    for answered, prompt in zip(await told, prompts, strict=True):
+        answered.check_equal(answer(engine, prompt, PARAMS))
+    assert (await computing.load()).num_prefix_tokens > loads[computing].num_prefix_tokens
 
 
 async def test_a_prefill_worker_whose_blocks_are_all_leased_waits_too(
@@ -101,31 +155,30 @@ async def test_a_prefill_worker_whose_blocks_are_all_leased_waits_too(
         assert report.healthy, report.reason
         assert (await worker.load()).num_steps == load.num_steps
     check_answers(await asyncio.gather(*asked), names, expected)
-    for one in relay.workers:
-        await one.check_settled()
 
 
+@pytest.mark.parametrize("relays", ["nixl"], indirect=True)
 async def test_a_long_queue_times_nobody_out(
     relays: dict[str, Relay], expected: dict[str, Answer]
 ) -> None:
-    """A prefill worker whose engine is held up, beside a decode worker with enough to do."""
+    """A prefill worker whose steps are slow, beside a decode worker with enough to do."""
     relay = relays["wide"]
     names = ["300", "250"] * 16
     over = asyncio.Event()
     busy = [asyncio.ensure_future(answer_without_end(relay, expected, over)) for _ in range(4)]
-    relay.first.set_faults("source.open=stuck")
-    asked = [
-        relay.ask(PROMPTS[n], PARAMS, relay.first, salt=f"long {i}") for i, n in enumerate(names)
-    ]
-    told = asyncio.gather(*asked)
-    done, _ = await asyncio.wait({told}, timeout=HELD_UP_S)
-    assert not done
-    relay.first.set_faults("")
-    check_answers(await told, names, expected)
+    worker = relay.second
+    worker.set_faults("source.open=slow")
+    steps = (await worker.load()).num_steps
+    began = time.monotonic()
+    told = await asyncio.gather(
+        *(relay.ask(PROMPTS[n], PARAMS, worker, salt=f"long {i}") for i, n in enumerate(names))
+    )
+    assert time.monotonic() - began > LONG_S
+    assert (await worker.load()).num_steps - steps > 1000, "it is slow, and never stands still"
+    worker.set_faults("")
+    check_answers(told, names, expected)
     over.set()
     assert min(await asyncio.gather(*busy)) > 10
-    for one in relay.workers:
-        await one.check_settled()
 
 
 async def answer_without_end(relay: Relay, expected: dict[str, Answer], over: asyncio.Event) -> int:
