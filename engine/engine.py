@@ -15,6 +15,7 @@ from engine.generation_defaults import read_generation_defaults
 from engine.grammar.compiler import Compile, GrammarCompiler
 from engine.grammar.interface import CompiledGrammar
 from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedReads
+from engine.kernels.interface import Kernels
 from engine.kernels.registry import check_format, kernel_name, load_kernels
 from engine.launched import LaunchedStep
 from engine.machine import available_memory
@@ -95,10 +96,11 @@ class Engine:
         shape = decide_shape(config, model)
         torch.set_num_threads(shape.num_threads)
         model = replace(model, max_model_len=shape.max_model_len)
-        weights = weight_bytes(model, shape.dtype)
+        kernels = _make_kernels(config, shape)
+        weights = weight_bytes(model, shape.dtype, kernels)
         size_cache(config, shape, model, memory_of(shape.device), weights)
-        _prepare_kernels(config, shape)
-        loaded = _load(config, source, model, shape)
+        _compile_kernels(kernels, shape)
+        loaded = _load(config, source, model, shape, kernels)
         plan = size_cache(config, shape, model, memory_of(shape.device))
         info = EngineInfo(
             source=source,
@@ -327,19 +329,26 @@ def _as_step_error(error: Exception) -> EngineError:
     return error if isinstance(error, EngineError) else StepError(f"the step failed: {error!r}")
 
 
-def _prepare_kernels(config: EngineConfig, shape: EngineShape) -> None:
+def _make_kernels(config: EngineConfig, shape: EngineShape) -> Kernels:
     name = kernel_name(config.kernels, shape.device)
     check_format(name, shape.kv_format.name, shape.device)
-    if name == "cpu":
+    return load_kernels(config.kernels, shape.device)
+
+
+def _compile_kernels(kernels: Kernels, shape: EngineShape) -> None:
+    if kernels.name == "cpu":
         from engine.compile_ahead import compile_ahead
 
         compile_ahead(shape.dtype, shape.kv_format)
 
 
 def _load(
-    config: EngineConfig, source: ModelSource, model: ModelDescription, shape: EngineShape
+    config: EngineConfig,
+    source: ModelSource,
+    model: ModelDescription,
+    shape: EngineShape,
+    kernels: Kernels,
 ) -> CausalModel:
-    kernels = load_kernels(config.kernels, shape.device)
     logger.info(
         "loading %s: %s, %.1f M parameters in %s on %s",
         source.name,

@@ -8,6 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.kernels.interface import Kernels
 from engine.machine import available_memory, num_cpus
 from engine.memory import CachePlan, bytes_needed, format_bytes, plan_cache
 from engine.models.interface import ModelDescription
@@ -114,9 +115,10 @@ def memory_of(device: torch.device) -> Memory:
     return Memory(available, available)
 
 
-def weight_bytes(model: ModelDescription, dtype: torch.dtype) -> int:
+def weight_bytes(model: ModelDescription, dtype: torch.dtype, kernels: Kernels) -> int:
     """By the config's shapes, which the checkpoint's are held against."""
-    return model.num_parameters * dtype.itemsize
+    twice = model.num_tied if kernels.copies_tied(dtype) else 0
+    return (model.num_parameters + twice) * dtype.itemsize
 
 
 def size_cache(
@@ -130,7 +132,7 @@ def size_cache(
     theirs, so that what cannot be served is refused before anybody has waited for it."""
     left = memory.available_bytes - to_load_bytes
     if left <= 0:
-        raise ConfigError("model", _no_room(shape, model, memory.available_bytes))
+        raise ConfigError("model", _no_room(shape, model, memory.available_bytes, to_load_bytes))
     beside = f", beside weights of {format_bytes(to_load_bytes)}" if to_load_bytes else ""
     budget = config.kv_cache_memory_bytes
     if budget is not None:
@@ -169,8 +171,9 @@ def _gpu_budget(config: EngineConfig, memory: Memory, to_load_bytes: int) -> int
     return int(memory.total_bytes * config.gpu_memory_utilization) - used - GPU_STEP_BYTES
 
 
-def _no_room(shape: EngineShape, model: ModelDescription, available: int) -> str:
-    weights = weight_bytes(model, shape.dtype)
+def _no_room(shape: EngineShape, model: ModelDescription, available: int, weights: int) -> str:
+    if not weights:
+        return "nothing is left of the memory beside its weights"
     needed = weights + _least(shape, model)
     dtype = str(shape.dtype).removeprefix("torch.")
     problem = (

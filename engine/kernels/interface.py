@@ -101,6 +101,12 @@ class Linear(Protocol):
         ...
 
 
+class Embedding(Protocol):
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[tokens] -> [tokens, in]: rows of a weight, to the last bit."""
+        ...
+
+
 class Replay(Protocol):
     def __call__(self) -> None: ...
 
@@ -116,6 +122,15 @@ class Kernels(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Takes [out, in]; the caller drops its own reference to the weight afterwards."""
+        ...
+
+    def rows_of(self, linear: Linear) -> Embedding | None:
+        """What reads them where a `linear` of these kernels has its weight, so that nobody else
+        need keep it; None where rows cannot be told apart there, or nothing was copied."""
+        ...
+
+    def copies_tied(self, dtype: torch.dtype) -> bool:
+        """Whether an embedding that is the head too is in memory twice."""
         ...
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:

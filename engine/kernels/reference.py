@@ -9,6 +9,7 @@ from engine.kernels.interface import (
     NO_SLOT,
     Activation,
     AttentionSpec,
+    Embedding,
     GroupBatch,
     HeadNorm,
     Linear,
@@ -33,6 +34,12 @@ class ReferenceKernels:
             return F.linear(x.float(), weight.float(), wide_bias).to(x.dtype)
 
         return apply
+
+    def rows_of(self, linear: Linear) -> Embedding | None:
+        return None
+
+    def copies_tied(self, dtype: torch.dtype) -> bool:
+        return False
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
         return run(), None

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from engine.kernels.interface import (
     Activation,
     AttentionSpec,
+    Embedding,
     GroupBatch,
     HeadNorm,
     Kernels,
@@ -113,19 +113,18 @@ class Decoder:
     def __init__(
         self,
         kernels: Kernels,
-        embedding: torch.Tensor,  # [vocab, hidden]
-        embedding_scale: float | None,
+        vocab_size: int,
+        embedding: Embedding,
+        embedding_scale: torch.Tensor | None,  # in the weights' type, as it was trained with
         first_norm: Norm,
         layers: Sequence[Layer],
         head: Linear,
         soft_cap: float | None,
     ) -> None:
         self._kernels = kernels
+        self._vocab_size = vocab_size
         self._embedding = embedding
-        # Rounded to the weights' type, as the models were trained with it.
-        self._embedding_scale = (
-            None if embedding_scale is None else embedding.new_tensor(embedding_scale)
-        )
+        self._embedding_scale = embedding_scale
         self._first_norm = first_norm
         self._layers = tuple(layers[:-1])
         self._last_layer = layers[-1]
@@ -134,7 +133,7 @@ class Decoder:
 
     @property
     def vocab_size(self) -> int:
-        return self._embedding.shape[0]
+        return self._vocab_size
 
     def prepare(self, slabs: Sequence[KvSlab], max_num_seqs: int) -> None:
         """Is ready."""
@@ -145,7 +144,7 @@ class Decoder:
         return self.transform(self.embed(batch.token_ids), batch, slabs, wanted)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        hidden = F.embedding(token_ids, self._embedding)
+        hidden = self._embedding(token_ids)
         if self._embedding_scale is not None:
             hidden *= self._embedding_scale
         return hidden

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 
 from engine.kernels.interface import (
     Activation,
     AttentionSpec,
+    Embedding,
     HeadNorm,
     Kernels,
     Linear,
@@ -46,6 +48,14 @@ class Reader:
         return (weight + 1.0 if adds_one else weight).to(self.device)
 
 
+@dataclass(frozen=True, eq=False)
+class PlainEmbedding:
+    weight: torch.Tensor  # [vocab, hidden]
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids, self.weight)
+
+
 class DecoderLoader:
     """Puts a `Decoder` together from a config and its tensors."""
 
@@ -67,20 +77,33 @@ class DecoderLoader:
 
     def load(self) -> Decoder:
         config, tensors = self._config, self._tensors
-        embedding = self._reader.stacked((tensors.embedding,))
-        head = embedding if tensors.head is None else self._reader.stacked((tensors.head,))
-        head_linear = self._kernels.linear(head, None)
-        del head
+        embedding, head = self._ends()
         norms = [self._norm(layer.input_norm) for layer in tensors.layers]
         norms.append(self._norm(tensors.final_norm))
         return Decoder(
             self._kernels,
+            config.vocab_size,
             embedding,
-            config.embedding_scale,
+            self._embedding_scale(),
             norms[0],
             list(self._layers(norms[1:])),
-            head_linear,
+            head,
             config.final_soft_cap,
+        )
+
+    def _ends(self) -> tuple[Embedding, Linear]:
+        """The embedding and the head; of one weight in one copy, where the head's can be read."""
+        tensors = self._tensors
+        embedding = self._reader.stacked((tensors.embedding,))
+        if tensors.head is not None:
+            return PlainEmbedding(embedding), self._linear((tensors.head,), ())
+        head = self._kernels.linear(embedding, None)
+        return self._kernels.rows_of(head) or PlainEmbedding(embedding), head
+
+    def _embedding_scale(self) -> torch.Tensor | None:
+        scale, reader = self._config.embedding_scale, self._reader
+        return (
+            None if scale is None else torch.tensor(scale, dtype=reader.dtype, device=reader.device)
         )
 
     def _layers(self, next_norms: list[Norm]) -> Iterator[Layer]:

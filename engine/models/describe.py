@@ -37,5 +37,6 @@ def describe_decoder(config: DecoderConfig) -> ModelDescription:
         dtype=config.dtype,
         num_parameters=decoder_tensors(config, "").num_parameters,
         groups=groups,
+        num_tied=config.vocab_size * config.hidden_size if config.tied_embeddings else 0,
         longrope_limit=config.longrope_limit,
     )

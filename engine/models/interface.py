@@ -64,6 +64,7 @@ class ModelDescription:
     dtype: DtypeName  # the checkpoint's
     num_parameters: int  # tied weights once; weight bytes = this x itemsize
     groups: tuple[KvGroup, ...]  # the full-attention group first
+    num_tied: int = 0  # of the parameters: both embedding and head, of which kernels may need two
     # Where max_model_len is above this, longrope's other factors serve: other keys are cached.
     longrope_limit: int | None = None
 

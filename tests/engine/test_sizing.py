@@ -11,6 +11,9 @@ from engine import engine as engine_module
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, ModelError
+from engine.kernels.cpu.features import CpuFeatures
+from engine.kernels.cpu.kernels import CpuKernels
+from engine.kernels.reference import ReferenceKernels
 from engine.models.interface import ModelDescription
 from engine.sizing import (
     CPU_CACHE_BYTES,
@@ -38,7 +41,7 @@ MODEL = ModelDescription(
     num_parameters=2 * GIB,
     groups=(KvGroup(tuple(range(16)), 8, (128, 128)),),
 )
-WEIGHTS = weight_bytes(MODEL, torch.bfloat16)
+WEIGHTS = weight_bytes(MODEL, torch.bfloat16, ReferenceKernels())
 
 
 def shape_of(config: EngineConfig, device: str) -> EngineShape:
@@ -130,6 +133,18 @@ def test_a_cpus_cache_is_modest() -> None:
     memory = Memory(64 * GIB, 64 * GIB)
     plan = size_cache(EngineConfig(), shape_of(EngineConfig(), "cpu"), MODEL, memory, WEIGHTS)
     assert plan.num_bytes == pytest.approx(CPU_CACHE_BYTES, rel=0.01)
+
+
+def test_a_tied_weight_counts_as_often_as_it_is_there() -> None:
+    """torch's own layout for bf16, of a CPU without products of pairs, cannot be read by rows."""
+    tied = replace(MODEL, num_tied=32000 * 2048)
+    avx2 = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False)
+    pairs = CpuFeatures(wide_registers=True, bf16_dot=True, bf16_tiles=False)
+    once = tied.num_parameters
+    assert weight_bytes(tied, torch.bfloat16, CpuKernels(pairs)) == 2 * once
+    assert weight_bytes(tied, torch.float32, CpuKernels(avx2)) == 4 * once
+    copied = torch.ops.mkldnn._is_mkldnn_bf16_supported() * tied.num_tied
+    assert weight_bytes(tied, torch.bfloat16, CpuKernels(avx2)) == 2 * (once + copied)
 
 
 def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

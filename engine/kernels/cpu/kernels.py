@@ -9,7 +9,7 @@ from engine.kernels.cpu.activations import WORDS as ACTIVATION_WORDS
 from engine.kernels.cpu.attention import PagedAttention
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernel import Kernel, share, threads_for
-from engine.kernels.cpu.linear import Product, make_linear
+from engine.kernels.cpu.linear import PanelLinear, Product, make_linear, reorders
 from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
@@ -24,6 +24,7 @@ from engine.kernels.cpu.writing import KvWriter
 from engine.kernels.interface import (
     Activation,
     AttentionSpec,
+    Embedding,
     GroupBatch,
     HeadNorm,
     Linear,
@@ -67,6 +68,12 @@ class CpuKernels:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         product = self._of(weight.dtype).product
         return make_linear(product, self._weights, weight, bias)
+
+    def rows_of(self, linear: Linear) -> Embedding | None:
+        return linear.rows if isinstance(linear, PanelLinear) else None
+
+    def copies_tied(self, dtype: torch.dtype) -> bool:
+        return self._of(dtype).product is None and reorders(dtype)
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
         with recording(self._outputs) as recorder:

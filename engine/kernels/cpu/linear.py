@@ -40,10 +40,13 @@ def make_linear(
     if product is not None:
         packed = product.packing.pack(weight, place)
         return PanelLinear(product, packed, weight.shape, bias)
-    onednn = torch.backends.mkldnn.is_available()
-    if weight.dtype == torch.bfloat16 and onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return OnednnLinear(weight, bias)
-    return PlainLinear(weight, bias)
+    return OnednnLinear(weight, bias) if reorders(weight.dtype) else PlainLinear(weight, bias)
+
+
+def reorders(dtype: torch.dtype) -> bool:
+    """Whether torch has a layout of its own for weights of this type."""
+    onednn = dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+    return onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class PanelLinear:
@@ -93,6 +96,10 @@ class PanelLinear:
             min(max(1, self._panels.shape[0] // (2 * threads)), self._most_together),
         )
         return out
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Of the plain weight. A line of memory for every word: 0.2 ms for 32 rows of 768."""
+        return self._product.packing.rows(self._panels, token_ids)[:, : self._inputs].contiguous()
 
     def _laid(self, lay_rows: Kernel, x: torch.Tensor) -> torch.Tensor:
         rows, inputs = x.shape

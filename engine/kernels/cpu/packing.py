@@ -37,6 +37,8 @@ class Packing:
     columns: int  # of a panel
     inputs: int  # of a step
     arranged: Callable[[torch.Tensor], torch.Tensor]  # [panels, columns, inputs] as it shall lie
+    # words of packed panels, panels and columns in them -> [count, ...] in the inputs' order
+    gathered: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
     def pack(self, weight: torch.Tensor, place: WeightMemory) -> torch.Tensor:
         """[out, in] to [panels, steps, ...], with zeros behind the last ones."""
@@ -51,6 +53,12 @@ class Packing:
             self._lay(packed[full:], F.pad(weight[-rest:], (0, 0, 0, self.columns - rest)))
         return packed
 
+    def rows(self, packed: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """[count, in] of the weight, with the zeros behind the last input."""
+        panel, column = numbers // self.columns, numbers % self.columns
+        words = self.gathered(packed.view(torch.int32), panel, column)
+        return words.flatten(1).view(packed.dtype)
+
     def _lay(self, packed: torch.Tensor, weight: torch.Tensor) -> None:
         """Whole panels, without another copy of them."""
         laid = self.arranged(weight.reshape(-1, self.columns, weight.shape[1]))
@@ -64,7 +72,10 @@ def by_columns(inputs: int) -> Packing:
         steps = panels.shape[2] // inputs
         return panels.view(-1, COLUMNS, steps, inputs).transpose(1, 2)
 
-    return Packing(COLUMNS, inputs, arranged)
+    def gathered(words: torch.Tensor, panel: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        return words[panel, :, column]
+
+    return Packing(COLUMNS, inputs, arranged, gathered)
 
 
 def in_tiles() -> Packing:
@@ -76,7 +87,11 @@ def in_tiles() -> Packing:
         whole = panels.view(-1, 2, half, steps, pairs, 2)
         return whole.permute(0, 3, 1, 4, 2, 5)
 
-    return Packing(tile_product.COLUMNS, tile_product.INPUTS, arranged)
+    def gathered(words: torch.Tensor, panel: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        tiles = words.view(*words.shape[:2], 2, pairs, half)
+        return tiles[panel, :, column // half, :, column % half]
+
+    return Packing(tile_product.COLUMNS, tile_product.INPUTS, arranged, gathered)
 
 
 BY_COLUMNS = {dtype: by_columns(inputs) for dtype, inputs in INPUTS_PER_STEP.items()}

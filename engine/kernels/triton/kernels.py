@@ -8,8 +8,10 @@ import triton
 from engine.kernels.interface import (
     Activation,
     AttentionSpec,
+    Embedding,
     GroupBatch,
     HeadNorm,
+    Linear,
     Replay,
     Rotary,
     StepBatch,
@@ -50,6 +52,12 @@ class TritonKernels:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> TorchLinear:
         return TorchLinear(weight, bias)
+
+    def rows_of(self, linear: Linear) -> Embedding | None:
+        return None
+
+    def copies_tied(self, dtype: torch.dtype) -> bool:
+        return False
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
         if INTERPRETED:

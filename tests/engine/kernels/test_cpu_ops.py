@@ -7,6 +7,7 @@ import torch
 
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
+from engine.kernels.cpu.packing import BY_COLUMNS, IN_TILES, Packing, WeightMemory
 from engine.kernels.interface import Activation, HeadNorm, Rotary
 from engine.kernels.reference import ReferenceKernels, activated
 from tests.engine.kernels.cases import make_slab, make_spec, random_slots
@@ -75,6 +76,35 @@ def test_linear(dtype: torch.dtype, kernels: CpuKernels, outputs: int, inputs: i
         for rows in (0, 1, 2, 3, 6, 13, 20, 57, 400):
             x = torch.randn(rows, inputs).to(dtype)
             assert_same(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (1, 16), (130, 33), (530, 300)])
+@pytest.mark.parametrize(
+    "packing",
+    [
+        pytest.param(BY_COLUMNS[torch.float32], id="fp32"),
+        pytest.param(BY_COLUMNS[torch.bfloat16], id="bf16-pairs"),
+        pytest.param(IN_TILES, id="bf16-tiles"),
+    ],
+)
+def test_rows_of_a_packed_weight_are_the_weights(
+    packing: Packing, outputs: int, inputs: int
+) -> None:
+    dtype = torch.float32 if packing.inputs == 1 else torch.bfloat16
+    weight = torch.randn(outputs, inputs).to(dtype)
+    packed = packing.pack(weight, WeightMemory())
+    for numbers in (torch.arange(outputs), torch.randint(0, outputs, (7,)), torch.arange(0)):
+        assert torch.equal(packing.rows(packed, numbers)[:, :inputs], weight[numbers])
+
+
+def test_one_weight_is_read_as_head_and_as_embedding() -> None:
+    """On a CPU with wide registers; packing and reading take none."""
+    kernels = CpuKernels(CpuFeatures(wide_registers=True, bf16_dot=True, bf16_tiles=False))
+    weight = torch.randn(530, 300)
+    rows = kernels.rows_of(kernels.linear(weight, None))
+    assert rows is not None
+    numbers = torch.tensor([529, 0, 63, 64, 63])
+    assert torch.equal(rows(numbers), weight[numbers])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
