@@ -5,12 +5,16 @@ Precedence is the caller's: the request first, then these, then OpenAI's default
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from engine.errors import RequestError
 from engine.models.json_config import JsonConfig, read_json_object
+from engine.sampling import SamplingParams
+
+WHOLE = ("top_k", "max_tokens")
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,12 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     generation = _optional_file(folder, "generation_config.json")
     return GenerationDefaults(
         eos_token_ids=tuple(sorted(_eos_token_ids(folder, generation))),
-        temperature=_number(generation, "temperature", 0.0, None),
-        top_p=_number(generation, "top_p", 0.0, 1.0),
-        top_k=generation.optional_integer("top_k", minimum=0),
-        min_p=_number(generation, "min_p", 0.0, 1.0),
-        repetition_penalty=generation.optional_number("repetition_penalty"),
-        max_new_tokens=generation.optional_integer("max_new_tokens"),
+        temperature=_float(generation, "temperature"),
+        top_p=_float(generation, "top_p"),
+        top_k=_top_k(generation),
+        min_p=_float(generation, "min_p"),
+        repetition_penalty=_float(generation, "repetition_penalty"),
+        max_new_tokens=_value(generation, "max_new_tokens", "max_tokens"),
     )
 
 
@@ -44,18 +48,30 @@ def _optional_file(folder: Path, name: str) -> JsonConfig:
     return JsonConfig(read_json_object(path) if path.exists() else {}, str(path))
 
 
-def _number(config: JsonConfig, key: str, low: float, high: float | None) -> float | None:
+def _value(config: JsonConfig, key: str, field: str) -> Any:
+    """Within the bounds of a request's: what no request may send would fail all that leave the
+    field out."""
     value = config.raw(key)
     if value is None:
         return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not low <= value <= (math.inf if high is None else high)
-    ):
-        bounds = f"at least {low}" if high is None else f"in {low} .. {high}"
-        raise config.fail(key, f"{value!r}, must be a number {bounds}")
-    return float(value)
+    if isinstance(value, float) and value.is_integer() and field in WHOLE:
+        value = int(value)
+    sent: dict[str, Any] = {field: value}
+    try:
+        return getattr(SamplingParams(**sent), field)
+    except RequestError as error:
+        raise config.fail(key, error.message) from None
+
+
+def _float(config: JsonConfig, key: str) -> float | None:
+    value = _value(config, key, key)
+    return None if value is None else float(value)
+
+
+def _top_k(config: JsonConfig) -> int | None:
+    """-1 is no limit, too, as in a request."""
+    value = config.raw("top_k")
+    return 0 if value == -1 else _value(config, "top_k", "top_k")
 
 
 def _eos_token_ids(folder: Path, generation: JsonConfig) -> set[int]:

@@ -35,6 +35,18 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     )
 
 
+def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
+    write(tmp_path, generation_config={"top_k": 20.0, "temperature": 1})
+    defaults = read_generation_defaults(tmp_path)
+    assert (defaults.top_k, defaults.temperature) == (20, 1.0)
+    assert type(defaults.top_k) is int
+
+
+def test_minus_one_is_no_limit(tmp_path: Path) -> None:
+    write(tmp_path, generation_config={"top_k": -1})
+    assert read_generation_defaults(tmp_path).top_k == 0
+
+
 def test_every_end_of_turn_counts(tmp_path: Path) -> None:
     """As in Llama 3, whose files each name another one."""
     write(
@@ -64,10 +76,17 @@ def test_the_tokenizers_end_is_found_in_either_file(tmp_path: Path) -> None:
     [
         ({"eos_token_id": "2"}, "eos_token_id: '2', must be a token id"),
         ({"eos_token_id": [2, -1]}, "eos_token_id"),
-        ({"temperature": -0.1}, "temperature: -0.1, must be a number at least 0"),
-        ({"top_p": 1.5}, "top_p: 1.5, must be a number in 0.0 .. 1.0"),
-        ({"top_k": 2.5}, "top_k: 2.5, must be an integer"),
-        ({"repetition_penalty": 0}, "repetition_penalty: 0, must be a positive number"),
+        ({"temperature": -0.1}, "temperature: -0.1, must be at least 0.0 and at most 100.0"),
+        ({"top_p": 1.5}, "top_p: 1.5, must be greater than 0.0 and at most 1.0"),
+        ({"top_p": 0.0}, "top_p: 0.0, must be greater than 0.0"),
+        ({"temperature": 100.5}, "temperature: 100.5, must be at least 0.0 and at most 100.0"),
+        ({"temperature": "1"}, "temperature: must be a number, not str"),
+        ({"min_p": True}, "min_p: must be a number, not bool"),
+        ({"top_k": -2}, "top_k: -2, must be at least 0"),
+        ({"repetition_penalty": 101}, "repetition_penalty: 101, must be at least 0.01"),
+        ({"max_new_tokens": 0}, "max_new_tokens: 0, must be at least 1"),
+        ({"top_k": 2.5}, "top_k: must be an integer, not float"),
+        ({"repetition_penalty": 0}, "repetition_penalty: 0, must be at least 0.01"),
     ],
 )
 def test_a_wrong_value_names_file_and_key(
