@@ -108,7 +108,9 @@ class Engine:
             shape=shape,
             cache=plan,
             defaults=read_generation_defaults(source.folder),
-            fingerprint=fingerprint(source, _load_format(config), config.seed, model.variant),
+            fingerprint=fingerprint(
+                source, _load_format(config), config.seed, model.variant(shape.dtype_name)
+            ),
         )
         engine = cls(info, assemble(config, info, loaded), config.seed)
         _report(info)

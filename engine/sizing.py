@@ -58,6 +58,10 @@ class EngineShape:
     chunk_tokens: int
     async_scheduling: bool
 
+    @property
+    def dtype_name(self) -> str:
+        return next(name for name, dtype in DTYPES.items() if dtype is self.dtype)
+
 
 def decide_shape(config: EngineConfig, model: ModelDescription) -> EngineShape:
     device = _device(config)
@@ -175,9 +179,8 @@ def _no_room(shape: EngineShape, model: ModelDescription, available: int, weight
     if not weights:
         return "nothing is left of the memory beside its weights"
     needed = weights + _least(shape, model)
-    dtype = str(shape.dtype).removeprefix("torch.")
     problem = (
-        f"its weights take {format_bytes(weights)} in {dtype}, and"
+        f"its weights take {format_bytes(weights)} in {shape.dtype_name}, and"
         f" {format_bytes(available)} of memory are available; with the cache of one sequence of"
         f" {shape.max_model_len} tokens it needs {format_bytes(needed)}"
     )

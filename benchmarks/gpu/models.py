@@ -109,6 +109,6 @@ def make_engine(
         shape=shape,
         cache=size_cache(config, shape, described, memory_of(shape.device)),
         defaults=read_generation_defaults(source.folder),
-        fingerprint=fingerprint(source, "dummy", config.seed, described.variant),
+        fingerprint=fingerprint(source, "dummy", config.seed, described.variant(shape.dtype_name)),
     )
     return Engine(info, assemble(config, info, wrap(model)), config.seed)

@@ -68,8 +68,11 @@ class ModelDescription:
     # Where max_model_len is above this, longrope's other factors serve: other keys are cached.
     longrope_limit: int | None = None
 
-    @property
-    def variant(self) -> str:
-        """What max_model_len makes of the cache's contents, as a part of its fingerprint."""
+    def variant(self, dtype: str) -> str:
+        """What else decides the cache's contents, as a part of its fingerprint: max_model_len, and
+        the type that is computed in, where it is not the checkpoint's. A cache in that type says
+        so by its format, but a quantised one holds other bytes under the same."""
         limit = self.longrope_limit
-        return "longrope" if limit is not None and self.max_model_len > limit else ""
+        longrope = limit is not None and self.max_model_len > limit
+        parts = ["longrope"] * longrope + [dtype] * (dtype != self.dtype)
+        return "+".join(parts)

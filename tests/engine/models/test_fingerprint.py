@@ -9,9 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.fingerprint import SAMPLE_BYTES, SAMPLES_PER_TENSOR, fingerprint
 from engine.model_source import ModelSource
 from engine.models.describe import describe
+from tests.engine.models_on_disk import make_tiny
 
 LARGE = SAMPLES_PER_TENSOR * SAMPLE_BYTES  # bytes; above this only samples are hashed
 
@@ -144,7 +147,25 @@ def test_a_cache_with_other_rotations_has_another_fingerprint(folder: Path) -> N
     source = ModelSource("phi3", folder)
     description = describe(source)
     names = [
-        fingerprint(source, "auto", 0, replace(description, max_model_len=length).variant)
+        fingerprint(
+            source, "auto", 0, replace(description, max_model_len=length).variant("float32")
+        )
         for length in (32, 64, 65, 256)
     ]
     assert names[0] == names[1] != names[2] == names[3]
+
+
+def test_a_quantised_cache_of_another_type_has_other_names(tmp_path: Path) -> None:
+    """bf16 and fp32 give other keys, and so other bytes of the same format."""
+    folder = str(make_tiny("llama", tmp_path).folder)
+
+    def identity(dtype: str) -> str:
+        config = EngineConfig(
+            model=folder, dtype=dtype, kv_cache_dtype="int8", kv_cache_memory_bytes=1 << 20
+        )
+        engine = Engine.create(config)
+        engine.close()
+        return engine.limits.fingerprint
+
+    own, fp32, bf16 = identity("auto"), identity("float32"), identity("bfloat16")
+    assert own == fp32 != bf16
