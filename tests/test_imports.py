@@ -67,6 +67,17 @@ WITHOUT_TORCH = (
     "engine.text",
     "engine.watchdog",
 )
+# What time it is, and who runs beside them, these are told: so they can be simulated and replayed.
+WITHOUT_CLOCK = (
+    "kv_cache",
+    "router",
+    "engine.scheduler",
+    "engine.sampling",
+    "engine.step_times",
+    "engine.watchdog",
+)
+MAY_USE_CLOCK = ("router.subscriber",)
+CLOCKS = ("time", "datetime", "threading", "asyncio")
 MAY_USE_TORCH = ("kv_cache.slab", "engine.grammar.table")
 BRINGS_TORCH = ("torch", "transformers", "safetensors.torch", "triton")
 
@@ -168,8 +179,22 @@ def test_policies_and_ingress_load_no_torch() -> None:
     assert not chains, "\n".join(chains)
 
 
+def test_policies_have_no_clock_and_no_threads() -> None:
+    wrong = [
+        f"{module}:{getattr(node, 'lineno', 0)} imports {name}"
+        for module in modules()
+        if is_in(module, WITHOUT_CLOCK) and not is_in(module, MAY_USE_CLOCK)
+        for node in ast.walk(tree(module))
+        for name in imported(node)
+        if is_in(name, CLOCKS)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_table_names_what_exists() -> None:
     existing = [
-        name for name in WITHOUT_TORCH + MAY_USE_TORCH if (ROOT / name.split(".")[0]).is_dir()
+        name
+        for name in WITHOUT_TORCH + MAY_USE_TORCH + WITHOUT_CLOCK + MAY_USE_CLOCK
+        if (ROOT / name.split(".")[0]).is_dir()
     ]
     assert not [name for name in existing if name not in modules()]
