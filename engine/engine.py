@@ -18,7 +18,6 @@ from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedRea
 from engine.kernels.interface import Kernels
 from engine.kernels.registry import check_format, kernel_name, load_kernels
 from engine.launched import LaunchedStep
-from engine.machine import available_memory
 from engine.memory import format_bytes
 from engine.model_source import ModelSource, resolve_model
 from engine.models.describe import describe
@@ -30,7 +29,7 @@ from engine.scheduler.draft import ScheduledStep
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import StepOutput
 from engine.scheduler.scheduler import SchedulerFigures, SchedulerStats
-from engine.sizing import EngineShape, decide_shape, memory_of, size_cache, weight_bytes
+from engine.sizing import EngineShape, Memory, decide_shape, memory_of, size_cache, weight_bytes
 from engine.step_times import StepShape, StepTimes
 from engine.text.tokenizer import Tokenizer
 from kv_cache.cache import CacheStats
@@ -98,7 +97,8 @@ class Engine:
         model = replace(model, max_model_len=shape.max_model_len)
         kernels = _make_kernels(config, shape)
         weights = weight_bytes(model, shape.dtype, kernels)
-        size_cache(config, shape, model, memory_of(shape.device), weights)
+        found = memory_of(shape.device)
+        size_cache(config, shape, model, found, weights)
         _compile_kernels(kernels, shape)
         loaded = _load(config, source, model, shape, kernels)
         plan = size_cache(config, shape, model, memory_of(shape.device))
@@ -113,7 +113,7 @@ class Engine:
             ),
         )
         engine = cls(info, assemble(config, info, loaded), config.seed)
-        _report(info)
+        _report(info, found, weights)
         logger.info("warming up; what is to be compiled is compiled on a machine's first start")
         engine.warm_up()
         logger.info("ready after %.1f s", time.monotonic() - started)
@@ -371,14 +371,15 @@ def _load_format(config: EngineConfig) -> LoadFormat:
     return "dummy" if config.load_format == "dummy" else "auto"
 
 
-def _report(info: EngineInfo) -> None:
+def _report(info: EngineInfo, found: Memory, weights: int) -> None:
     plan, shape = info.cache, info.shape
-    weights = info.model.num_parameters * shape.dtype.itemsize
     logger.info(
-        "weights %s, cache %s, %s of memory still available",
+        "%s of memory were available on %s: weights take %s, the cache %s, and %s are left",
+        format_bytes(found.available_bytes),
+        shape.device,
         format_bytes(weights),
         format_bytes(plan.num_bytes),
-        format_bytes(available_memory()),
+        format_bytes(memory_of(shape.device).available_bytes),
     )
     logger.info(
         "the cache holds %d tokens in blocks of %d: %d sequences of %d tokens at once",

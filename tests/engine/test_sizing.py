@@ -165,3 +165,33 @@ def test_a_device_that_fills_up_meanwhile_is_a_typed_error(
     monkeypatch.setattr(engine_module, "load_model", load)
     with pytest.raises(ModelError, match=r"CUDA out of memory. Tried to allocate 2\.00 GiB"):
         Engine.create(config)
+
+
+def test_a_start_says_what_there_was_and_what_became_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the device's memory, which is not the host's."""
+    asked: list[torch.device] = []
+
+    def memory(device: torch.device) -> Memory:
+        asked.append(device)
+        return Memory((5 - len(asked)) * GIB, 8 * GIB)
+
+    folder = make_tiny("llama", tmp_path).folder
+    config = EngineConfig(
+        model=str(folder), dtype="float32", block_size=16, kv_cache_memory_bytes=4 << 20
+    )
+    monkeypatch.setattr(engine_module, "memory_of", memory)
+    with caplog.at_level("INFO"):
+        engine = Engine.create(config)
+    engine.close()
+    assert asked == [torch.device("cpu")] * 3, "before loading, to size the cache, at the end"
+    weights = engine.info.model.num_parameters * 4
+    assert (
+        "4.00 GiB of memory were available on cpu:"
+        f" weights take {weights / 2**20:.1f} MiB, the cache 4.0 MiB, and 2.00 GiB are left"
+    ) in caplog.text
+    # 4 MiB in blocks of 16 tokens, 2 layers of 2 heads of 16 keys and values in fp32
+    num_blocks = (4 << 20) // (16 * 2 * 2 * 2 * 16 * 4)
+    tokens = (num_blocks - 1) * 16
+    assert f"the cache holds {tokens} tokens in blocks of 16: {tokens // 256} " in caplog.text
