@@ -95,7 +95,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from engine.sampler.triton import BLOCK, OPTIONS, draw_kernel
 
-kinds = ["*bf16", "*i32", "*i32", "*i32", "*fp32", "*i64", "*fp64", "*i32", "i32", "constexpr"]
+kinds = [sys.argv[1], "*i32", "*i32", "*i32", "*fp32", "*i64", "*fp64", "*i32", "i32", "constexpr"]
 signature = dict(zip(draw_kernel.arg_names, kinds, strict=True))
 source = ASTSource(draw_kernel, signature, constexprs={"BLOCK": BLOCK})
 binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=OPTIONS)
@@ -106,11 +106,16 @@ with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
 """
 
 
-def test_machine_code_rounds_every_operation() -> None:
+@pytest.mark.parametrize("logits", ["*bf16", "*fp32"])  # edited ones are fp32
+def test_machine_code_rounds_every_operation(logits: str) -> None:
     """For sm_90, where no card is needed: no fused multiply-add, no flushing, no spills."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", COMPILE, logits],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     code = done.stdout
     assert len(re.findall(r"\bFMUL\b", code)) > 50
