@@ -33,6 +33,22 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Those that fewer tests go through: our decoder's other families, and the ways of transformers.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3Config", {"num_hidden_layers": 2}),
+    "phi3": ("Phi3Config", {"num_hidden_layers": 2, "pad_token_id": 0}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 16,
+            "initializer_range": 0.15,
+        },
+    ),
+    "gpt2": ("GPT2Config", {"num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2}),
+    "cohere2": ("Cohere2Config", {"num_hidden_layers": 4, "sliding_window": 20, "pad_token_id": 0}),
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ class TinyModel:
 
 
 def make_tiny(name: str, folder: Path, **changes: Any) -> TinyModel:
-    config_class, extra = CONFIGS[name]
+    config_class, extra = {**CONFIGS, **OTHERS}[name]
     torch.manual_seed(7)
     config = getattr(transformers, config_class)(**{**COMMON, **extra, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
