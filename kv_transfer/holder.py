@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,7 +37,7 @@ Context = grpc.aio.ServicerContext[PullerMessage, HolderMessage]
 ASK_TIMEOUT_S = 5.0
 WAITING_PERIOD_S = 0.5  # a prompt that is ready sooner needs no prediction
 WRITE_TIMEOUT_S = 10.0  # a puller that answers pings and reads nothing is stuck
-COMMIT_TIMEOUT_S = 600.0  # all bytes must have arrived by then
+COMMIT_TIMEOUT_S = 600.0  # all bytes must have arrived by then, or by the request's deadline
 MAX_LOGPROBS = 2048  # in a message: with 20 alternatives each they take 0.6 MB
 
 
@@ -98,7 +100,7 @@ class Holder(HandOffServicer):
         lease = Lease(ask.first_token, len(ask.token_ids))
         stream = self._source.open(ask)
         try:
-            await _HandOff(self, lease, stream, requests, context).run()
+            await _HandOff(self, lease, stream, requests, context, _deadline(ask)).run()
         except Refused as refused:
             await _tell(context, refused.failure)
         except TransferError as error:
@@ -177,7 +179,9 @@ class _HandOff:
         stream: PromptStream,
         requests: AsyncIterator[PullerMessage],
         context: Context,
+        deadline: float,
     ) -> None:
+        self._deadline = deadline
         self._holder = holder
         self._lease = lease
         self._stream = stream
@@ -291,11 +295,13 @@ class _HandOff:
 
     async def _wait_for_commit(self) -> bool:
         """False if the puller left without one."""
-        done, _ = await asyncio.wait({self._next_message}, timeout=COMMIT_TIMEOUT_S)
+        left_s = max(0.0, self._deadline - time.monotonic())
+        timeout_s = min(COMMIT_TIMEOUT_S, left_s)
+        done, _ = await asyncio.wait({self._next_message}, timeout=timeout_s)
         if not done:
-            raise _refused(
-                Failure.KIND_UNAVAILABLE, "commit", f"did not come within {COMMIT_TIMEOUT_S:.0f} s"
-            )
+            is_over = timeout_s == left_s
+            kind = Failure.KIND_TIMED_OUT if is_over else Failure.KIND_UNAVAILABLE
+            raise _refused(kind, "commit", f"did not come within {timeout_s:.0f} s")
         return self._hear()
 
     def _judge(self) -> Verdict:
@@ -304,6 +310,12 @@ class _HandOff:
         self._holder.tally.num_commits += held
         self._holder.tally.num_refused_commits += not held
         return Verdict(held=held, reason=reason)
+
+
+def _deadline(ask: Ask) -> float:
+    """Of the request that an ask is for."""
+    deadline_ms = ask.compute.deadline_ms
+    return time.monotonic() + deadline_ms / 1e3 if deadline_ms else math.inf
 
 
 async def _tell(context: Context, failure: Failure) -> None:

@@ -456,6 +456,23 @@ async def test_what_a_holder_says_twice_or_late_fails_the_hand_off(
         assert len(await hand_off.unfinished()) == len(pair.pool.reads) > 0
 
 
+async def test_a_lease_ends_with_the_time_of_its_request(pair: Pair) -> None:
+    """Whose puller lives on and never commits."""
+    ask = pair.ask(WANTED)
+    ask.compute.deadline_ms = 50
+    stream = pair.link.open_handoff()
+    await stream.write(PullerMessage(ask=ask))
+    await pair.source.asked.wait()
+    pair.source.streams[0].put(*CHUNKS, END)
+    async with asyncio.timeout(30):
+        async for message in stream:
+            if message.WhichOneof("kind") == "failure":
+                break
+    assert (message.failure.kind, message.failure.field) == (Failure.KIND_TIMED_OUT, "commit")
+    await pair.idle()
+    pair.check_all_dropped(21, 22, 23)
+
+
 async def committed_early(pair: Pair) -> AsyncIterator[HolderMessage]:
     """What a puller hears that has read all before anything is drawn."""
     stream = pair.link.open_handoff()
