@@ -22,6 +22,7 @@ from kv_transfer.errors import ConnectorUnavailable, LinkLost, TransferError
 RemoteName = NewType("RemoteName", str)
 
 _EMULATION = "UCX_PROTO_EMULATION_ENABLE"
+_CUDA_IPC_GET = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 _SEGMENTS = {"cpu": "DRAM", "cuda": "VRAM"}
 
 
@@ -29,14 +30,15 @@ class ReadRefused(TransferError):
     """A post failed because UCX has no way to the peer that needs no help, or none any more."""
 
 
-def prepare_environment(regions: Sequence[PoolRegion]) -> None:
+def prepare_environment() -> None:
     """What UCX must find in the environment when nixl is loaded; before that, and only once."""
     if "nixl" in sys.modules and os.environ.get(_EMULATION) != "n":
         raise ConnectorUnavailable(f"nixl was loaded before {_EMULATION}=n was set")
     os.environ[_EMULATION] = "n"
-    if any(region.memory == "cuda" for region in regions):
-        # Off by default without NVLink: a READ between GPUs of one host would need the holder.
-        os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
+    # Off by default without NVLink: a READ from a GPU of this host would need the holder. Whoever
+    # reads one may have its own pool in host memory.
+    os.environ[_CUDA_IPC_GET] = "on"
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # of that one, where CUDA is missing
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
 

@@ -57,7 +57,7 @@ class NixlConnector:
         faults: Faults,
     ) -> None:
         """Loads nixl and starts the threads; `open` waits for them."""
-        nixl.prepare_environment(regions)
+        nixl.prepare_environment()
         self._regions = tuple(regions)
         self._incarnation = incarnation
         self._secret = secret

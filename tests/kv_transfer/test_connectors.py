@@ -1,6 +1,7 @@
 """What every connector does, with both pools in this process."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_transfer import nixl
 from kv_transfer.connector import Connector, PoolRegion
 from kv_transfer.errors import IncompatiblePeer, LinkLost, TransferError
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
@@ -255,6 +257,15 @@ async def test_memory_that_a_connector_cannot_move_is_named(name: str) -> None:
 async def test_an_unknown_connector_is_named() -> None:
     with pytest.raises(TransferError, match="pigeon"):
         await open_connector("pigeon", Pool().regions, 1, CONFIG)
+
+
+def test_a_gpu_may_be_read_from_whatever_memory_the_reader_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCX_PROTO_EMULATION_ENABLE", "n")
+    monkeypatch.delenv("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", raising=False)
+    nixl.prepare_environment()
+    assert os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
 
 
 async def test_a_nixl_holder_that_expects_nobody_is_asked_once() -> None:
