@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
     max_unsent_bytes: int = MAX_UNSENT_BYTES
+    greeting_s: float = 5.0  # until its hello
     # An ingress that answers pings and reads nothing for so long is stuck.
     max_stall_s: float = 10.0
 
@@ -82,6 +83,8 @@ class SessionService(SessionServicer):
         self._sessions.add(session)
         if self._draining:
             session.drain()
+        loop = asyncio.get_running_loop()
+        greeting = loop.call_later(self._limits.greeting_s, session.end_greeting)
         receiver = asyncio.create_task(self._receive(session, request_iterator))
         try:
             while messages := await session.next_messages():
@@ -92,6 +95,7 @@ class SessionService(SessionServicer):
             logger.info("a session's stream broke while it was written to")
         finally:
             receiver.cancel()
+            greeting.cancel()
             session.close()
             self._sessions.discard(session)
 

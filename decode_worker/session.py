@@ -86,6 +86,11 @@ class Session:
         elif live := self._live.get(RequestId(message.stop_choice.request_id)):
             live.stop_choice(message.stop_choice.choice)
 
+    def end_greeting(self) -> None:
+        """There was time enough for a hello."""
+        if self._phase is _Phase.GREETING:
+            self.fail(_invalid("hello", "did not come"))
+
     async def next_messages(self) -> list[DecodeMessage]:
         """Waits for news; what came since the last call, of one step or of several. After an empty
         list nothing comes."""

@@ -92,14 +92,15 @@ class Holder(HandOffServicer):
             await context.write(HolderMessage(failure=refused.failure))
             return
         self._faults.reach("holder.ask")
-        self.tally.num_leases += 1
-        self._num_leases += 1
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)
         lease = Lease(ask.first_token, len(ask.token_ids))
-        stream = self._source.open(ask)
+        stream: PromptStream | None = None
+        self.tally.num_leases += 1
+        self._num_leases += 1
+        self._serving.add(task)
         try:
+            stream = self._source.open(ask)
             await _HandOff(self, lease, stream, requests, context, _deadline(ask)).run()
         except Refused as refused:
             await _tell(context, refused.failure)
@@ -111,7 +112,8 @@ class Holder(HandOffServicer):
             # A handler that is cancelled by anyone else leaves its stream open.
             await _tell(context, _ENDED)
         finally:
-            stream.close()
+            if stream is not None:
+                stream.close()
             self._source.drop(lease.end())
             self._serving.discard(task)
             self._num_leases -= 1

@@ -240,7 +240,9 @@ class Lane:
         read.finish()
 
     def _add_peer(self, peer: SharedPeer) -> None:
-        """A connection that has failed is not mended by adding the peer once more."""
+        """A connection that has failed is not mended by adding the peer once more, so it is removed
+        before; but not while a READ over it may still write, of which nothing else can be known.
+        Then the first READ tells whether it has failed, and leads to another connector if so."""
         for other, known in self._peers.items():
             if other.metadata == peer.metadata and not self._reads_from(other):
                 self._agent.remove_peer(known.name)

@@ -204,3 +204,18 @@ async def test_who_reads_nothing_is_given_up() -> None:
         assert message.failure.kind == Failure.KIND_BUSY
         assert "not read for 0.2 s" in message.failure.message
         assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_session_without_a_hello_ends(answerer: PushedAnswerer) -> None:
+    service = SessionService(answerer, DESCRIPTION, SessionLimits(greeting_s=0.05))
+    async with session_server(service) as address, Plane().channel(address) as channel:
+        silent = SessionStub(channel).Open(timeout=30)
+        failure = (await read(silent)).failure
+        assert (failure.kind, failure.field) == (Failure.KIND_INVALID, "hello")
+        assert await silent.read() is grpc.aio.EOF
+        await until(lambda: service.num_sessions == 0)
+        greeted = await open_session(channel)
+        await asyncio.sleep(0.1)
+        await greeted.write(submit("r"))
+        await until(lambda: answerer.streams)
+        greeted.cancel()

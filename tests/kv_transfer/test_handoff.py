@@ -279,6 +279,21 @@ async def test_more_leases_than_the_bound_are_refused(pair: Pair) -> None:
     await pair.idle()
 
 
+async def test_an_ask_that_cannot_be_opened_is_no_lease(pair: Pair) -> None:
+    """A mistake of ours, but not one that makes the holder refuse everybody after a while."""
+    good, pair.source.open = pair.source.open, lambda _: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    for _ in range(2):
+        with pytest.raises(TransferError):
+            await pair.hand_off(WANTED).run()
+    pair.source.open = good  # type: ignore[method-assign]
+    assert pair.holder.num_leases == 0
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+
+    assert (await run(pair, pair.hand_off(WANTED), act)).end == 28
+
+
 async def test_a_draining_holder_finishes_what_it_has(pair: Pair) -> None:
     async def act() -> None:
         pair.holder.drain()

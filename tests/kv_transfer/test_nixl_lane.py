@@ -23,6 +23,7 @@ class FakeAgent:
 
     def __init__(self, regions: Sequence[PoolRegion]) -> None:
         self.posted: list[RemoteName] = []
+        self.removed: list[RemoteName] = []
         self.broken = False
 
     def metadata(self) -> bytes:
@@ -32,7 +33,7 @@ class FakeAgent:
         return RemoteName(metadata.decode())
 
     def remove_peer(self, name: RemoteName) -> None:
-        pass
+        self.removed.append(name)
 
     def peer_blocks(self, name: RemoteName, region: PoolRegion) -> RemoteName:
         return name
@@ -111,6 +112,19 @@ async def test_reads_that_were_given_up_hold_up_nobody_of_their_own_peer(
         read.give_up()
     await until(lambda: len(posted(connector)) == nixl_lane._MAX_OPEN + 1)
     assert not any(read.ended.done() for read in first), "their blocks may still be written to"
+
+
+async def test_a_peer_is_added_anew_but_not_under_a_read_that_may_still_write(
+    connector: NixlConnector,
+) -> None:
+    await reading(connector, GOOD)
+    await reading(connector, GOOD)
+    assert agent(connector).removed == ["good"]
+    hung = await reading(connector, HUNG)
+    hung(1)
+    await until(lambda: len(posted(connector)) == 1)
+    await reading(connector, HUNG)
+    assert agent(connector).removed == ["good"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
