@@ -36,6 +36,7 @@ def _make(config: WorkerConfig, plane: Plane, engine: Engine) -> Node:
 def _node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
     from kv_transfer.registry import ConnectorConfig
     from kv_transfer.socket_connector import SocketConfig
+    from kv_transfer.socket_server import ServerLimits
     from kv_transfer.socket_tls import SocketTls
     from prefill_worker.node import NodeConfig
     from protos.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -45,7 +46,8 @@ def _node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
         tls = SocketTls.load(
             rpc.tls_certificate, rpc.tls_key, rpc.tls_authority, rpc.tls_server_name
         )
-    socket = SocketConfig(config.host, config.data_port, config.advertise, tls=tls)
+    limits = ServerLimits(max_connections=config.exchange.max_leases)
+    socket = SocketConfig(config.host, config.data_port, config.advertise, tls=tls, limits=limits)
     secret = b"" if plane.secret is None else plane.secret.value
     both = (ConnectorChoice.NIXL, ConnectorChoice.SOCKET)
     auto = config.connector is ConnectorChoice.AUTO

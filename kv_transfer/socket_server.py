@@ -16,6 +16,7 @@ from kv_transfer.carrier import CarriedPool, Carrier, End
 from kv_transfer.errors import TransferError
 
 _SWEEP_S = 0.5
+_NUM_TOLD = 16  # connections beyond the limit that are told so; more are cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ class ServerLimits:
 
 
 class _Connection:
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, deadline: float, is_excess: bool) -> None:
         self.sock = sock
+        self.is_excess = is_excess
         self.deadline: float | None = deadline  # of what the peer has to say now
         self.thread: threading.Thread | None = None
 
@@ -102,14 +104,14 @@ class SocketServer:
                 time.sleep(0.01)
                 continue
             with self._lock:
-                full = len(self._connections) >= self._limits.max_connections
-            if full:
+                num_excess = len(self._connections) - self._limits.max_connections
+            if num_excess >= _NUM_TOLD:
                 sock.close()
                 continue
-            self._start(sock)
+            self._start(sock, num_excess >= 0)
 
-    def _start(self, sock: socket.socket) -> None:
-        connection = _Connection(sock, time.monotonic() + self._limits.answer_s)
+    def _start(self, sock: socket.socket, is_excess: bool) -> None:
+        connection = _Connection(sock, time.monotonic() + self._limits.answer_s, is_excess)
         connection.thread = threading.Thread(
             target=self._serve, args=(connection,), name="socket-serve", daemon=True
         )
@@ -150,7 +152,9 @@ class SocketServer:
             assert isinstance(connection.sock, ssl.SSLSocket)
             connection.sock.do_handshake()
         deadline = time.monotonic() + self._limits.answer_s
-        if not wire.greet_reader(connection.sock, self._secret, self._incarnation, deadline):
+        if not wire.greet_reader(
+            connection.sock, self._secret, self._incarnation, deadline, connection.is_excess
+        ):
             return
         carrier = self._pool.carry(connection.sock, End.HOLDER)
         try:

@@ -41,6 +41,7 @@ class Answer(enum.IntEnum):
     WRONG_SECRET = 2
     WRONG_INCARNATION = 3
     BAD_REQUEST = 4
+    BUSY = 5
 
 
 class Request(NamedTuple):
@@ -60,8 +61,10 @@ def greet_server(sock: socket.socket, secret: bytes, incarnation: int, deadline:
     check(receive_answer(sock, deadline))
 
 
-def greet_reader(sock: socket.socket, secret: bytes, incarnation: int, deadline: float) -> bool:
-    """The server's part; False if this is no reader of ours."""
+def greet_reader(
+    sock: socket.socket, secret: bytes, incarnation: int, deadline: float, busy: bool = False
+) -> bool:
+    """The server's part; False if this is no reader of ours, or one too many."""
     magic, version, meant, theirs = _HELLO.unpack(receive(sock, _HELLO.size, deadline))
     if magic != _MAGIC:
         return False
@@ -75,6 +78,8 @@ def greet_reader(sock: socket.socket, secret: bytes, incarnation: int, deadline:
         answer = Answer.WRONG_VERSION
     elif meant != incarnation:
         answer = Answer.WRONG_INCARNATION
+    elif busy:
+        answer = Answer.BUSY
     send_answer(sock, answer)
     return answer is Answer.OK
 
@@ -112,6 +117,8 @@ def check(answer: Answer) -> None:
             raise IncompatiblePeer("incarnation", "another process listens at the address")
         case Answer.BAD_REQUEST:
             raise TransferError("the peer refused the request", retryable=False)
+        case Answer.BUSY:
+            raise TransferError("the peer has as many connections as it serves at once")
 
 
 def receive(sock: socket.socket, num_bytes: int, deadline: float | None = None) -> bytes:

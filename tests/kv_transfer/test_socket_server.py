@@ -146,8 +146,17 @@ def test_an_idle_reader_is_kept(server: SocketServer, pool: Pool) -> None:
 
 def test_more_connections_than_allowed_are_turned_away(server: SocketServer, pool: Pool) -> None:
     socks = [greet(server) for _ in range(LIMITS.max_connections)]
-    with dial(server) as one_more:
-        assert ends(one_more)
+    for _ in range(3):
+        with (
+            dial(server) as one_more,
+            pytest.raises(TransferError, match="as many connections") as refused,
+        ):
+            wire.greet_server(one_more, SECRET, INCARNATION, time.monotonic() + 10)
+        assert refused.value.retryable
+    silent = [dial(server) for _ in range(20)]
+    assert ends(silent[-1])
+    for sock in silent:
+        sock.close()
     for sock in socks:
         sock.close()
     deadline = time.monotonic() + 5
