@@ -384,6 +384,10 @@ Global___CoreReport: _TypeAlias = CoreReport  # noqa: Y015
 
 @_typing.final
 class BlockCounts(_message.Message):
+    """Held are those of sequences, reservations and leases alike: nobody can have any of them, and that
+    is all that is counted with.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOTAL_FIELD_NUMBER: _builtins.int

@@ -190,7 +190,9 @@ Global___PrefillCandidate: _TypeAlias = PrefillCandidate  # noqa: Y015
 
 @_typing.final
 class ChoiceSoFar(_message.Message):
-    """What the client has of a choice already."""
+    """What the client has of a choice already. Where each token's text begins is not in it: text, and
+    so the offsets of logprobs, are the ingress's alone, which keeps them when a worker dies.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
