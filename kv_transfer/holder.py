@@ -38,6 +38,7 @@ ASK_TIMEOUT_S = 5.0
 WAITING_PERIOD_S = 0.5  # a prompt that is ready sooner needs no prediction
 WRITE_TIMEOUT_S = 10.0  # a puller that answers pings and reads nothing is stuck
 COMMIT_TIMEOUT_S = 600.0  # all bytes must have arrived by then, or by the request's deadline
+MAX_ID_CHARS = 512  # a request's own, and the attempt
 MAX_LOGPROBS = 2048  # in a message: with 20 alternatives each they take 0.6 MB
 
 
@@ -136,6 +137,12 @@ class Holder(HandOffServicer):
                 Failure.KIND_STALE,
                 "holder_incarnation",
                 "another process had this address before",
+            )
+        if len(ask.handoff_id) > MAX_ID_CHARS or not ask.handoff_id.isprintable():
+            raise _refused(
+                Failure.KIND_INVALID,
+                "handoff_id",
+                f"must be printable, and of {MAX_ID_CHARS} characters at most",
             )
         if self._draining:
             raise _refused(Failure.KIND_UNAVAILABLE, "", "this worker is draining")

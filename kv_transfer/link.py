@@ -8,6 +8,7 @@ import grpc
 
 from kv_transfer.connector import PeerPool
 from kv_transfer.errors import TransferError
+from kv_transfer.load_messages import check_load
 from kv_transfer.probe import LinkFigures
 from protos.events_pb2 import LoadReport, SubscribeRequest
 from protos.events_pb2_grpc import WorkerEventsStub
@@ -78,10 +79,19 @@ class Link:
         wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=LOAD_PERIOD_MS)
         try:
             async for event in WorkerEventsStub(self._channel).Subscribe(wanted):
-                self.load, self.heard_at = event.load, time.monotonic()
+                self._take(event.load)
             self.lose("its load reports ended")
         except grpc.aio.AioRpcError as error:
             self.lose(f"its load reports broke off: {error.details()}")
+
+    def _take(self, load: LoadReport) -> None:
+        """A report that cannot be is none, and a peer without any is shunned."""
+        try:
+            check_load(load)
+        except TransferError as error:
+            logger.warning("a report of %s is not believed: %s", self.address, error)
+            return
+        self.load, self.heard_at = load, time.monotonic()
 
     def lose(self, reason: str) -> None:
         """The next one who asks for the peer makes the link anew."""

@@ -204,6 +204,8 @@ class HandOff:
         runs = [RemoteRun(r.group, r.first_entry, r.blocks, r.checksums) for r in chunk.blocks]
         copies = self._pull.note_chunk(now, chunk.start, chunk.end, runs, chunk.next_s)
         self._prompt_logprobs += chunk.prompt_logprobs
+        if len(self._prompt_logprobs) > len(self._ask.token_ids):
+            raise TransferError("more prompt logprobs came than the prompt has tokens")
         for copy in copies:
             began = time.perf_counter()
             read = self._link.pool.read(copy.group, copy.remote_blocks, copy.local_blocks)

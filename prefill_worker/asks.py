@@ -79,7 +79,7 @@ def _make(
     )
 
 
-def read_prompt(pulled: Pulled, reservation: Reservation) -> Delivered:
+def read_prompt(pulled: Pulled, reservation: Reservation, vocab_size: int) -> Delivered:
     """What came beside the blocks, checked: it comes from a peer."""
     tokens, prompt_logprobs = pulled.tokens, pulled.prompt_logprobs
     params = reservation.params
@@ -93,8 +93,8 @@ def read_prompt(pulled: Pulled, reservation: Reservation) -> Delivered:
         raise TransferError(f"{len(prompt_logprobs)} prompt logprobs came, {wanted} were wanted")
     try:
         return Delivered(
-            tuple(_first_token(token) for token in tokens),
-            decode_logprobs(prompt_logprobs, "prompt_logprobs"),
+            tuple(_first_token(token, vocab_size) for token in tokens),
+            decode_logprobs(prompt_logprobs, "prompt_logprobs", vocab_size),
             num_cached_tokens=pulled.num_cached_tokens,
             times=PromptTimes(checked_seconds(pulled.queued_s), checked_seconds(pulled.prefill_s)),
         )
@@ -109,7 +109,10 @@ def read_prefix(pulled: Pulled, reservation: Reservation) -> Delivered:
     return Delivered(end=pulled.end)
 
 
-def _first_token(token: wire.FirstToken) -> FirstToken:
-    has_logprobs = token.HasField("logprobs")
-    logprobs = decode_logprobs([token.logprobs], "logprobs")[0] if has_logprobs else None
+def _first_token(token: wire.FirstToken, vocab_size: int) -> FirstToken:
+    if token.token_id >= vocab_size:
+        raise RequestError("token_id", f"{token.token_id}, must be below {vocab_size}")
+    if not token.HasField("logprobs"):
+        return FirstToken(token.token_id, None)
+    (logprobs,) = decode_logprobs([token.logprobs], "logprobs", vocab_size)
     return FirstToken(token.token_id, logprobs)

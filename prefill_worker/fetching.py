@@ -204,7 +204,7 @@ class Fetcher:
             left_s, parties = wanted.left_s(), self._parties(link)
             ask = ask_for_prompt(reservation, wanted.request, parties, left_s, sources)
             pulled = await self._pull(link, ask, reservation, left_s, attempt)
-            return read_prompt(pulled, reservation)
+            return read_prompt(pulled, reservation, self._engine.engine.limits.vocab_size)
         except Unreachable as error:
             if candidates.note_unreached(number, str(error)):
                 logger.warning("prefill at %s: %s", address, error)

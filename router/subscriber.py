@@ -10,6 +10,7 @@ import grpc.aio
 
 from kv_transfer.errors import TransferError
 from kv_transfer.event_messages import decode_batch, decode_part
+from kv_transfer.load_messages import check_load
 from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsStub
 from protos.limits import PROTOCOL
@@ -83,6 +84,12 @@ class WorkerFeed:
         return self._index if self._patience.is_over(time.monotonic()) else None
 
     def _take_load(self, report: LoadReport) -> None:
+        """One that cannot be is none, and a worker without any gets nothing."""
+        try:
+            check_load(report)
+        except TransferError as error:
+            logger.warning("a worker's report is not believed: %s", error)
+            return
         index = self._index
         if index is not None and index.group < len(report.blocks):
             index.capacity = report.blocks[index.group].total

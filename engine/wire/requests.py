@@ -60,6 +60,8 @@ def check_request_id(request_id: str) -> None:
         raise RequestError(
             "request_id", f"{len(request_id)} characters, must be 1 to {MAX_ID_CHARS}"
         )
+    if not request_id.isprintable():
+        raise RequestError("request_id", f"{request_id!r}, must be printable")
 
 
 def _token_ids(field: str, token_ids: Sequence[int]) -> list[int]:

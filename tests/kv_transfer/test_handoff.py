@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from kv_cache.handover import HeldRange
+from kv_transfer import holder
 from kv_transfer.errors import LinkLost, Refused, TransferError
 from kv_transfer.faults import Faults
-from kv_transfer.holder import MAX_LOGPROBS, Context, Holder, HolderConfig
+from kv_transfer.holder import Context, Holder, HolderConfig
 from kv_transfer.link import Link
 from kv_transfer.probe import LinkFigures
 from kv_transfer.puller import HandOff, Pulled, PullerConfig
@@ -279,6 +280,14 @@ async def test_more_leases_than_the_bound_are_refused(pair: Pair) -> None:
     await pair.idle()
 
 
+@pytest.mark.parametrize("name", ["x" * 513, "line\nfeed", "bell\a"])
+async def test_an_id_that_no_log_should_have_is_refused(pair: Pair, name: str) -> None:
+    with pytest.raises(Refused, match="handoff_id: must be printable") as refused:
+        await pair.hand_off(WANTED, pair.ask(WANTED, handoff_id=name)).run()
+    assert refused.value.failure.kind == Failure.KIND_INVALID
+    assert pair.source.asks == []
+
+
 async def test_an_ask_that_cannot_be_opened_is_no_lease(pair: Pair) -> None:
     """A mistake of ours, but not one that makes the holder refuse everybody after a while."""
     good, pair.source.open = pair.source.open, lambda _: 1 // 0  # type: ignore[method-assign,assignment,return-value]
@@ -324,8 +333,11 @@ async def test_a_holder_that_computed_too_little_is_not_believed(pair: Pair) -> 
         await run(pair, pair.hand_off(WANTED), act)
 
 
-async def test_more_logprobs_than_a_message_holds_come_in_order(pair: Pair) -> None:
-    entries = [TokenLogprobs(token_id=i) for i in range(2 * MAX_LOGPROBS + 5)]
+async def test_more_logprobs_than_a_message_holds_come_in_order(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holder, "MAX_LOGPROBS", 10)
+    entries = [TokenLogprobs(token_id=i) for i in range(27)]
 
     async def act() -> None:
         first = CHUNKS[0]._replace(prompt_logprobs=entries)
@@ -333,6 +345,15 @@ async def test_more_logprobs_than_a_message_holds_come_in_order(pair: Pair) -> N
 
     pulled = await run(pair, pair.hand_off(WANTED), act)
     assert list(pulled.prompt_logprobs) == entries
+
+
+async def test_more_logprobs_than_the_prompt_has_tokens_are_not_kept(pair: Pair) -> None:
+    async def act() -> None:
+        entries = [TokenLogprobs(token_id=1)] * (WANTED.end + 1)
+        pair.source.streams[0].put(CHUNKS[0]._replace(prompt_logprobs=entries))
+
+    with pytest.raises(TransferError, match="more prompt logprobs"):
+        await run(pair, pair.hand_off(WANTED), act)
 
 
 async def test_what_is_only_handed_out_may_be_less_than_wanted(pair: Pair) -> None:

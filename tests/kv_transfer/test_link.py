@@ -1,6 +1,7 @@
 """Links: made once, compatible or refused by name, read from before they are used."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -10,7 +11,7 @@ from kv_transfer import probe
 from kv_transfer.connector import PeerPool
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
 from kv_transfer.links import MAX_IDLE_PEERS, Links, next_back_off
-from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
+from protos.events_pb2 import LoadReport, StepTimes, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import (
@@ -404,6 +405,12 @@ async def test_a_link_knows_its_peers_load_and_its_end(peer: Peer, make_links: M
         while link.load is None:
             await asyncio.sleep(0)
         assert link.load.num_queued_tokens == 5
+        impossible = LoadReport(num_queued_tokens=6, step_times=StepTimes(base_s=math.nan))
+        for report in (impossible, LoadReport(num_queued_tokens=7)):
+            peer.reporter.reports.put_nowait(report)
+        while (heard := link.load.num_queued_tokens) == 5:
+            await asyncio.sleep(0)
+        assert heard == 7
         await peer.stop()
         while link.lost is None:
             await asyncio.sleep(0)

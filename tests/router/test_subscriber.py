@@ -1,8 +1,10 @@
 """A feed over a real connection, from workers that tell the truth and from others."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 
 import grpc
 import pytest
@@ -126,6 +128,25 @@ async def test_whoever_wants_load_reports_alone_gets_them_alone() -> None:
     async with followed(servicer, None, loads):
         await until(lambda: len(loads) >= 3)
     assert [request.cache_events for request in servicer.requests] == [False]
+
+
+class Miscounting(WorkerEventsServicer):
+    """Every other report has a number that cannot be."""
+
+    async def Subscribe(
+        self, request: SubscribeRequest, context: Context
+    ) -> AsyncIterator[WorkerEvent]:
+        for number in count(1):
+            yield WorkerEvent(load=LoadReport(num_steps=2 * number, still_s=math.nan))
+            yield WorkerEvent(load=LoadReport(num_steps=2 * number + 1))
+            await asyncio.sleep(0.01)
+
+
+async def test_a_report_that_cannot_be_is_not_counted_with() -> None:
+    loads: list[Load] = []
+    async with followed(Miscounting(), None, loads):
+        await until(lambda: len(loads) >= 3)
+    assert [load.num_steps for load in loads[:3]] == [3, 5, 7]
 
 
 async def test_an_index_may_come_later_and_another_one_after_it(cache: CacheOnPaper) -> None:

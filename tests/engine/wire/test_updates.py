@@ -23,11 +23,13 @@ from engine.request import (
     PromptTimes,
     RequestId,
 )
+from engine.sampling import MAX_LOGPROBS
 from engine.step import TokenLogprobs
 from engine.wire.failures import decode_failure, encode_failure
+from engine.wire.logprobs import decode_logprobs
 from engine.wire.reading import NewsReader
 from engine.wire.updates import StepWriter, update_bytes
-from protos import session_pb2
+from protos import generation_pb2, session_pb2
 from protos.generation_pb2 import Failure
 from protos.limits import MAX_MESSAGE_BYTES, PART_BYTES
 
@@ -205,6 +207,26 @@ def test_alternatives_without_values_are_refused() -> None:
     )
     with pytest.raises(RequestError, match="2 alternatives with 1 values"):
         NewsReader(1, 1).read(news)
+
+
+def test_more_alternatives_than_can_be_asked_for_are_refused() -> None:
+    many = [1] * (MAX_LOGPROBS + 1)
+    entry = generation_pb2.TokenLogprobs(token_id=1, top_token_ids=many, top_logprobs=many)
+    with pytest.raises(RequestError, match="21 alternatives, at most 20"):
+        decode_logprobs([entry], "logprobs")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        generation_pb2.TokenLogprobs(token_id=8),
+        generation_pb2.TokenLogprobs(token_id=1, top_token_ids=[8], top_logprobs=[0]),
+    ],
+)
+def test_a_token_of_no_vocabulary_is_refused(entry: generation_pb2.TokenLogprobs) -> None:
+    assert decode_logprobs([entry], "logprobs", 9)
+    with pytest.raises(RequestError, match="logprobs: a token is not in the vocabulary"):
+        decode_logprobs([entry], "logprobs", 8)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""Load reports as they come from a peer: what is counted with is checked first."""
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from kv_transfer.errors import TransferError
+from protos.events_pb2 import LoadReport
+
+_MOST = 1e15  # no number of seconds, or of bytes a second, is more
+
+
+def check_load(report: LoadReport) -> None:
+    """TransferError if one of its numbers cannot be: negative, none at all, or without end."""
+    _check(report, "load")
+
+
+def _check(message: Message, name: str) -> None:
+    for field, value in message.ListFields():
+        where = f"{name}.{field.name}"
+        if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+            if not 0 <= value <= _MOST:
+                raise TransferError(f"{where}: {value}, must be 0 to {_MOST:g}", retryable=False)
+        elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            for part in (value,) if isinstance(value, Message) else value:
+                _check(part, where)
