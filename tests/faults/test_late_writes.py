@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from decode_worker.answerer import LocalPrefill
+from engine.engine import Engine
 from engine.errors import UnavailableError
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import Answer, make_engine
@@ -38,6 +39,7 @@ BLOB_BYTES = 16 * 8 * 8 * 2 * 128 * 4
 POOL: dict[str, Any] = {"kv_cache_memory_bytes": 72 * BLOB_BYTES, "max_num_batched_tokens": 512}
 LOST_S = NOTICED_S + SLACK_S  # a request's time; its holder is asked once more in what is left
 PROMPTS = random_prompts(3, 480, 480, seed=11)  # of 30 blocks: two fill a pool
+SHORT = {str(n): PROMPTS[0][:n] for n in (20, 40)}
 FAR: dict[str, dict[str, Any]] = {
     "nixl": {"connector": "nixl"},
     "tcp": {"connector": "auto", "environment": {"UCX_TLS": "tcp"}},
@@ -53,9 +55,18 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def right(wide: Path) -> list[Answer]:
-    engine = make_engine(str(wide), **{**ENGINE, **POOL})
+def engine(wide: Path) -> Engine:
+    return make_engine(str(wide), **{**ENGINE, **POOL})
+
+
+@pytest.fixture(scope="module")
+def right(engine: Engine) -> list[Answer]:
     return [answer(engine, prompt, PARAMS) for prompt in PROMPTS[1:]]
+
+
+@pytest.fixture(scope="module")
+def short(engine: Engine) -> dict[str, Answer]:
+    return {name: answer(engine, prompt, PARAMS) for name, prompt in SHORT.items()}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -69,12 +80,16 @@ async def decode(
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def relay(kind: str, wide: Path, decode: Worker, tmp_path: Path) -> AsyncIterator[Relay]:
+async def relay(
+    kind: str, wide: Path, decode: Worker, short: dict[str, Answer], tmp_path: Path
+) -> AsyncIterator[Relay]:
+    """After every test nothing is left of it, and twenty requests succeed."""
     prefill = Worker(tmp_path, wide, "prefill", **FAR[kind], **POOL)
     await prefill.start()
     relay = Relay(prefill, prefill, decode)
     await relay.connect()
     yield relay
+    await relay.check_well(SHORT, short, PARAMS)
     await relay.session.stop()
     await prefill.end()
 
@@ -113,4 +128,3 @@ async def test_not_one_byte_changes(kind: str, relay: Relay, right: list[Answer]
         told.check_equal(expected)
         assert told.prompt is not None
         assert told.prompt.num_cached_tokens >= 464, "it was computed anew"
-    await decode.check_settled()

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -57,9 +58,15 @@ JOBS = {
 }
 
 
+TWENTY = {
+    f"short {number}": Job(prompt, replace(GREEDY, max_tokens=6))
+    for number, prompt in enumerate(random_prompts(20, 10, 100, seed=7))
+}
+
+
 @pytest.fixture(scope="module")
 def expected(model: Path) -> Expected:
-    return undisturbed(make_engine(str(model), **ENGINE), JOBS)
+    return undisturbed(make_engine(str(model), **ENGINE), JOBS | TWENTY)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +84,15 @@ async def fleet_of_module(model: Path, folder: Path) -> AsyncIterator[Fleet]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def fleet(fleet_of_module: Fleet) -> AsyncIterator[Fleet]:
-    """After every test nothing is left of it at any worker that lives."""
+async def fleet(fleet_of_module: Fleet, expected: Expected) -> AsyncIterator[Fleet]:
+    """After every test nothing is left of it at any worker that lives, and they answer twenty
+    requests."""
     yield fleet_of_module
     for worker in fleet_of_module.living:
         worker.go_on()
+    await fleet_of_module.check_settled()
+    async with fleet_of_module.ingress() as relay:
+        await Wave(relay, TWENTY).check(expected)
     await fleet_of_module.check_settled()
 
 
