@@ -104,7 +104,9 @@ class TokenFront:
         request = await self._read(message)
         self._gate.spend(call, len(request.token_ids))
         backend = self._meter.observed(self._backend, Origin(name, arrived_s))
-        reading = _Reading(backend.submit(_generation(request)), arrived_s + request.timeout_s)
+        reading = _Reading(
+            backend.submit(_generation(request, call.caller)), arrived_s + request.timeout_s
+        )
         self._running.add(reading)
         num_tokens = 0
         try:
@@ -159,7 +161,7 @@ class _Reading:
         self._stream.close()
 
 
-def _generation(request: TokenRequest) -> GenerationRequest:
+def _generation(request: TokenRequest, tenant: str) -> GenerationRequest:
     return GenerationRequest(
         RequestId(f"tokens-{uuid.uuid4().hex}"),
         request.token_ids,
@@ -167,6 +169,7 @@ def _generation(request: TokenRequest) -> GenerationRequest:
         priority=request.priority,
         cache_salt=request.cache_salt,
         timeout_s=request.timeout_s,
+        tenant=tenant,
     )
 
 

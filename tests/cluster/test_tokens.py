@@ -165,6 +165,15 @@ async def test_a_key_is_asked_for_and_counted_by() -> None:
         assert await collect(server.stub.Generate(request(), metadata=second)) == answer_tokens()
 
 
+async def test_each_key_is_a_tenant_of_its_own() -> None:
+    keys = ApiKeys.load(None, {VARIABLE: "one:first-key,two:second-key"})
+    async with token_server(keys=keys) as server:
+        for key, tenant in (("first-key", "one"), ("second-key", "two")):
+            metadata = (("authorization", f"Bearer {key}"),)
+            await server.stub.GenerateWhole(request(), metadata=metadata)
+            assert server.backend.last.tenant == tenant
+
+
 async def test_without_keys_it_is_for_its_own_machine() -> None:
     async with token_server(admits=lambda peer: not peer.startswith("ipv4:127.")) as server:
         error = await refused(server, request())
