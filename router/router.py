@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from router.admission import Refused, check_room
 from router.ask import Ask, Placement
+from router.backlog import Backlog, Guesses
 from router.config import RouterConfig
 from router.costs import full_step_s
 from router.decisions import Decision as Decision
@@ -25,7 +26,7 @@ from router.ledger import Account, Ledger
 from router.pairing import Choice
 from router.policies import POLICIES
 from router.prefix_index import PrefixIndex
-from router.waiting import Waiting, WaitingRoom
+from router.waiting import Lack, Waiting, WaitingRoom
 from router.ways import Way, Weights
 from router.workers import CacheShape, Leg, Load, Standing, Worker
 
@@ -70,6 +71,8 @@ class Router:
         self._room = WaitingRoom(config.overdue_s)
         self._arriving: dict[str, tuple[Worker, Sequence[int]]] = {}  # at a decode worker
         self._expired: list[Ask] = []
+        self._guesses = Guesses()
+        self._held: list[Waiting] = []  # by the last dispatch that looked
         objective_s = config.ttft_objective_s
         self.foresight = None if objective_s is None else Foresight(objective_s)
         self._num_changes = 0
@@ -138,6 +141,16 @@ class Router:
     def num_under_way(self) -> int:
         return len(self._ledger)
 
+    def backlog(self, now: float) -> Backlog:
+        """What waits, as it was found by the last dispatch."""
+        held = [one for one in self._held if one in self._room]
+        seen = [one for one in held if one.choice and _takes_new(one.choice, now)]
+        guessed_s = self._room.sums.guessed_s
+        work_s = self._room.work_s + (self._guesses.factor - 1) * guessed_s
+        accounts = self._ledger.accounts[Leg.DECODE].values()
+        decode = [account for account in accounts if account.takes_new(now)]
+        return Backlog.of(seen, self._room.sums, max(0.0, work_s), decode)
+
     def check_open(self, now: float) -> None:
         """Refused is raised where the shortest prompt would be: others need not be read."""
         self._admit(_SHORTEST, now)
@@ -167,17 +180,20 @@ class Router:
         if not self._is_worth_a_look(now):
             return placed
         claimed: list[Account] = []
-        num_held = 0
+        self._held = []
+        num_anew = 0
         for waiting in list(islice(self._room.in_order(now), MOST_LOOKED_AT)):
             num_changes = waiting.look_number
             choice = self._choice(waiting, now)
             if choice is None:
                 continue
-            if self._has_to_wait(choice, waiting.ask, now):
+            waiting.lack = self._lack(choice, waiting.ask, now)
+            if waiting.lack is not None:
                 _claim(choice, waiting.ask, self._room.is_overdue(waiting, now))
                 claimed += choice.way.computing, choice.way.decode
-                num_held += waiting.look_number != num_changes
-                if num_held >= MOST_HELD_ANEW:
+                self._held.append(waiting)
+                num_anew += waiting.look_number != num_changes
+                if num_anew >= MOST_HELD_ANEW:
                     break
             else:
                 placed.append((waiting.ask, self._place(waiting, choice, now)))
@@ -298,7 +314,7 @@ class Router:
             if waiting.look_number == self._num_changes and waiting.looked_at == now:
                 return choice
             is_fresh = now - waiting.looked_at < LOOK_AGAIN_S
-            if is_fresh and self._has_to_wait(choice, waiting.ask, now):
+            if is_fresh and self._lack(choice, waiting.ask, now) is not None:
                 return choice
         choice = self._choose(waiting.ask, now)
         if choice is not None and not _takes_new(choice, now):
@@ -309,22 +325,25 @@ class Router:
         return choice
 
     def _keep(self, waiting: Waiting, choice: Choice, now: float) -> None:
+        if waiting.is_guess:
+            self._guesses.note(waiting.size_s, choice.way.terms.prefill_s)
         waiting.choice = choice
         waiting.looked_at = now
         waiting.look_number = self._num_changes
         self._room.resize(waiting, choice.way.terms.prefill_s)
 
-    def _has_to_wait(self, choice: Choice, ask: Ask, now: float) -> bool:
-        """While its worker has enough to do, what is known of all of them gets better."""
+    def _lack(self, choice: Choice, ask: Ask, now: float) -> Lack | None:
+        """What it has to wait for, if for anything: while its worker has enough to do, what is
+        known of all of them gets better."""
         most = self.config.max_backlog_steps
         if most is None or not self._policy.rebinds:
-            return False
+            return None
         way = choice.way
         computing = way.computing
         step_s = full_step_s(computing.costs, computing.max_step_tokens)
         if computing.max_step_tokens and computing.prompts.left_s(now) > most * step_s:
-            return True
-        return not self._num_places(way, ask)
+            return Lack.DECODE_TIME if computing is way.decode else Lack.PREFILL_TIME
+        return None if self._num_places(way, ask) else Lack.ROOM
 
     def _place(self, waiting: Waiting, choice: Choice, now: float) -> Placement:
         ask, way = waiting.ask, choice.way

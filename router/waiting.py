@@ -9,6 +9,7 @@ be computed. Looking at the first few costs the same whether ten or ten thousand
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import log2
@@ -24,11 +25,19 @@ _NUM_SIZES = 32
 _SMALLEST_S = 1e-4
 
 
+class Lack(Enum):
+    """What keeps a request waiting, of the workers that it would go to."""
+
+    PREFILL_TIME = auto()  # enough prompts wait at the prefill worker
+    DECODE_TIME = auto()  # the same, where a decode worker would compute it
+    ROOM = auto()  # at the decode worker, for its answers
+
+
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """`size_s`: of its computing, as far as it is known. `choice`: where it would have gone when
-    it was looked at last. `due`: by how much of its size its turn changes what the overdue ones are
-    owed."""
+    """`size_s`: of its computing, as far as it is known; a guess before it is first looked at.
+    `choice`: where it would have gone when it was looked at last, and `lack`: why it did not.
+    `due`: by how much of its size its turn changes what the overdue ones are owed."""
 
     ask: Ask
     number: int
@@ -39,6 +48,8 @@ class Waiting:
     looked_at: float = float("-inf")
     look_number: int = -1  # what the router knew then
     due: float = 0.0
+    is_guess: bool = True
+    lack: Lack | None = None
 
     @property
     def rank(self) -> float:
@@ -55,9 +66,34 @@ class Waiting:
         cached = self.choice.way.terms.num_cached if self.choice is not None else 0
         return ask.num_tokens - cached + ask.num_choices * ask.num_new
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Of cache, halfway through its answers."""
+        return self.ask.num_tokens + self.ask.num_choices * self.ask.num_new // 2
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of all that wait."""
+
+    num_requests: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0  # of cache
+    guessed_s: float = 0.0  # of computing, by nothing but the lengths of prompts
+
+    def count(self, waiting: Waiting, sign: int) -> None:
+        self.num_requests += sign
+        self.num_sequences += sign * waiting.ask.num_choices
+        self.num_tokens += sign * waiting.num_kv_tokens
+        if waiting.is_guess:
+            self.guessed_s += sign * waiting.size_s
+        if not self.num_requests:  # floats that were added and taken away again leave a rest
+            self.guessed_s = 0.0
+
 
 class WaitingRoom:
     def __init__(self, overdue_s: float) -> None:
+        self.sums = Sums()
         self._overdue_s = overdue_s
         self._by_id: dict[str, Waiting] = {}
         self._levels: dict[int, _Level] = {}  # by priority
@@ -69,6 +105,9 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def __contains__(self, waiting: Waiting) -> bool:
+        return self._by_id.get(waiting.ask.request_id) is waiting
+
     @property
     def work_s(self) -> float:
         """Of computing, as far as it is known."""
@@ -79,6 +118,7 @@ class WaitingRoom:
         arrived = ask.arrived if 0 < ask.arrived <= now else now
         waiting = Waiting(ask, next(self._numbers), arrived, deadline, size_s)
         self._by_id[ask.request_id] = waiting
+        self.sums.count(waiting, 1)
         level = self._levels.setdefault(ask.priority, _Level())
         if ask.tenant not in level.lanes:
             level.lanes[ask.tenant] = _Lane()
@@ -92,6 +132,7 @@ class WaitingRoom:
         waiting = self._by_id.pop(request_id, None)
         if waiting is not None:
             ask = waiting.ask
+            self.sums.count(waiting, -1)
             level = self._levels[ask.priority]
             level.lanes[ask.tenant].remove(waiting)
             level.work_s -= waiting.size_s
@@ -112,6 +153,10 @@ class WaitingRoom:
         self.remove(request_id)
 
     def resize(self, waiting: Waiting, size_s: float) -> None:
+        """Somebody has looked at it."""
+        if waiting.is_guess:
+            self.sums.guessed_s -= waiting.size_s
+            waiting.is_guess = False
         if size_s != waiting.size_s:
             level = self._levels[waiting.ask.priority]
             level.work_s += size_s - waiting.size_s
