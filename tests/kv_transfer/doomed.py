@@ -37,7 +37,7 @@ def main() -> None:
     name, groups, incarnation, metadata = json.loads(sys.argv[1])
     pool = Pool(tuple(map(tuple, groups)))
     if name == "nixl":
-        nixl.prepare_environment(pool.regions)
+        nixl.prepare_environment()
         nixl.load()
     for _ in sys.stdin:
         done, under_way = os.pipe()

@@ -8,7 +8,7 @@ import logging, logging.handlers, sys
 kept = logging.handlers.MemoryHandler(10, target=logging.StreamHandler(sys.stdout))
 logging.getLogger("of somebody else's").addHandler(kept)
 from kv_transfer import nixl
-nixl.prepare_environment([])
+nixl.prepare_environment()
 nixl.load()
 logging.getLogger("of somebody else's").error("is heard")
 logging.getLogger("nixl").error("is heard, too")
