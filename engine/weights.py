@@ -1,8 +1,7 @@
-"""Brings weights from a checkpoint, or out of a seed, into tensors of the wanted type."""
+"""Brings weights from a checkpoint into tensors, of the wanted type and where they are wanted."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +23,7 @@ class TensorSource(Protocol):
     """Fills tensors by name."""
 
     def read(self, name: str, out: torch.Tensor) -> None:
-        """Fills a contiguous CPU tensor of exactly the stored shape, converting its type."""
+        """Fills a contiguous tensor of exactly the stored shape, whatever its type and device."""
         ...
 
 
@@ -54,7 +53,7 @@ class CheckpointTensors:
                 f"{stored.file}: {name}: element type {stored.dtype} is not supported; supported"
                 f" are {', '.join(_DTYPES)}"
             )
-        if dtype is out.dtype:
+        if dtype is out.dtype and out.is_cpu:
             _read_bytes(stored, out)
         else:
             raw = torch.empty(stored.shape, dtype=dtype)
@@ -76,25 +75,3 @@ def _read_bytes(stored: StoredTensor, out: torch.Tensor) -> None:
                 target = target[count:]
     except OSError as error:
         raise ModelError(f"{stored.file}: {stored.name}: cannot be read: {error}") from error
-
-
-class RandomTensors:
-    """Weights as at the start of training: each a function of seed, name and shape alone."""
-
-    def __init__(self, seed: int, std: float, norm_value: float = 1.0) -> None:
-        self.seed = seed
-        self.std = std
-        self.norm_value = norm_value
-
-    def read(self, name: str, out: torch.Tensor) -> None:
-        if "norm" in name and name.endswith("weight"):
-            out.fill_(self.norm_value)
-        elif name.endswith("bias"):
-            out.zero_()
-        else:
-            out.normal_(0.0, self.std, generator=generator_for(self.seed, name))
-
-
-def generator_for(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=7).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))

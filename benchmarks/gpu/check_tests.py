@@ -21,6 +21,7 @@ SUITES = {
     ),
     "sampler": ("tests/engine/sampler/test_triton.py",),
     "token-exact": ("tests/engine/test_exact.py",),
+    "random weights": ("tests/engine/test_random_tensors.py",),
     "hand-over": ("tests/engine/test_hand_over.py",),
 }
 SMOKE_SUITES = {"tiles": ("tests/engine/kernels/triton/test_tiles.py",)}

@@ -17,25 +17,14 @@ from engine.fingerprint import fingerprint
 from engine.generation_defaults import read_generation_defaults
 from engine.model_source import ModelSource, resolve_model
 from engine.models.decoder_loader import Reader
-from engine.models.decoder_tensors import Part, Stack, decoder_tensors
+from engine.models.decoder_tensors import decoder_tensors
 from engine.models.describe import describe
 from engine.models.interface import CausalModel, ModelDescription
 from engine.models.load import load_decoder
 from engine.models.parse_config import parse_decoder
+from engine.random_tensors import RandomTensors
 from engine.sizing import decide_shape, memory_of, size_cache
 from engine.weights import TensorSource
-
-DEVIATION = 0.02  # what trained models begin with: activations stay finite
-
-
-class RandomOnDevice:
-    """Weights of `DEVIATION`; norms are ones."""
-
-    def read(self, name: str, out: torch.Tensor) -> None:
-        if "norm" in name:
-            out.fill_(1.0)
-        else:
-            out.normal_(0.0, DEVIATION)
 
 
 @dataclass(frozen=True)
@@ -46,25 +35,6 @@ class OfAnother:
 
     def read(self, name: str, out: torch.Tensor) -> None:
         out.copy_(self.tensors[name])
-
-
-class DeviceReader(Reader):
-    """Has tensors filled where they will be used."""
-
-    def stacked(self, stack: Stack) -> torch.Tensor:
-        rows = sum(part.shape[0] for part in stack)
-        shape = (rows, *stack[0].shape[1:])
-        whole = torch.empty(shape, dtype=self.dtype, device=self.device)
-        start = 0
-        for part in stack:
-            self.source.read(part.name, whole[start : start + part.shape[0]])
-            start += part.shape[0]
-        return whole
-
-    def norm_weight(self, part: Part, adds_one: bool) -> torch.Tensor:
-        weight = torch.empty(part.shape, dtype=torch.float32, device=self.device)
-        self.source.read(part.name, weight)
-        return weight + 1.0 if adds_one else weight
 
 
 def write_config(folder: Path, shape: ModelShape, max_len: int) -> ModelSource:
@@ -84,7 +54,7 @@ def make_model(
     description = replace(describe(source), max_model_len=max_len)
     config = parse_decoder(source.config)
     tensors = decoder_tensors(config, config.style.prefixes[0])
-    reader = DeviceReader(weights or RandomOnDevice(), dtype, bench.device)
+    reader = Reader(weights or RandomTensors(0, config.initializer_range), dtype, bench.device)
     model = load_decoder(config, tensors, reader, bench.kernels(), max_len)
     return model, description
 

@@ -27,7 +27,7 @@ from engine.weights import TensorSource
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """Tensors of the model in the type and on the device where they will be used."""
+    """Tensors of the model in the type and on the device where they will be used: filled there."""
 
     source: TensorSource
     dtype: torch.dtype
@@ -35,17 +35,18 @@ class Reader:
 
     def stacked(self, stack: Stack) -> torch.Tensor:
         rows = sum(part.shape[0] for part in stack)
-        whole = torch.empty((rows, *stack[0].shape[1:]), dtype=self.dtype)
+        shape = (rows, *stack[0].shape[1:])
+        whole = torch.empty(shape, dtype=self.dtype, device=self.device)
         start = 0
         for part in stack:
             self.source.read(part.name, whole[start : start + part.shape[0]])
             start += part.shape[0]
-        return whole.to(self.device)
+        return whole
 
     def norm_weight(self, part: Part, adds_one: bool) -> torch.Tensor:
-        weight = torch.empty(part.shape, dtype=torch.float32)
+        weight = torch.empty(part.shape, dtype=torch.float32, device=self.device)
         self.source.read(part.name, weight)
-        return (weight + 1.0 if adds_one else weight).to(self.device)
+        return weight + 1.0 if adds_one else weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from engine.models.decoder_tensors import (
 from engine.models.interface import CausalModel, LoadFormat, ModelDescription
 from engine.models.parse_config import parse_decoder
 from engine.models.replayed import EXACT, ON_A_LADDER, ReplayedDecoder
-from engine.weights import CheckpointTensors, RandomTensors, TensorSource
+from engine.random_tensors import RandomTensors
+from engine.weights import CheckpointTensors, TensorSource
 
 
 def load_model(
