@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -206,4 +207,5 @@ class ClusterArgs(_Args):
 
 
 def _identity(config: EngineConfig) -> list[object]:
+    config = replace(config, kv_cache_dtype=config.kv_cache_format)
     return [getattr(config, name) for name in _OF_MODEL]

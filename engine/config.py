@@ -113,6 +113,11 @@ class EngineConfig:
             names = " or ".join(t.__name__.replace("NoneType", "null") for t in allowed)
             raise ConfigError(name, f"{value!r}, must be {names}")
 
+    @property
+    def kv_cache_format(self) -> str:
+        """`kv_cache_dtype` by the one name of each format, which configs can be compared by."""
+        return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
+
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> "EngineConfig":
         """From YAML, JSON or the command line."""

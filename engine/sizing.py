@@ -23,7 +23,6 @@ FORMAT_NAMES = {
     "float32": "fp32",
     "bfloat16": "bf16",
     "float16": "fp16",
-    "fp8": "fp8_e4m3",
     "fp8_e4m3": "fp8_e4m3",
     "fp8_e5m2": "fp8_e5m2",
     "int8": "int8",
@@ -66,7 +65,7 @@ class EngineShape:
 def decide_shape(config: EngineConfig, model: ModelDescription) -> EngineShape:
     device = _device(config)
     dtype = model.dtype if config.dtype == "auto" else config.dtype
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = dtype if config.kv_cache_format == "auto" else config.kv_cache_format
     if kv_dtype in DTYPES and kv_dtype != dtype:
         quantised = ", ".join(name for name in FORMAT_NAMES if name not in DTYPES)
         raise ConfigError(

@@ -1,0 +1,42 @@
+"""Which clusters are one model's, as far as their user says."""
+
+from typing import Any
+
+import pytest
+
+from cluster.cluster_args import ClusterArgs
+from engine.errors import ConfigError
+
+
+def release(**engine: Any) -> str:
+    return ClusterArgs.checked({"engine": engine}).release
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"kv_cache_dtype": "int8"},
+        {"dtype": "float32"},
+        {"seed": 1},
+        {"load_format": "dummy"},
+        {"block_size": 32},
+    ],
+)
+def test_another_model_or_cache_is_another_release(engine: dict[str, Any]) -> None:
+    assert release(**engine) != release()
+    assert release(**engine) == release(**engine, max_num_seqs=5)
+
+
+def test_two_names_of_one_cache_format_are_one_release() -> None:
+    assert release(kv_cache_dtype="fp8") == release(kv_cache_dtype="fp8_e4m3")
+    assert release(kv_cache_dtype="fp8") != release(kv_cache_dtype="fp8_e5m2")
+
+
+def test_pools_agree_on_a_format_by_either_name() -> None:
+    pools = {"prefill": "fp8", "decode": "fp8_e4m3"}
+    args = {name: {"engine": {"kv_cache_dtype": value}} for name, value in pools.items()}
+    ClusterArgs.checked({"engine": {"kv_cache_dtype": "fp8"}, **args})
+    args["decode"]["engine"]["kv_cache_dtype"] = "int8"
+    with pytest.raises(ConfigError, match=r"decode.engine: the pools must agree on .*kv_cache_dt"):
+        ClusterArgs.checked({"engine": {"kv_cache_dtype": "fp8"}, **args})
