@@ -1,32 +1,22 @@
-"""Token for token, as in `test_exact.py`, for the families that nothing else here goes through."""
+"""Token for token, as in `test_exact.py`, for the families that nothing else there goes through:
+each property once, on which the families differ and not the scheduler's ways."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.model_source import ModelSource
+from engine.models.describe import describe
+from tests.engine import test_exact as exact
 from tests.engine.models_on_disk import OTHERS, TinyModel, make_tiny
-from tests.engine.test_exact import (
-    BASE,
-    expected,
-    growing,
-    prompts,
-    test_a_fork_is_separate_requests,
-    test_chunked_is_one_shot,
-    test_paged_is_dense,
-    test_preempted_is_uninterrupted,
-)
+from tests.engine.test_exact import expected, growing, prompts
 
-__all__ = [
-    "expected",
-    "growing",
-    "prompts",
-    "test_a_fork_is_separate_requests",
-    "test_chunked_is_one_shot",
-    "test_paged_is_dense",
-    "test_preempted_is_uninterrupted",
-]
+__all__ = ["expected", "growing", "prompts"]
+
+Prompts = list[list[int]]
 
 
 @pytest.fixture(scope="module", params=sorted(OTHERS))
@@ -36,10 +26,35 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def make(tiny: TinyModel) -> Callable[..., Engine]:
-    return lambda **knobs: Engine.create(EngineConfig(model=str(tiny.folder), **{**BASE, **knobs}))
+    base = EngineConfig(model=str(tiny.folder), **exact.BASE)
+    return lambda **knobs: Engine.create(replace(base, **knobs))
 
 
-def test_who_runs_through_transformers(make: Callable[..., Engine], tiny: TinyModel) -> None:
-    model = make().info.model
+def test_paged_is_dense_and_a_hit_is_cold(
+    make: Callable[..., Engine], prompts: Prompts, expected: Prompts
+) -> None:
+    exact.test_paged_is_dense(make, prompts, expected)
+
+
+def test_chunked_is_one_shot(
+    make: Callable[..., Engine], prompts: Prompts, expected: Prompts
+) -> None:
+    exact.test_chunked_is_one_shot(make, prompts, expected, 17)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted_is_uninterrupted(
+    make: Callable[..., Engine], growing: tuple[Prompts, Prompts], mode: str
+) -> None:
+    exact.test_preempted_is_uninterrupted(make, growing, mode, caching=False)
+
+
+def test_a_fork_is_separate_requests(make: Callable[..., Engine], tiny: TinyModel) -> None:
+    exact.test_a_fork_is_separate_requests(make, tiny)
+
+
+def test_what_these_are_here_for(tiny: TinyModel) -> None:
+    """Our decoder's and transformers', with one group and with two."""
+    model = describe(ModelSource(tiny.name, tiny.folder))
     assert model.native is (tiny.name not in ("gpt2", "cohere2"))
     assert len(model.groups) == (2 if tiny.name in ("gemma2", "cohere2") else 1)
