@@ -29,6 +29,15 @@ class Refusing(Protocol):
         ...
 
 
+@runtime_checkable
+class Pooled(Protocol):
+    """A backend whose workers are in pools."""
+
+    def submit_through(self, request: GenerationRequest) -> GenerationStream:
+        """As `submit`, through every pool that has a worker, wherever it would be sooner."""
+        ...
+
+
 class Routed:
     """What a stream that somebody finds a worker for has besides. A class and no protocol: each
     request asks for it, which takes microseconds where attributes are compared."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cluster.answering import Answer
-from cluster.backend import Backend, Refusing
+from cluster.backend import Backend, Pooled, Refusing
 from cluster.exchange import Exchange, HttpLimits
 from cluster.gate import Gate
 from cluster.metrics.meter import Meter
@@ -28,13 +28,14 @@ from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from cluster.openai.wording import Json
 from cluster.served_model import ServedModel
 from cluster.version import version
-from engine.errors import EngineError, UnavailableError
+from engine.errors import DeadlineError, EngineError, UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 
 # Reading and tokenising this much takes a millisecond or two of the event loop.
 _SHORT_BODY_BYTES = 8 << 10
 _READY_TIMEOUT_S = 30.0
+_READY_PROMPT = 100  # tokens: more than a block
 _END_PERIOD_S = 0.05
 
 T = TypeVar("T")
@@ -55,12 +56,15 @@ class Front:
         self._meter = meter or Meter(model)
         self._backend = backend
         self._refusing = backend if isinstance(backend, Refusing) else None
+        self._submit_through = (
+            backend.submit_through if isinstance(backend, Pooled) else backend.submit
+        )
         self._model = model
         self._limits = limits
         self._gate = gate
         self._request_limits = request_limits or RequestLimits()
         self._answering: set[Exchange] = set()
-        self._was_ready = False
+        self._proof: asyncio.Task[None] | None = None  # that it is ready
         self._refusal: EngineError | None = None
 
     async def completions(self, exchange: Exchange) -> None:
@@ -116,11 +120,11 @@ class Front:
         await _send(exchange, {"status": "ok"})
 
     async def ready(self, exchange: Exchange) -> None:
-        """A token has been generated from end to end, once; health from then on."""
+        """Tokens have come through every pool, once, however many ask; health from then on."""
         self._backend.check_health()
-        if not self._was_ready:
-            await self._generate_one_token()
-            self._was_ready = True
+        if self._proof is None or _has_failed(self._proof):
+            self._proof = asyncio.create_task(self._generate_through())
+        await asyncio.shield(self._proof)
         await _send(exchange, {"status": "ready"})
 
     async def metrics(self, exchange: Exchange) -> None:
@@ -204,19 +208,24 @@ class Front:
             answer["token_strs"] = [self._model.tokenizer.token(i) for i in token_ids]
         return answer
 
-    async def _generate_one_token(self) -> None:
+    async def _generate_through(self) -> None:
+        """The first token is the prefill worker's, the second one is made of what it handed over;
+        nobody has the prompt cached."""
+        name = f"ready-{uuid.uuid4().hex}"
+        num_tokens = max(1, min(_READY_PROMPT, self._model.max_model_len - 2))
         request = GenerationRequest(
-            RequestId(f"ready-{uuid.uuid4().hex}"),
-            [self._model.tokenizer.bos_token_id or 0],
-            SamplingParams(temperature=0.0, max_tokens=1),
+            RequestId(name),
+            [self._model.tokenizer.bos_token_id or 0] * num_tokens,
+            SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
+            cache_salt=name,
             timeout_s=_READY_TIMEOUT_S,
         )
-        stream = self._backend.submit(request)
+        stream = self._submit_through(request)
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 async for _ in stream:
                     pass
-        except TimeoutError as error:
+        except (TimeoutError, DeadlineError) as error:
             raise UnavailableError("no token was generated in time") from error
         finally:
             stream.close()
@@ -244,6 +253,10 @@ def _name(exchange: Exchange) -> str:
         raise bad_request("X-Request-Id", "X-Request-Id: must be 1 to 128 visible ASCII characters")
     exchange.name_response(value)
     return value
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 async def _off_loop(work: Callable[[bytes], T], body: bytes) -> T:

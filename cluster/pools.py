@@ -84,11 +84,10 @@ class Pools:
     def has_decode(self, without: Collection[Worker] = ()) -> bool:
         return any(worker not in without for worker in self.usable(Leg.DECODE))
 
-    def has_pair(self, without: Collection[Worker] = ()) -> bool:
+    def has_pair(self, without: Collection[Worker] = (), may_stay: bool = True) -> bool:
         """A decode worker, and a prefill worker where there has to be one."""
-        return self.has_decode(without) and (
-            self.router.config.may_stay or bool(self.usable(Leg.PREFILL))
-        )
+        may_stay = may_stay and self.router.config.may_stay
+        return self.has_decode(without) and (may_stay or bool(self.usable(Leg.PREFILL)))
 
     def staying(self) -> set[SessionBackend]:
         """Of the usable decode workers, those that keep what they have."""

@@ -76,7 +76,17 @@ class Relay:
         pools.on_change = self.dispatch
 
     def submit(self, request: GenerationRequest) -> RelayStream:
-        stream = RelayStream(self, request)
+        return self._submit(request, self.config.local_prefill)
+
+    def submit_through(self, request: GenerationRequest) -> RelayStream:
+        """Its prompt is handed over, where a prefill worker is there to do so."""
+        local = self.config.local_prefill
+        if local is LocalPrefill.AUTO and self.pools.usable(Leg.PREFILL):
+            local = LocalPrefill.NEVER
+        return self._submit(request, local)
+
+    def _submit(self, request: GenerationRequest, local_prefill: LocalPrefill) -> RelayStream:
+        stream = RelayStream(self, request, local_prefill)
         self._streams[request.request_id] = stream
         stream.enter()
         return stream
@@ -147,9 +157,12 @@ class RelayStream(Routed):
     ```
     """
 
-    def __init__(self, relay: Relay, request: GenerationRequest) -> None:
+    def __init__(
+        self, relay: Relay, request: GenerationRequest, local_prefill: LocalPrefill
+    ) -> None:
         self._relay = relay
         self._request = request
+        self._local_prefill = local_prefill
         self._deadline = _deadline(request)
         self._sent = _Sent.of(request)
         self._keys: Sequence[int] | None = None
@@ -218,8 +231,8 @@ class RelayStream(Routed):
             self._relay.router.ended(self.request_id, time.monotonic())
             self._ask(self._keys or [])
             return
-        config = self._relay.config
-        stream = session.submit(self._rest(), _route(placement, config))
+        route = _route(placement, self._relay.config.max_candidates, self._local_prefill)
+        stream = session.submit(self._rest(), route)
         self._placed = _Placed(stream, session, placement.decode)
         self.routed_s = time.monotonic() - self._began
         self._came.set()
@@ -271,6 +284,7 @@ class RelayStream(Routed):
             deadline=self._deadline,
             without=self._without,
             moved=self.num_moves > 0,
+            may_stay=self._may_stay,
         )
         try:
             self._relay.router.submit(ask, now)
@@ -293,7 +307,7 @@ class RelayStream(Routed):
             now = time.monotonic()
             waits = self.num_moves or pools.has_decode(self._without)
             most_s = config.max_wait_s if waits else config.max_new_wait_s
-            if pools.has_pair(self._without):
+            if pools.has_pair(self._without, self._may_stay):
                 alone_since = None
             elif alone_since is None:
                 alone_since = now
@@ -308,6 +322,10 @@ class RelayStream(Routed):
             except TimeoutError:
                 pass
         return self._placed
+
+    @property
+    def _may_stay(self) -> bool:
+        return self._local_prefill is not LocalPrefill.NEVER
 
     def _rest(self) -> GenerationRequest:
         left_s = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
@@ -418,14 +436,14 @@ def _deadline(request: GenerationRequest) -> float | None:
     return None if request.timeout_s is None else time.monotonic() + request.timeout_s
 
 
-def _route(placement: Placement, config: RelayConfig) -> Route:
+def _route(placement: Placement, max_candidates: int, local_prefill: LocalPrefill) -> Route:
     """The decode worker decides once more, by what it knows better: its own queue."""
-    candidates = placement.prefill[: config.max_candidates]
+    candidates = placement.prefill[:max_candidates]
     return Route(
         tuple(PrefillCandidate(worker.address, worker.incarnation) for worker in candidates),
         tuple(
             PrefixSource(source.worker.address, source.worker.incarnation, source.num_tokens)
             for source in placement.sources
         ),
-        config.local_prefill,
+        local_prefill,
     )

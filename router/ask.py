@@ -30,7 +30,8 @@ class Ask:
     `keys` are those of its full blocks, best as `keys_of` packs them. `num_new` tokens of each of
     `num_choices` are expected. `priority`: lower is sooner. `tenant`: whose share of the cluster it
     takes. `without`: workers that it must not go to again. `moved`: it was admitted before, and is
-    never refused. Times are the caller's clock.
+    never refused. `may_stay`: a decode worker may compute it, where the router's own says so too.
+    Times are the caller's clock.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class Ask:
     deadline: float | None = None
     without: frozenset[Worker] = frozenset()
     moved: bool = False
+    may_stay: bool = True
 
 
 class Source(NamedTuple):

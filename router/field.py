@@ -80,7 +80,7 @@ class Fields:
     def of(self, ask: Ask, block_size: int, now: float) -> Iterator[Field]:
         for group in self.groups(now):
             left = group.without(ask.without) if ask.without else group
-            if left.decode and (left.prefill or self._may_stay):
+            if left.decode and (left.prefill or (self._may_stay and ask.may_stay)):
                 matches = self._index.matches(left.workers, ask.keys, now) if ask.keys else []
                 yield Field.of(left, matches, block_size, ask, now)
 

@@ -301,7 +301,7 @@ class Router:
             self._shape or UNKNOWN_SHAPE,
             self._ledger.measured.link,
             self._draw,
-            self.config.may_stay,
+            self.config.may_stay and ask.may_stay,
         )
         fields = self._fields.of(ask, weights.shape.block_size, now)
         choices = [self._policy.choose(ask, field, weights) for field in fields]

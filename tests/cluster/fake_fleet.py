@@ -102,9 +102,9 @@ class Fleet:
         await until(lambda: self._is_usable(leg, worker))
         return worker
 
-    def remove(self, worker: FakeWorker) -> None:
-        del self._published[Leg.DECODE][worker.address]
-        self.relay.pools.update(Leg.DECODE, self._published[Leg.DECODE])
+    def remove(self, worker: FakeWorker, leg: Leg = Leg.DECODE) -> None:
+        del self._published[leg][worker.address]
+        self.relay.pools.update(leg, self._published[leg])
 
     def _is_usable(self, leg: Leg, worker: FakeWorker) -> bool:
         if leg is Leg.PREFILL:

@@ -1,11 +1,14 @@
 """The routes beside generation, and what the HTTP side may import."""
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from engine.errors import EngineError, UnavailableError
+from engine.request import GenerationRequest
 from tests.cluster.conftest import Server
-from tests.cluster.fakes import MAX_MODEL_LEN, say, small_tokenizer
+from tests.cluster.fakes import MAX_MODEL_LEN, Step, say, small_tokenizer
 
 
 async def test_models(server: Server) -> None:
@@ -44,19 +47,44 @@ async def test_health_follows_the_engine(server: Server) -> None:
     assert "out of memory" in response.json()["error"]["message"]
 
 
-async def test_ready_means_that_a_token_was_generated(server: Server) -> None:
+async def test_ready_means_that_tokens_were_generated(server: Server) -> None:
     failures: list[EngineError] = [UnavailableError("still loading"), EngineError("step failed")]
     server.backend.script = lambda request: iter([failures.pop(0)])
     assert (await server.client.get("/ready")).status_code == 503
     assert (await server.client.get("/ready")).status_code == 500
     server.backend.script = say()
     assert (await server.client.get("/ready")).status_code == 200
-    assert server.backend.last.params.max_tokens == 1
+    assert server.backend.last.params.max_tokens == 2
     num_asked = len(server.backend.streams)
     assert (await server.client.get("/ready")).status_code == 200
     assert len(server.backend.streams) == num_asked
     server.backend.dead = "died"
     assert (await server.client.get("/ready")).status_code == 503
+
+
+async def test_however_many_ask_it_is_proved_once(server: Server) -> None:
+    asked = asyncio.gather(*(server.client.get("/ready") for _ in range(8)))
+    assert {answer.status_code for answer in await asked} == {200}
+    assert len(server.backend.streams) == 1
+
+
+async def test_who_asks_and_leaves_ends_no_proof(server: Server) -> None:
+    goes_on = asyncio.Event()
+
+    def waits(request: GenerationRequest) -> Iterator[Step]:
+        yield goes_on.wait()
+        yield from say()(request)
+
+    server.backend.script = waits
+    first = asyncio.create_task(server.client.get("/ready"))
+    while not server.backend.streams:
+        await asyncio.sleep(0)
+    first.cancel()
+    second = asyncio.create_task(server.client.get("/ready"))
+    await asyncio.sleep(0)
+    goes_on.set()
+    assert (await second).status_code == 200
+    assert len(server.backend.streams) == 1
 
 
 async def test_version(server: Server) -> None:

@@ -146,6 +146,20 @@ def wait_until(
         time.sleep(0.05)
 
 
+def page_of(cluster: Cluster) -> str:
+    response = httpx.get(f"{cluster.url}/metrics", timeout=10)
+    assert response.status_code == 200
+    return response.text
+
+
+def total(page: str, name: str, *labels: str) -> float:
+    """Of the page of a whole cluster, over all replicas."""
+    lines = [one for one in page.splitlines() if one.startswith(f"kvrelay:{name}{{")]
+    return sum(
+        float(one.rsplit(" ", 1)[1]) for one in lines if all(label in one for label in labels)
+    )
+
+
 def kill(pids: Sequence[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

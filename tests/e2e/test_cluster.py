@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from protos.ingress_pb2 import ListModels
-from tests.e2e.cluster import CONTROLLER, Cluster, kill, wait_until
+from tests.e2e.cluster import CONTROLLER, Cluster, kill, page_of, total, wait_until
 from tests.e2e.other_model import write_other_model
 from tests.e2e.tokens import TokenClient
 
@@ -124,6 +124,22 @@ class Load:
         return [answer.result(120) for answer in self.answers]
 
 
+def test_ready_is_said_when_a_prompt_was_handed_over(cluster: Cluster) -> None:
+    """Once for each ingress, though nobody runs whom the prompt would hold up."""
+    for _ in range(4):  # asked of either
+        wait_until(lambda: len(usable_workers(cluster)) == 3, 30, cluster.said)
+    before = total(page_of(cluster), "handoffs_total")
+    assert all(cluster.is_ready() for _ in range(6))
+    handed_over = total(page_of(cluster), "handoffs_total") - before
+    assert 1 <= handed_over <= 2
+
+
+def usable_workers(cluster: Cluster) -> list[str]:
+    """Those of either pool that the ingress which is asked would give a request to."""
+    view = httpx.get(f"{cluster.url}/debug/routing", timeout=10).json()
+    return [one["address"] for one in view["workers"] if one["takes_new"]]
+
+
 def test_the_official_client_is_served(cluster: Cluster) -> None:
     with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["mine"]
@@ -154,10 +170,7 @@ def test_who_hangs_up_on_grpc_leaves_nothing_running(cluster: Cluster) -> None:
     request = client.request(PROMPTS[0], 1900)
 
     def num_running() -> float:
-        page = httpx.get(f"{cluster.url}/metrics", timeout=30).text.splitlines()
-        counts = [line for line in page if line.startswith("kvrelay:num_requests_running{")]
-        assert counts
-        return sum(float(line.split()[-1]) for line in counts)
+        return total(page_of(cluster), "num_requests_running")
 
     for timeout_s in (None, 1.0):
         call = client.stub.Generate(request, timeout=timeout_s)

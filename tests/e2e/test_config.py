@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.cluster.metrics.samples import read
-from tests.e2e.cluster import Cluster, wait_until
+from tests.e2e.cluster import Cluster, page_of, total, wait_until
 
 # A thread for each worker: they share no core, and prompts are handed off.
 CONFIG = """
@@ -58,20 +58,6 @@ def up(page: str) -> dict[str, list[float]]:
             pool = line.split('pool="')[1].split('"')[0]
             found.setdefault(pool, []).append(float(line.rsplit(" ", 1)[1]))
     return found
-
-
-def total(page: str, name: str, *labels: str) -> float:
-    """Over all replicas."""
-    lines = [one for one in page.splitlines() if one.startswith(f"kvrelay:{name}{{")]
-    return sum(
-        float(one.rsplit(" ", 1)[1]) for one in lines if all(label in one for label in labels)
-    )
-
-
-def page_of(cluster: Cluster) -> str:
-    response = httpx.get(f"{cluster.url}/metrics", timeout=10)
-    assert response.status_code == 200
-    return response.text
 
 
 def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> None:

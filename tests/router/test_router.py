@@ -53,6 +53,18 @@ def test_prompts_may_be_kept_from_decode_workers() -> None:
             assert not world.dispatch()
 
 
+def test_one_prompt_may_be_kept_from_decode_workers() -> None:
+    world = World(1, 1)
+    links = {world.prefill[0].incarnation: LinkSpeed(1e6)}
+    world.report(Leg.DECODE, world.decode[0], links=links)
+    assert world.place("a", 500, may_stay=False).reason == Reason.REMOTE
+    assert world.place("b", 500).reason == Reason.LOCAL_SOONER
+    world.router.remove(Leg.PREFILL, world.prefill[0])
+    world.submit("c", 500, may_stay=False)
+    world.submit("d", 500)
+    assert world.dispatch().keys() == {"d"}
+
+
 def test_what_never_fits_goes_to_be_told_so() -> None:
     world = busy(1, 1)
     world.report(Leg.DECODE, world.decode[0], num_free_tokens=90, num_total_tokens=100)
