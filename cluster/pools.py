@@ -84,10 +84,13 @@ class Pools:
     def has_decode(self, without: Collection[Worker] = ()) -> bool:
         return any(worker not in without for worker in self.usable(Leg.DECODE))
 
-    def has_pair(self, without: Collection[Worker] = (), may_stay: bool = True) -> bool:
-        """A decode worker, and a prefill worker where there has to be one."""
+    def missing(self, without: Collection[Worker] = (), may_stay: bool = True) -> Leg | None:
+        """The pool of which nobody is there and somebody has to be. `may_stay`: a decode worker
+        may compute the prompt, where the router's own says so too."""
+        if not self.has_decode(without):
+            return Leg.DECODE
         may_stay = may_stay and self.router.config.may_stay
-        return self.has_decode(without) and (may_stay or bool(self.usable(Leg.PREFILL)))
+        return None if may_stay or self.usable(Leg.PREFILL) else Leg.PREFILL
 
     def staying(self) -> set[SessionBackend]:
         """Of the usable decode workers, those that keep what they have."""

@@ -101,8 +101,9 @@ class Relay:
         return self.reroutes.total()
 
     def check_health(self) -> None:
-        if not self.pools.has_decode():
-            raise UnavailableError("no decode worker answers")
+        missing = self.pools.missing()
+        if missing is not None:
+            raise _nobody(missing)
 
     def check_open(self) -> None:
         try:
@@ -307,14 +308,14 @@ class RelayStream(Routed):
             now = time.monotonic()
             waits = self.num_moves or pools.has_decode(self._without)
             most_s = config.max_wait_s if waits else config.max_new_wait_s
-            if pools.has_pair(self._without, self._may_stay):
+            missing = pools.missing(self._without, self._may_stay)
+            if missing is None:
                 alone_since = None
             elif alone_since is None:
                 alone_since = now
             elif now - alone_since >= most_s:
                 self._relay.router.withdraw(self.request_id, now)
-                leg = Leg.PREFILL if pools.has_decode(self._without) else Leg.DECODE
-                raise UnavailableError(f"no {leg} worker answers")
+                raise _nobody(missing)
             left_s = most_s if alone_since is None else alone_since + most_s - now
             try:
                 async with asyncio.timeout(min(_CHECK_S, left_s)):
@@ -426,6 +427,10 @@ def _what_became(error: EngineError, session: SessionBackend) -> str:
     if isinstance(error, WorkerStuck):
         return "stuck"
     return "left" if session.is_left else "refused"
+
+
+def _nobody(leg: Leg) -> UnavailableError:
+    return UnavailableError(f"no {leg} worker answers")
 
 
 def _full(refused: Refused) -> QueueFullError:

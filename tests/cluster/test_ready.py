@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 
 import httpx
 
 from cluster.http import build_app
-from cluster.relay import Relay
+from cluster.pools import Pools
+from cluster.relay import Relay, RelayConfig
 from decode_worker.answerer import LocalPrefill, Route
 from engine.request import ChoiceDelta
+from protos.rpc import Plane
+from router.config import RouterConfig
+from router.router import Router
 from router.workers import Leg
-from tests.cluster.fake_fleet import END, FakeWorker, Fleet, request
+from tests.cluster.fake_fleet import END, RELEASE, FakeWorker, Fleet, request
 from tests.cluster.fakes import small_model
 from tests.decode_worker.fakes import PushedStream
 
@@ -71,6 +76,24 @@ async def test_who_lives_is_enough_where_decode_workers_may_compute(fleet: Fleet
         route = answer(await decode.stream())
         assert (route.prefill_workers, route.local_prefill) == ((), LocalPrefill.AUTO)
         assert (await asked).status_code == 200
+
+
+async def test_with_never_nothing_is_well_without_prefill_workers() -> None:
+    pools = Pools(Plane(), RELEASE, Router(RouterConfig(may_stay=False), Random(0)))
+    fleet = Fleet(Relay(pools, RelayConfig(LocalPrefill.NEVER)))
+    decode, prefill = await with_quick_decode(fleet), await with_slow_prefill(fleet)
+    async with front(fleet.relay) as client:
+        asked = asyncio.create_task(client.get("/ready"))
+        answer(await decode.stream())
+        assert (await asked).status_code == 200
+        fleet.remove(prefill, Leg.PREFILL)
+        for path in ("/ready", "/health"):
+            refused = await client.get(path)
+            assert refused.status_code == 503
+            assert "no prefill worker answers" in refused.text
+        await with_slow_prefill(fleet)
+        assert (await client.get("/ready")).status_code == 200
+    await fleet.close()
 
 
 async def test_a_prefill_worker_that_leaves_before_it_is_asked(fleet: Fleet) -> None:

@@ -144,7 +144,10 @@ async def test_with_never_a_prompt_waits_for_a_prefill_worker_to_come() -> None:
     decode = await fleet.add()
     stream = relay.submit(request())
     reading = asyncio.create_task(next_tokens(stream))
+    with pytest.raises(UnavailableError, match="no prefill worker"):
+        relay.check_health()
     prefill = await fleet.add(Leg.PREFILL)
+    relay.check_health()
     answer = await decode.stream()
     assert [one.address for one in answer.submitted.route.prefill_workers] == [prefill.address]
     answer.push(ChoiceDelta(0, [1], finish_reason=END))
