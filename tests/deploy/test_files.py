@@ -1,5 +1,6 @@
 """What is in deploy/ is what Ray, Serve, Kubernetes and the application take."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 from cluster import api_keys
 from cluster.app import shutdown_limit_s
 from cluster.cluster_args import ClusterArgs
+from cluster.ray_cluster import HAPROXY_SETTINGS
 from protos import secret
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,16 @@ def test_the_serve_config_is_the_default_cluster() -> None:
 @pytest.mark.parametrize("name", ["ray-cluster.yaml", "ray-local.yaml"])
 def test_ray_takes_its_cluster_files(name: str) -> None:
     validate_config(prepare_config(load(name)))
+
+
+@pytest.mark.parametrize(
+    "name", ["serve.yaml", "ray-cluster.yaml", "ray-local.yaml", "rayservice.yaml"]
+)
+def test_the_front_is_as_kvrelay_serve_has_it(name: str) -> None:
+    text = (DEPLOY / name).read_text()
+    for variable, value in HAPROXY_SETTINGS.items():
+        found = re.findall(rf'\b{variable}(?:=|, value: ")([\d.]+)', text)
+        assert set(found) == {value}, variable
 
 
 def test_each_pool_has_a_node_type_of_its_own() -> None:

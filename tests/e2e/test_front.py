@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,11 +21,12 @@ import pytest
 from protos.generation_pb2 import SamplingParams
 from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
-from tests.e2e.cluster import CONTROLLER, Cluster, wait_until
+from tests.e2e.cluster import CONTROLLER, Cluster, is_idle, page_of, wait_until
 
 KEY, HURRIED = "sk-of-one-caller", "sk-of-a-hurried-one"
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
-RATE = 40
+RATE = 50
+CLIENT_S = 2  # that the front waits for a client
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     keys.chmod(0o600)
     words = ["--api-key-file", str(keys), "--requests-per-minute", str(RATE), "--host", "0.0.0.0"]
     words += ["--colocated", "--max-body-bytes", "2000000", "--ingress-replicas", "2"]
-    cluster = Cluster(folder / "log", "--grpc-port", "0", *words, *SMALL)
+    patience = {"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_S)}
+    cluster = Cluster(folder / "log", "--grpc-port", "0", *words, *SMALL, **patience)
     yield cluster
     cluster.kill()
 
@@ -164,6 +168,79 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 def test_what_is_no_http_is_a_bad_request(cluster: Cluster, data: bytes) -> None:
     assert raw(cluster, data).startswith(b"HTTP/1.1 400 ")
     assert post(cluster, b'{"prompt": "x", "max_tokens": 1}').status_code == 200
+
+
+GOOD = b'{"prompt": "x", "max_tokens": 1}'
+# A chunk of 16 choices with 20 logprobs each: megabytes a second.
+LONG = {"prompt": "x", "n": 16, "max_tokens": 1900, "ignore_eos": True}
+FLOOD = json.dumps({**LONG, "logprobs": 20, "stream": True}).encode()
+
+
+def dial(cluster: Cluster, data: bytes) -> socket.socket:
+    """A client whose system buffers next to nothing for it."""
+    address = urlsplit(cluster.url)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(60)
+    connection.connect((address.hostname, address.port))
+    connection.sendall(data)
+    return connection
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Until its end, however that comes."""
+    read = bytearray()
+    try:
+        while part := connection.recv(1 << 16):
+            read += part
+    except ConnectionResetError:
+        pass
+    return bytes(read)
+
+
+def with_key(body: bytes, length: int | None = None) -> bytes:
+    head = b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
+    return POST + head % (KEY.encode(), len(body) if length is None else length) + body
+
+
+def test_who_sends_half_or_stops_to_read_is_let_go(cluster: Cluster) -> None:
+    with (
+        dial(cluster, POST) as half_header,
+        dial(cluster, with_key(b"{", 100)) as half_body,
+        dial(cluster, with_key(FLOOD)) as reader,
+    ):
+        assert reader.recv(12) == b"HTTP/1.1 200"
+        assert not is_idle(page_of(cluster))
+        assert post(cluster, GOOD).status_code == 200
+        for connection, status in ((half_header, b"408"), (half_body, b"400")):
+            assert everything(connection).startswith(b"HTTP/1.1 " + status)
+        wait_until(lambda: is_idle(page_of(cluster)), 30)
+        unread = everything(reader)
+        assert not unread.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert post(cluster, GOOD).status_code == 200
+
+
+def test_who_waits_is_not_let_go(cluster: Cluster) -> None:
+    """Neither by HTTP nor by gRPC: their own time ends first, and they get to read that."""
+    wait_s = CLIENT_S + 2
+    more = {**LONG, "prompt": ["x"] * 8}
+
+    def by_http() -> None:
+        answer = post(cluster, json.dumps(more).encode(), **{"X-Request-Timeout": str(wait_s)})
+        assert answer.status_code == 408
+        assert f"not finished after {wait_s} s" in answer.json()["error"]["message"]
+
+    def by_grpc() -> None:
+        stub = GenerationStub(grpc.insecure_channel(cluster.grpc_address))
+        params = SamplingParams(n=16, max_tokens=1900, ignore_eos=True)
+        request = GenerateRequest(token_ids=[5, 6, 7], params=params, timeout_ms=1000 * wait_s)
+        with pytest.raises(grpc.RpcError, match="not finished in the request's time"):
+            stub.GenerateWhole(request, timeout=60, metadata=(("authorization", f"Bearer {KEY}"),))
+
+    with ThreadPoolExecutor(2) as threads:
+        for asked in [threads.submit(ask) for ask in (by_http, by_grpc)]:
+            asked.result()
+    wait_until(lambda: is_idle(page_of(cluster)), 10)
 
 
 def test_a_second_ctrl_c_waits_for_nobody(cluster: Cluster) -> None:
