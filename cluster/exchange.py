@@ -19,6 +19,7 @@ log = logging.getLogger("kvrelay.http")
 
 Handler = Callable[["Exchange"], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"  # the end of every stream, also of one that failed
+_LAST_WORDS_S = 3.0  # for a client to take them; then it is as good as gone
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -114,10 +115,15 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_error(self, error: ApiError) -> None:
-        if self._streams:
-            await self.send_events(error.event() + DONE, last=True)
-        else:
-            await self.send_json(error.body(), error.status, error.headers)
+        """Disconnected, if the client reads nothing: else a server that stops would wait for it."""
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                if self._streams:
+                    await self.send_events(error.event() + DONE, last=True)
+                else:
+                    await self.send_json(error.body(), error.status, error.headers)
+        except TimeoutError as timeout:
+            raise Disconnected from timeout
 
     async def race(self, work: Awaitable[None], timeout_s: float) -> None:
         """Runs `work`, unless the client leaves, `fail` is called, or the time is over first.

@@ -1,6 +1,7 @@
 """Ctrl-C: the first lets answers finish or tells their clients, the second ends at once."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -13,8 +14,11 @@ import httpx
 import pytest
 import uvicorn
 
+from cluster import exchange
 from cluster.commands import local
 from cluster.http import build_app
+from engine.errors import UnavailableError
+from tests.cluster.conftest import make_server
 from tests.cluster.fakes import ANSWER, FakeBackend, Script, say, small_model
 
 
@@ -135,3 +139,38 @@ def test_a_cluster_that_does_not_end_is_ended(num_signals: int, end_s: float, st
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == status
     assert "stopped at once" in done.stderr
+
+
+@pytest.mark.parametrize("ends_by", ["its deadline", "a stop"])
+async def test_a_client_that_reads_nothing_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    """There is room for its answer's first words, and for none after them."""
+    monkeypatch.setattr(exchange, "_LAST_WORDS_S", 0.1)
+    server, is_full = make_server(), asyncio.Event()
+    body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 200}).encode()
+    unread = [{"type": "http.request", "body": body}]
+
+    async def receive() -> dict[str, Any]:
+        if not unread:
+            await asyncio.Event().wait()
+        return unread.pop()
+
+    async def send(message: Any) -> None:
+        if is_full.is_set():
+            await asyncio.Event().wait()
+        if message["type"] == "http.response.body":
+            is_full.set()
+
+    headers = [(b"x-request-timeout", b"0.1")] if ends_by == "its deadline" else []
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""},
+        **{"root_path": "", "headers": headers},
+    }
+    async with asyncio.timeout(20):
+        call = asyncio.create_task(server.app(scope, receive, send))
+        await is_full.wait()
+        if ends_by == "a stop":
+            server.front.fail_all(UnavailableError("the server is stopping"))
+        await call
+    assert server.backend.streams[0].num_closed
