@@ -28,12 +28,12 @@ def build_app(
     gate: Gate | None = None,
     request_limits: RequestLimits | None = None,
     meter: Meter | None = None,
-    routing: Callable[[], Json] | None = None,
+    routing: Callable[[str], Json] | None = None,
 ) -> tuple[Starlette, Front]:
     """An ASGI application for any server, and the handlers behind it.
 
     Routes are for those with a key, but for what load balancers and monitors ask. `routing`:
-    what is known and was decided of the workers, where there is a choice of them.
+    what is known and was decided of the workers, where there is a choice of them, for a caller.
     """
     gate = gate or Gate()
     front = Front(backend, model, limits or HttpLimits(), gate, request_limits, meter)
@@ -50,7 +50,7 @@ def build_app(
         _route("GET", "/version", front.version),
         _route("GET", "/metrics", front.metrics),
         _route("GET", "/metrics/targets", front.metrics_targets),
-        _route("GET", "/openapi.json", _shown(document)),
+        _route("GET", "/openapi.json", _shown(lambda caller: document())),
     ]
     if routing is not None:
         routes.append(_route("GET", "/debug/routing", gate.guarded(_shown(routing))))
@@ -59,9 +59,11 @@ def build_app(
     return app, front
 
 
-def _shown(view: Callable[[], Json]) -> Handler:
+def _shown(view: Callable[[str], Json]) -> Handler:
+    """`view` of who asks."""
+
     async def handle(exchange: Exchange) -> None:
-        await exchange.send_json(json.dumps(view()).encode())
+        await exchange.send_json(json.dumps(view(exchange.caller)).encode())
 
     return handle
 

@@ -13,8 +13,9 @@ from router.workers import Leg, Worker
 Json = dict[str, Any]
 
 
-def routing_view(router: Router, now: float) -> Json:
-    """Ages and waits in seconds; no token of any prompt."""
+def routing_view(router: Router, now: float, caller: str) -> Json:
+    """Ages and waits in seconds; no token of any prompt. Whose a choice was is told to that
+    caller alone."""
     stats = router.stats
     return {
         "policy": router.config.policy,
@@ -25,7 +26,7 @@ def routing_view(router: Router, now: float) -> Json:
         "placed": dict(stats.placed),
         "refused": dict(stats.refused),
         "workers": list(_workers(router, now)),
-        "decisions": [_decision(one, now) for one in reversed(router.decisions)],
+        "decisions": [_decision(one, now, caller) for one in reversed(router.decisions)],
     }
 
 
@@ -74,12 +75,12 @@ def _worker(leg: Leg, account: Account, router: Router, now: float) -> Json:
     return fields
 
 
-def _decision(one: Decision, now: float) -> Json:
+def _decision(one: Decision, now: float, caller: str) -> Json:
+    whose = {"request_id": one.request_id, "tenant": one.tenant} if one.tenant == caller else {}
     return {
-        "request_id": one.request_id,
+        **whose,
         "age_s": _short(now - one.at),
         "num_tokens": one.num_tokens,
-        "tenant": one.tenant,
         "priority": one.priority,
         "waited_s": _short(one.waited_s),
         "reason": one.placement.reason,

@@ -92,7 +92,7 @@ class IngressReplica(TokenService):
             self._gate,
             request_limits,
             meter,
-            lambda: routing_view(self._relay.router, time.monotonic()),
+            lambda caller: routing_view(self._relay.router, time.monotonic(), caller),
         )
         self._tokens = TokenFront(self._relay, model, http, self._gate, request_limits, meter)
         is_open = keys is not None or args.front.allow_unauthenticated

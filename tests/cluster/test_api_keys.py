@@ -9,10 +9,12 @@ from cluster.access import check_access
 from cluster.api_keys import VARIABLE, ApiKeys
 from cluster.cluster_args import ClusterArgs
 from cluster.front_args import FrontArgs
+from cluster.gate import Gate
+from cluster.http import build_app
 from cluster.rate_limit import Rates
 from engine.errors import ConfigError
 from tests.cluster.conftest import Server, make_server
-from tests.cluster.fakes import answer_tokens, small_tokenizer
+from tests.cluster.fakes import FakeBackend, answer_tokens, small_model, small_tokenizer
 
 KEY, OTHER = "sk-0123456789", "sk-9876543210"
 PROMPT = {"prompt": "x", "max_tokens": 200}
@@ -144,6 +146,23 @@ async def test_without_a_key_nothing_is_read_or_told(method: str, path: str) -> 
     headers = {"Authorization": f"Bearer {OTHER}"}
     response = await server.client.request(method, path, content=b"{", headers=headers)
     assert response.status_code in (200, 400)
+
+
+async def test_who_asks_for_the_routing_is_known() -> None:
+    """So that nobody is told whose requests the others are."""
+    gate = Gate(ApiKeys.load(None, {VARIABLE: f"alice:{KEY},{OTHER}"}))
+
+    def routing(caller: str) -> dict[str, str]:
+        return {"caller": caller}
+
+    app, _ = build_app(FakeBackend(), small_model(), gate=gate, routing=routing)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/debug/routing")).status_code == 401
+        for key, name in ((KEY, "alice"), (OTHER, "key-2")):
+            headers = {"Authorization": f"Bearer {key}"}
+            response = await client.get("/debug/routing", headers=headers)
+            assert response.json() == {"caller": name}
 
 
 async def test_what_balancers_and_monitors_ask_needs_no_key() -> None:

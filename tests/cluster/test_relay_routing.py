@@ -82,18 +82,22 @@ async def test_a_prompt_goes_to_who_has_its_beginning_and_the_choice_can_be_expl
     digest = sum(map(name_digest, names)) % DIGEST_MODULUS
     index = fleet.relay.router.index.of(warm.worker)
     assert not index.apply(EventBatch(5, 1, stored, (digest,))).needs_snapshot
-    asked = replace(request("warm"), prompt_token_ids=prompt, cache_salt="salt")
+    asked = replace(request("warm"), prompt_token_ids=prompt, cache_salt="salt", tenant="one")
     stream = fleet.relay.submit(asked)
     route = (await decode.stream()).submitted.route
     assert route.prefill_workers[0].address == warm.address
-    view = routing_view(fleet.relay.router, time.monotonic())
+    view = routing_view(fleet.relay.router, time.monotonic(), "one")
     (decision,) = view["decisions"]
-    assert decision["request_id"] == "warm"
+    assert (decision["request_id"], decision["tenant"]) == ("warm", "one")
     assert decision["considered"][0]["prefill"] == warm.address
     assert decision["considered"][0]["num_cached"] == 96
     by_address = {worker["address"]: worker for worker in view["workers"]}
     assert by_address[warm.address]["index_blocks"] > by_address[cold.address]["index_blocks"]
     json.dumps(view)
+    for_others = json.dumps(routing_view(fleet.relay.router, time.monotonic(), "two"))
+    assert "num_cached" in for_others, "why it went there is told"
+    assert '"one"' not in for_others
+    assert "warm" not in for_others
     stream.close()
     other = fleet.relay.submit(replace(asked, request_id=RequestId("cold"), cache_salt="other"))
     assert fleet.relay.router.decisions[-1].placement.considered[0].num_cached == 0
