@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -17,7 +19,7 @@ import openai
 import pytest
 
 from protos.ingress_pb2 import ListModels
-from tests.e2e.cluster import CONTROLLER, Cluster, kill, page_of, total, wait_until
+from tests.e2e.cluster import CONTROLLER, Cluster, is_idle, kill, page_of, total, wait_until
 from tests.e2e.other_model import write_other_model
 from tests.e2e.tokens import TokenClient
 
@@ -39,6 +41,7 @@ SMALL += ["--num-threads", "1"]
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
 NUM_TOKENS = 400
 BACK_S = 60.0
+GONE_S = 1.0  # what a client has left
 # Between two requests of one asker, so that those who start meanwhile have cores to start on.
 PAUSE_S = 0.2
 
@@ -175,18 +178,32 @@ def test_who_hangs_up_on_grpc_leaves_nothing_running(cluster: Cluster) -> None:
     client = TokenClient(cluster.grpc_address, cluster.url)
     request = client.request(PROMPTS[0], 1900)
 
-    def num_running() -> float:
-        return total(page_of(cluster), "num_requests_running")
-
     for timeout_s in (None, 1.0):
         call = client.stub.Generate(request, timeout=timeout_s)
         next(call)
-        assert num_running() == 1
+        assert total(page_of(cluster), "num_requests_running") == 1
         if timeout_s is None:
             call.cancel()
         with pytest.raises(grpc.RpcError):
             list(call)
-        wait_until(lambda: num_running() == 0, 4.0)
+        wait_until(lambda: is_idle(page_of(cluster)), GONE_S)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_is_gone_from_every_worker_within_a_second(
+    cluster: Cluster, stream: bool
+) -> None:
+    """From the close of the client's socket until a page of metrics says that no worker runs,
+    fetches or holds anything. The last page that counts is asked for within that time."""
+    url = urlsplit(cluster.url)
+    data = json.dumps(body(PROMPTS[0], max_tokens=1900, n=4, stream=stream)).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    for _ in range(3):
+        wait_until(lambda: is_idle(page_of(cluster)), 10)
+        with socket.create_connection((url.hostname, url.port)) as connection:
+            connection.sendall(head.encode() + data)
+            wait_until(lambda: total(page_of(cluster), "num_requests_running") == 4, 30)
+        wait_until(lambda: is_idle(page_of(cluster)), GONE_S, lambda: page_of(cluster))
 
 
 def test_a_decode_worker_that_is_killed_costs_no_request(
