@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import re
 import signal
 import socket
 import time
@@ -17,14 +19,19 @@ import grpc
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protos.generation_pb2 import SamplingParams
 from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
+from tests.cluster.test_hostile import GOOD as STRANGE_BODIES
+from tests.cluster.test_hostile import PATHS, broken, check
 from tests.e2e.cluster import CONTROLLER, Cluster, is_idle, page_of, wait_until
 
 KEY, HURRIED = "sk-of-one-caller", "sk-of-a-hurried-one"
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
+STRANGE = [f"sk-of-a-strange-one-{number}" for number in range(10)]
 RATE = 50
 CLIENT_S = 2  # that the front waits for a client
 
@@ -33,7 +40,7 @@ CLIENT_S = 2  # that the front waits for a client
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("front")
     keys = folder / "keys"
-    keys.write_text(f"one:{KEY}\nhurried:{HURRIED}\n")
+    keys.write_text("\n".join((f"one:{KEY}", f"hurried:{HURRIED}", *STRANGE)))
     keys.chmod(0o600)
     words = ["--api-key-file", str(keys), "--requests-per-minute", str(RATE), "--host", "0.0.0.0"]
     words += ["--colocated", "--max-body-bytes", "2000000", "--ingress-replicas", "2"]
@@ -198,9 +205,9 @@ def everything(connection: socket.socket) -> bytes:
     return bytes(read)
 
 
-def with_key(body: bytes, length: int | None = None) -> bytes:
+def with_key(body: bytes, length: int | None = None, key: str = KEY) -> bytes:
     head = b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
-    return POST + head % (KEY.encode(), len(body) if length is None else length) + body
+    return POST + head % (key.encode(), len(body) if length is None else length) + body
 
 
 def test_who_sends_half_or_stops_to_read_is_let_go(cluster: Cluster) -> None:
@@ -241,6 +248,39 @@ def test_who_waits_is_not_let_go(cluster: Cluster) -> None:
         for asked in [threads.submit(ask) for ask in (by_http, by_grpc)]:
             asked.result()
     wait_until(lambda: is_idle(page_of(cluster)), 10)
+
+
+def test_nothing_that_strangers_send_holds_anything(cluster: Cluster) -> None:
+    """Bodies, and whole requests, of which some bytes are broken. Who sends these waits for an
+    answer a while, and then leaves."""
+    keys = itertools.cycle(STRANGE)
+
+    @settings(max_examples=120, deadline=None)
+    @given(path=st.sampled_from(PATHS), data=st.data())
+    def send_bodies(path: str, data: st.DataObject) -> None:
+        content = data.draw(broken(json.dumps(STRANGE_BODIES[path]).encode()))
+        headers = {"Authorization": f"Bearer {next(keys)}", "X-Request-Timeout": "1"}
+        response = client.post(f"{cluster.url}{path}", content=content, headers=headers)
+        assert response.status_code != 429, "of its rate"
+        if response.status_code != 200:
+            check(response)
+
+    @settings(max_examples=60, deadline=None)
+    @given(data=st.data())
+    def send_bytes(data: st.DataObject) -> None:
+        with dial(cluster, data.draw(broken(with_key(GOOD, key=next(keys))))) as connection:
+            connection.settimeout(0.3)
+            try:
+                said = connection.recv(1 << 12)
+            except (TimeoutError, ConnectionResetError):
+                return
+        assert re.match(rb"HTTP/1.[01] (200|4\d\d) ", said) or not said
+
+    with httpx.Client(timeout=60) as client:
+        send_bodies()
+    send_bytes()
+    wait_until(lambda: is_idle(page_of(cluster)), 10, lambda: page_of(cluster))
+    assert post(cluster, GOOD).status_code == 200
 
 
 def test_a_second_ctrl_c_waits_for_nobody(cluster: Cluster) -> None:
