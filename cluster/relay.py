@@ -254,8 +254,12 @@ class RelayStream(Routed):
             self._placed.stream.give_up(why)
 
     async def _enter_later(self) -> None:
-        self._keys = await asyncio.to_thread(self._named)
-        self._ask(self._keys)
+        try:
+            self._keys = await asyncio.to_thread(self._named)
+            self._ask(self._keys)
+        except Exception:  # nobody awaits this, and its reader would wait until its deadline
+            logger.exception("%s is not routed", self.request_id)
+            self._fail(EngineError("the request could not be routed"))
 
     def _named(self) -> Sequence[int]:
         """What the index knows the prompt's blocks by; none before the model is known."""

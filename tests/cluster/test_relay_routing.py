@@ -13,7 +13,7 @@ import pytest
 from cluster.pools import Pools, metadata_of
 from cluster.relay import Relay, RelayConfig
 from cluster.routing_view import routing_view
-from engine.errors import DeadlineError, QueueFullError, UnavailableError
+from engine.errors import DeadlineError, EngineError, QueueFullError, UnavailableError
 from engine.request import (
     ChoiceDelta,
     RequestId,
@@ -167,6 +167,19 @@ async def test_a_long_prompt_is_named_off_the_loop(fleet: Fleet) -> None:
     assert not worker.answerer.streams
     await worker.stream()
     stream.close()
+
+
+async def test_a_prompt_whose_blocks_get_no_names_fails(fleet: Fleet) -> None:
+    """No token has such a number."""
+    worker = await fleet.add()
+    stream = fleet.relay.submit(replace(request(), prompt_token_ids=[-1] * 5000))
+    with pytest.raises(EngineError, match="could not be routed"):
+        await next_update(stream)
+    stream.close()
+    assert fleet.relay.num_open == 0
+    other = fleet.relay.submit(replace(request("b"), prompt_token_ids=[1] * 5000))
+    await worker.stream()
+    other.close()
 
 
 async def test_workers_of_another_release_are_not_used(fleet: Fleet) -> None:
