@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ logger = logging.getLogger("kvrelay.ray")
 
 # In the environment of every process of a cluster of our own.
 _MARK = "KVRELAY_CLUSTER"
+_FOLDER = "KVRELAY_FRONT_FOLDER"  # of HAProxy's files
 SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 
 # Serve's own processes read these from their environment.
@@ -54,21 +56,24 @@ _OWN_SETTINGS = {
 @contextmanager
 def ray_cluster(own: bool, num_cpus: int) -> Iterator[None]:
     """One of our own, with so many CPUs to Ray's mind, ends with the block."""
-    if own:
-        _start(num_cpus)
-    else:
-        ray.init(log_to_driver=False)
     try:
-        yield
-    finally:
         if own:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
+            _start(num_cpus)
+        else:
+            ray.init(log_to_driver=False)
+        try:
+            yield
+        finally:
+            if own:
+                serve.shutdown()  # type: ignore[no-untyped-call]
+            ray.shutdown()
+    finally:
         kill_processes()
 
 
 def kill_processes() -> None:
-    """Of a cluster of our own, whatever they wait for, and those that have lost their parents."""
+    """Of a cluster of our own, whatever they wait for, and those that have lost their parents;
+    and the files of its front."""
     mark = os.environ.get(_MARK, "")
     if not mark.startswith(f"{os.getpid()}-"):
         return
@@ -80,6 +85,8 @@ def kill_processes() -> None:
                 os.kill(pid, signal.SIGKILL)
         except OSError:
             continue  # somebody else's, or it has ended meanwhile
+    if _FOLDER in os.environ:
+        shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
 
 
 def start_front(host: str, port: int, grpc_port: int | None = None) -> None:
@@ -135,6 +142,7 @@ def _start(num_cpus: int) -> None:
 def _haproxy_places() -> dict[str, str]:
     """Its files and side ports are the machine's by default; two clusters would share them."""
     folder = Path(tempfile.mkdtemp(prefix="kvrelay-front-"))
+    os.environ[_FOLDER] = str(folder)
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),

@@ -90,12 +90,16 @@ def test_another_front_takes_what_it_takes() -> None:
         check_front({ENABLED: "1", CONNECTIONS: "many"}, 1 << 20)
 
 
-def test_serve_says_so_before_anything_is_started() -> None:
+def test_serve_says_so_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = limited("-n 1024", sys.executable, "-m", "cluster.cli", "serve", "--port", "0")
     assert done.returncode == 2
     *_, last = done.stderr.splitlines()
     assert "open_files: " in last
     assert "1,024" in last
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_soft_limit_is_raised_as_far_as_it_may() -> None:

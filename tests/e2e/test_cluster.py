@@ -362,7 +362,7 @@ def model_names(cluster: Cluster) -> list[str]:
 
 def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
     """More is asked for than can be answered in the time that is left."""
-    begun = threading.Event()
+    folder, begun = cluster.front_folder, threading.Event()
 
     def read(_: int) -> list[str]:
         lines: list[str] = []
@@ -386,3 +386,4 @@ def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
     assert all(lines[-1] == "data: [DONE]" for lines in streams)
     assert any("the server is stopping" in lines[-2] for lines in streams)
     wait_until(lambda: not cluster.pids(), 10, lambda: str(cluster.pids()))
+    assert not folder.exists()

@@ -285,6 +285,8 @@ def test_nothing_that_strangers_send_holds_anything(cluster: Cluster) -> None:
 
 def test_a_second_ctrl_c_waits_for_nobody(cluster: Cluster) -> None:
     """Not even for a controller that does not answer."""
+    folder = cluster.front_folder
+    assert list(folder.iterdir())
     (controller,) = cluster.pids(CONTROLLER)
     os.kill(controller, signal.SIGSTOP)
     cluster.interrupt()
@@ -292,3 +294,4 @@ def test_a_second_ctrl_c_waits_for_nobody(cluster: Cluster) -> None:
     cluster.interrupt()
     cluster.process.wait(5)
     wait_until(lambda: not cluster.pids(), 5, lambda: str(cluster.pids()))
+    assert not folder.exists()
