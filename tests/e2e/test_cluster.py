@@ -160,6 +160,15 @@ def test_the_front_waits_a_minute_for_a_client(cluster: Cluster) -> None:
     assert "\n    timeout client 60s\n" in settings.read_text()
 
 
+def test_an_ingress_loads_no_torch(cluster: Cluster) -> None:
+    def mapped(pid: int) -> str:
+        return Path(f"/proc/{pid}/maps").read_text()
+
+    assert all("libtorch" in mapped(pid) for pid in cluster.replicas("decode"))
+    assert len(cluster.replicas("ingress")) == 2
+    assert not any("libtorch" in mapped(pid) for pid in cluster.replicas("ingress"))
+
+
 def test_tokens_come_by_grpc_as_text_does_by_http(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
