@@ -32,6 +32,12 @@ class Layout(NamedTuple):
     local_prefill: str = "auto"
 
     @property
+    def is_needed(self) -> bool:
+        """The other host; a prefill worker may be there for nothing, if prompts are computed sooner
+        where they are answered."""
+        return self.other != "prefill" or self.local_prefill == "never"
+
+    @property
     def args(self) -> dict[str, Any]:
         args: dict[str, Any] = {"model": "bundled", "engine": ENGINE}
         args["local_prefill"] = self.local_prefill
@@ -64,7 +70,7 @@ def main() -> None:
                 _say(show_ports(lan.hosts, [lan.address(one) for one in lan.hosts]))
                 report_heading("cut off")
                 blink(hosts, requests)
-                outlast(hosts, nodes, requests)
+                outlast(hosts, nodes, requests, is_needed=layout.is_needed)
 
 
 def blink(hosts: RayHosts, requests: Sequence[Request]) -> None:
@@ -77,7 +83,9 @@ def blink(hosts: RayHosts, requests: Sequence[Request]) -> None:
     report(f"{BLINK_S:g} s", began, requests)
 
 
-def outlast(hosts: RayHosts, nodes: Sequence[Nodes], requests: Sequence[Request]) -> None:
+def outlast(
+    hosts: RayHosts, nodes: Sequence[Nodes], requests: Sequence[Request], *, is_needed: bool
+) -> None:
     """Until Ray takes the node for dead; then it is started anew."""
     (other,) = hosts.others
     address = hosts.lan.address(other)
@@ -93,15 +101,19 @@ def outlast(hosts: RayHosts, nodes: Sequence[Nodes], requests: Sequence[Request]
     hosts.run(other, "ray", "stop")
     hosts.join(other)
     back_s = wait_until(hosts.is_ready, BACK_S, hosts.status)
-    used_s = back_s + wait_until(lambda: bool(_new(hosts, before)), BACK_S, hosts.status)
+    used = "" if not is_needed else f", and used after {back_s + _until_used(hosts, before):.0f} s"
     time.sleep(AFTER_S)
     report("from then on", dead.at, requests)
     _say(
         f"\ndead to Ray after {dead.at - began:.0f} s; of its processes there were {left}"
         f" {ENDED_S:g} s after it could reach the head again; all replicas were there"
-        f" {back_s:.0f} s after it was started anew, and used after {used_s:.0f} s: tokens drawn"
-        f" by {_new(hosts, before)}\n\n{hosts.status()}"
+        f" {back_s:.0f} s after it was started anew{used}; tokens drawn by new ones:"
+        f" {_new(hosts, before)}\n\n{hosts.status()}"
     )
+
+
+def _until_used(hosts: RayHosts, before: Collection[str]) -> float:
+    return wait_until(lambda: bool(_new(hosts, before)), BACK_S, hosts.status)
 
 
 def _new(hosts: RayHosts, before: Collection[str]) -> dict[str, float]:
