@@ -31,9 +31,12 @@ SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 # Serve's own processes read these from their environment.
 HAPROXY_SETTINGS = {
     ENABLED: "1",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
-    # A change of the ingress replicas starts HAProxy anew; the old one may end its answers.
+    # A change of the ingress replicas starts HAProxy anew. The old one, which knows none of the new
+    # replicas, may end its answers and closes idle connections within a second; an ingress that
+    # leaves is there until then.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     # For a client to send the next byte, or to take one, where it is its turn: no wait for an
     # answer, however long. As long as a body may take (`HttpLimits`); an hour by default.
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",

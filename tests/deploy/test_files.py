@@ -60,6 +60,16 @@ def test_each_pool_has_a_node_type_of_its_own() -> None:
     assert roles == {"head": None, "prefill": "prefill", "decode": "decode"}
 
 
+@pytest.mark.parametrize(
+    "name", ["serve.yaml", "ray-cluster.yaml", "ray-local.yaml", "rayservice.yaml"]
+)
+def test_nodes_have_the_front_that_kvrelay_serve_has(name: str) -> None:
+    text = (DEPLOY / name).read_text()
+    for setting, value in HAPROXY_SETTINGS.items():
+        said = re.findall(rf'\b{setting}(?:=|, value: ")([\w.]+)', text)
+        assert set(said) == {value}, setting
+
+
 # The fields of KubeRay's CRD (ray.io/v1 RayService) that the file uses, as it types them; the
 # file itself passes the whole CRD with unknown fields forbidden.
 STRING = {"type": "string"}

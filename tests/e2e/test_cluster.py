@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -273,12 +273,16 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
     pools = ("prefill", "decode", "ingress")
     before = {pid for pool in pools for pid in cluster.replicas(pool)}
     assert len(cluster.replicas("ingress")) == 2
-    with keep_asking(cluster) as answers, keep_asking_otherwise(cluster, *expected[0]) as counts:
+    with (
+        idle_meanwhile(cluster),
+        keep_asking(cluster) as answers,
+        keep_asking_otherwise(cluster, *expected[0]) as counts,
+    ):
         cluster.redeploy(**ARGS, engine={**ENGINE, "max_num_seqs": 12}, drain_s=0.2)
+        wait_until(lambda: len(cluster.replicas("ingress")) == 1, BACK_S, cluster.said)
     assert all(answer in expected for answer in answers)
     assert answers
     assert counts.keys() == {"tokens", "official"}
-    wait_until(lambda: len(cluster.replicas("ingress")) == 1, BACK_S, cluster.said)
     assert not before & {pid for pool in pools for pid in cluster.replicas(pool)}
 
 
@@ -296,6 +300,24 @@ def test_another_model_rolls_out_under_load(
     assert all(answer in expected or answer in of_other for answer in answers)
     assert any(answer in expected for answer in answers)
     wait_until(lambda: len(cluster.replicas("decode")) == 2, BACK_S, cluster.said)
+
+
+@contextmanager
+def idle_meanwhile(cluster: Cluster) -> Iterator[None]:
+    """Clients that ask once and, when all is over, once more, and would do so on the connections
+    that they have: those were of a front that knows none of the ingresses that are there."""
+    forever = httpx.Limits(keepalive_expiry=None)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(limits=forever, timeout=60)) for _ in range(4)]
+
+        def ask() -> None:
+            for client in clients:
+                said = body(PROMPTS[0], max_tokens=2)
+                assert client.post(f"{cluster.url}/v1/completions", json=said).status_code == 200
+
+        ask()
+        yield
+        ask()
 
 
 @contextmanager
