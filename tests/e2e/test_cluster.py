@@ -209,7 +209,7 @@ def test_who_hangs_up_is_gone_from_every_worker_within_a_second(
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
     for _ in range(3):
         wait_until(lambda: is_idle(page_of(cluster)), 10)
-        with socket.create_connection((url.hostname, url.port)) as connection:
+        with socket.create_connection((url.hostname or "", url.port or 0)) as connection:
             connection.sendall(head.encode() + data)
             wait_until(lambda: total(page_of(cluster), "num_requests_running") == 4, 30)
         wait_until(lambda: is_idle(page_of(cluster)), GONE_S, lambda: page_of(cluster))
