@@ -17,7 +17,9 @@ from typing import Any
 import ray
 from ray import serve
 
+from cluster.front_address import FrontAddress
 from cluster.open_files import ENABLED, check_front, raise_limit
+from cluster.serve_details import SERVICER
 from protos.port import free_port
 from protos.secret import VARIABLE
 
@@ -26,7 +28,6 @@ logger = logging.getLogger("kvrelay.ray")
 # In the environment of every process of a cluster of our own.
 _MARK = "KVRELAY_CLUSTER"
 _FOLDER = "KVRELAY_FRONT_FOLDER"  # of HAProxy's files
-SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 
 # Serve's own processes read these from their environment.
 HAPROXY_SETTINGS = {
@@ -92,11 +93,12 @@ def kill_processes() -> None:
         shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
 
 
-def start_front(host: str, port: int, grpc_port: int | None = None) -> None:
+def start_front(front: FrontAddress) -> None:
+    """Where Serve does not run; elsewhere it keeps what it has."""
     options: dict[str, Any] = {}
-    if grpc_port is not None:
-        options["grpc_options"] = {"port": grpc_port, "grpc_servicer_functions": [SERVICER]}
-    serve.start(http_options={"host": host, "port": port}, **options)
+    if front.grpc_port is not None:
+        options["grpc_options"] = {"port": front.grpc_port, "grpc_servicer_functions": [SERVICER]}
+    serve.start(http_options={"host": front.host, "port": front.port}, **options)
 
 
 def address() -> str:

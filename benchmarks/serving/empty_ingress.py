@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from cluster.front_address import FrontAddress
 from cluster.ray_cluster import ray_cluster, start_front
 
 _MANY = 1_000_000
@@ -57,7 +58,7 @@ def _application() -> serve.Application:
 def main() -> None:
     stop = threading.Event()
     with ray_cluster(own=True, num_cpus=4):
-        start_front("127.0.0.1", int(sys.argv[1]))
+        start_front(FrontAddress("127.0.0.1", int(sys.argv[1])))
         serve.run(_application(), name="empty")
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         stop.wait()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.api_keys import VARIABLE
+from cluster.front_address import HTTP_PORT, LOOPBACK
 from cluster.front_args import FrontArgs
 from cluster.openai.reading.formats import REASONING_FORMATS, TOOL_FORMATS
 
@@ -27,8 +28,8 @@ _METAVARS = {"api_key_file": "FILE", "tool_call_parser": "NAME", "reasoning_pars
 
 def add_front_flags(parser: argparse.ArgumentParser) -> None:
     http = parser.add_argument_group("HTTP")
-    http.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    http.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    http.add_argument("--host", help=f"address to listen on (default: {LOOPBACK})")
+    http.add_argument("--port", type=int, help=f"0: any that is free (default: {HTTP_PORT})")
     http.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names in requests")
     http.add_argument(
         "--allow-unauthenticated",

@@ -22,6 +22,7 @@ from cluster.commands.seen_flags import add_log_flags, given_log_flags
 from cluster.commands.session_flags import add_session_flags, open_engine
 from cluster.exchange import HttpLimits
 from cluster.front import Front
+from cluster.front_address import HTTP_PORT, LOOPBACK, front_url
 from cluster.front_args import FrontArgs
 from cluster.http import build_app
 from cluster.local_engine import LocalEngine
@@ -56,10 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("served_model_name", "must not be empty")
     front = checked(FrontArgs, given_front_flags(arguments))
     keys = front.keys(os.environ)
-    check_access(keys, front.allow_unauthenticated, host=arguments.host)
+    host = arguments.host or LOOPBACK
+    check_access(keys, front.allow_unauthenticated, host=host)
+    port = HTTP_PORT if arguments.port is None else arguments.port
     raise_limit()
     # Before the model, so that an address in use is told at once.
-    with listen(arguments.host, arguments.port) as listener:
+    with listen(host, port) as listener:
         show_progress(log=checked(LogArgs, given_log_flags(arguments)))
         engine = open_engine(arguments, config, names)
         asyncio.run(_serve(engine, limits, front, keys, listener))
@@ -133,12 +136,6 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-
-
-def front_url(host: str, port: int) -> str:
-    """How it is reached from this machine."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}/v1"
 
 
 def announcement(name: str, host: str, port: int) -> str:

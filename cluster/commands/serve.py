@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster.access import check_access
 from cluster.api_keys import VARIABLE
@@ -18,7 +18,7 @@ from cluster.cluster_args import ClusterArgs, Placement
 from cluster.commands.console import say
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
 from cluster.commands.front_flags import add_front_flags, given_front_flags
-from cluster.commands.local import announcement, front_url, listen
+from cluster.commands.local import announcement
 from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
 from cluster.commands.seen_flags import (
     add_log_flags,
@@ -26,12 +26,13 @@ from cluster.commands.seen_flags import (
     given_log_flags,
     given_targets_file,
 )
+from cluster.commands.serve_front import WishedFront
+from cluster.front_address import LOOPBACK, FrontAddress, front_url
 from cluster.status.local_clusters import LocalCluster, noted
 from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
 from decode_worker.answerer import LocalPrefill
 from engine.errors import ConfigError
-from protos.port import free_port
 from router.workers import Leg
 
 GRACE_S = 8.0  # after the first Ctrl-C, for answers under way
@@ -75,15 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     args = cluster_args(arguments)
     front = args.front
-    check_access(front.keys(os.environ), front.allow_unauthenticated, host=arguments.host)
-    port = _port(arguments.host, arguments.port)
-    grpc_port = _grpc_port(arguments)
+    wished = WishedFront.of(arguments)
+    host = wished.host or LOOPBACK
+    check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
+    own = wished.here() if _starts_ray() else None  # before the model, which takes a while
     weights = args.engine_config.load_format != "dummy"
     # What a replica would fail on, sooner.
     text = load_text_side(args.engine_config, args.served_model_name, weights=weights)
-    say("starting Ray" if _starts_ray() else "joining the Ray cluster")
+    say("joining the Ray cluster" if own is None else "starting Ray")
     with _stop_signals() as stop, _ended_in_time(stop):
-        _serve(args, _Ports(arguments.host, port, grpc_port), text.names[0], stop)
+        _serve(args, wished, own, text.names[0], stop)
     say("stopped")
     return 0
 
@@ -137,74 +139,60 @@ def _starts_ray() -> bool:
     return "RAY_ADDRESS" not in os.environ
 
 
-class _Ports(NamedTuple):
-    """Where the front listens."""
+def _serve(
+    args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
+) -> None:
+    """`own`: the front of a Ray cluster that is to be started; None to join one."""
+    from cluster.deployment import deployed
+    from cluster.ray_cluster import ray_cluster
 
-    host: str
-    http: int
-    grpc: int | None
-
-    def announcement(self, name: str) -> str:
-        words = announcement(name, self.host, self.http)
-        if self.grpc is None:
-            return words
-        url = front_url(self.host, self.grpc).removeprefix("http://").removesuffix("/v1")
-        return f"{words}  gRPC:  {url}, token ids in and out\n"
-
-
-def _grpc_port(arguments: argparse.Namespace) -> int | None:
-    if arguments.grpc_port is None:
-        return None
-    try:
-        return _port(arguments.host, arguments.grpc_port)
-    except ConfigError as error:
-        raise ConfigError("grpc_port", str(error).partition(": ")[2]) from error
+    with ray_cluster(own is not None, _num_cpus(args)):
+        front = _front(args, wished, own)
+        with _noted(args, own), deployed(args, to_stay=own is not None):
+            if not _wait_until_running(stop):
+                return
+            say(_announcement(name, front))
+            stop.wait()
+            say("stopping; Ctrl-C again to stop at once")
+            _end_answers(stop)
 
 
-def _port(host: str, asked: int) -> int:
-    """ConfigError where nobody could listen there."""
-    with listen(host, asked):
-        return asked or free_port(host)
+def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> FrontAddress:
+    """Where Serve listens, which is started where it does not run."""
+    from cluster.ray_cluster import num_nodes, start_front
+    from cluster.serve_details import front_address, serve_details
+
+    def check(front: FrontAddress) -> None:
+        keys, is_open = args.front.keys(os.environ), args.front.allow_unauthenticated
+        check_access(keys, is_open, host=front.host, num_nodes=num_nodes())
+
+    details = serve_details()
+    if details is not None:
+        front = wished.there(front_address(details))
+        check(front)
+        return front
+    front = own or wished.here()
+    check(front)
+    start_front(front)
+    return front
 
 
-def _serve(args: ClusterArgs, ports: _Ports, name: str, stop: _Stop) -> None:
-    from ray import serve
-
-    from cluster.app import APP_NAME
-    from cluster.deployment import deploy
-    from cluster.ray_cluster import num_nodes, ray_cluster, start_front
-
-    own = _starts_ray()
-    with ray_cluster(own, _num_cpus(args)):
-        check_access(
-            args.front.keys(os.environ),
-            args.front.allow_unauthenticated,
-            host=ports.host,
-            num_nodes=num_nodes(),
-        )
-        start_front(*ports)
-        with _noted(args, own, front_url(ports.host, ports.http)):
-            deploy(args)
-            try:
-                if not _wait_until_running(stop):
-                    return
-                say(ports.announcement(name))
-                stop.wait()
-                say("stopping; Ctrl-C again to stop at once")
-                _end_answers(stop)
-            finally:
-                if not own:
-                    serve.delete(APP_NAME)
+def _announcement(name: str, front: FrontAddress) -> str:
+    words = announcement(name, front.host, front.port)
+    if front.grpc_port is None:
+        return words
+    url = front_url(front.host, front.grpc_port).removeprefix("http://").removesuffix("/v1")
+    return f"{words}  gRPC:  {url}, token ids in and out\n"
 
 
-def _noted(args: ClusterArgs, own: bool, url: str) -> AbstractContextManager[None]:
+def _noted(args: ClusterArgs, own: FrontAddress | None) -> AbstractContextManager[None]:
     """For `kvrelay status`; whoever joins a cluster of others' knows where it is."""
     from cluster.ray_cluster import address
 
-    if not own:
+    if own is None:
         return nullcontext()
     auth_mode = os.environ.get("RAY_AUTH_MODE", "")
-    return noted(LocalCluster(os.getpid(), url, address(), auth_mode, args.rpc))
+    return noted(LocalCluster(os.getpid(), own.url, address(), auth_mode, args.rpc))
 
 
 def _num_cpus(args: ClusterArgs) -> int:

@@ -15,7 +15,6 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from cluster.app import APP_NAME
@@ -23,6 +22,7 @@ from cluster.autoscaling import DECISIONS_KEY, INGRESS
 from cluster.membership import MEMBERSHIP, Replicas
 from cluster.pools import Published, read_metadata
 from cluster.ray_cluster import address
+from cluster.serve_details import front_address, serve_details
 from cluster.status.view import Heard, IngressLoad, Status, status_of
 from engine.errors import UnavailableError
 from protos.address import Address
@@ -86,10 +86,7 @@ def _joined(ray_address: str) -> Iterator[None]:
 
 def _details(ray_address: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Serve's, and of them the application's."""
-    client = _get_global_client(raise_if_no_controller_running=False)
-    # Through JSON, which has words where Serve has enums.
-    said = None if client is None else json.dumps(client.get_serve_details(), default=str)
-    details = None if said is None else json.loads(said)
+    details = serve_details()
     if details is None or APP_NAME not in details["applications"]:
         raise UnavailableError(f"no kvrelay application runs on the Ray cluster at {ray_address}")
     return details, details["applications"][APP_NAME]
@@ -155,5 +152,5 @@ def _decisions(application: str) -> dict[str, Any]:
 
 
 def _front(details: Mapping[str, Any]) -> str:
-    options = details.get("http_options") or {}
-    return f"http://{options.get('host')}:{options.get('port')}/v1"
+    front = front_address(details)
+    return "no front" if front is None else front.url

@@ -14,7 +14,7 @@ from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from cluster.open_files import CONNECTIONS, ENABLED, THREADS, check_front
-from cluster.ray_cluster import SERVICER
+from cluster.serve_details import SERVICER
 from engine.errors import ConfigError
 from protos.port import free_port
 

@@ -1,9 +1,10 @@
-"""The node types of deploy/ray-cluster.yaml as nodes of a real cluster, all on this machine: who
-joins it must have a key, each pool is only where its label is, and as often as it may."""
+"""The node types of deploy/ray-cluster.yaml as nodes of a real cluster, all on this machine, which
+`kvrelay serve` joins: it must have a key, each pool is only where its label is, and as often as it
+may, and it takes away nothing but what it has brought."""
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,26 +13,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import ray
 import yaml
 from ray import serve
 from ray.cluster_utils import Cluster as Nodes
-from ray.serve.context import _get_global_client
 
 from cluster.app import APP_NAME
-from cluster.cluster_args import ClusterArgs
-from cluster.deployment import deploy
+from cluster.commands.serve import END_S
+from cluster.serve_details import serve_details
+from protos.port import free_port
 from tests.e2e.cluster import wait_until
 
+SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
 FILE = Path(__file__).parents[2] / "deploy/ray-cluster.yaml"
 DECODE_NODES, DECODE_REPLICAS = 2, 3
 UP_S, SETTLED_S = 120.0, 3.0
 
 
 class Placed(NamedTuple):
-    address: str
-    types: dict[str, str]  # of every node, by its id
+    nodes: Nodes
+    described: dict[str, Any]  # the file's node types
+
+    def add(self, kind: str) -> None:
+        self.nodes.add_node(num_cpus=4, labels=self.described[kind]["labels"])
+        self.nodes.wait_for_nodes()
 
 
 @pytest.fixture(scope="module")
@@ -43,40 +50,47 @@ def placed() -> Iterator[Placed]:
         environment.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
         nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
         try:
-            types = {}
-            for name in ("prefill", *["decode"] * DECODE_NODES):
-                node = nodes.add_node(num_cpus=4, labels=described[name]["labels"])
-                types[node.node_id] = name
-            nodes.wait_for_nodes()
-            yield Placed(nodes.address, types)
+            placed = Placed(nodes, described)
+            for kind in ("prefill", *["decode"] * DECODE_NODES):
+                placed.add(kind)
+            environment.setenv("RAY_ADDRESS", nodes.address)
+            yield placed
         finally:
             nodes.shutdown()  # type: ignore[no-untyped-call]
 
 
+def refused(*words: str) -> str:
+    """What `kvrelay serve` says to it."""
+    command = [*SERVE, "--colocated", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    return done.stderr.splitlines()[-1]
+
+
 def test_a_second_node_asks_for_a_key(placed: Placed) -> None:
-    environment = {**os.environ, "RAY_ADDRESS": placed.address}
-    command = [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", "--colocated"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert f"api_key_file: none, and the cluster has {len(placed.types) + 1} nodes" in done.stderr
+    said = refused("--port", "0")
+    assert f"api_key_file: none, and the cluster has {DECODE_NODES + 2} nodes" in said
 
 
 @pytest.fixture
-def types(placed: Placed) -> Iterator[dict[str, str]]:
-    """With this process in the cluster."""
-    ray.init(address=placed.address, log_to_driver=False)
+def port(placed: Placed) -> Iterator[int]:
+    """Of a Serve that runs before ours comes, with this process in the cluster."""
+    ray.init(address=placed.nodes.address, log_to_driver=False)
     try:
-        yield placed.types
+        port = free_port("127.0.0.1")
+        serve.start(http_options={"port": port})
+        yield port
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 
-def deployed() -> None:
-    selector = {name: {"kvrelay-role": name} for name in ("prefill", "decode")}
-    args = ClusterArgs.checked(
-        {
-            "model": "bundled",
+class Served:
+    """`kvrelay serve` on a Ray cluster of others'."""
+
+    def __init__(self, folder: Path) -> None:
+        selector = {name: {"kvrelay-role": name} for name in ("prefill", "decode")}
+        args = {
             "engine": {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 2},
             "prefill": {"label_selector": selector["prefill"]},
             "decode": {
@@ -87,39 +101,76 @@ def deployed() -> None:
             "worker_host": "127.0.0.1",
             "front": {"allow_unauthenticated": True},
         }
-    )
-    serve.start(proxy_location="Disabled")
-    deploy(args)
+        (folder / "args.yaml").write_text(yaml.safe_dump(args))
+        self._log = folder / "log"
+        with self._log.open("wb") as file:
+            words = ["--config", str(folder / "args.yaml")]
+            self.process = subprocess.Popen([*SERVE, *words], stdout=file, stderr=file)
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+@pytest.fixture
+def served(port: int, tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path)
+    try:
+        yield served
+    finally:
+        served.process.kill()
+        served.process.wait()
+
+
+def applications() -> dict[str, Any]:
+    details = serve_details()
+    assert details is not None
+    found: dict[str, Any] = details["applications"]
+    return found
 
 
 def running() -> list[tuple[str, str]]:
     """The pool and the node of every replica that runs."""
-    client = _get_global_client()
-    assert client is not None
-    details: dict[str, Any] = client.get_serve_details()
-    deployments = details["applications"].get(APP_NAME, {}).get("deployments", {})
     return [
         (name, replica["node_id"])
-        for name, deployment in deployments.items()
+        for name, deployment in applications().get(APP_NAME, {}).get("deployments", {}).items()
         for replica in deployment["replicas"]
         if replica["state"] == "RUNNING"
     ]
 
 
 @pytest.mark.timeout(200)
-def test_each_pool_runs_on_its_own_nodes(types: dict[str, str]) -> None:
-    deployed()
-
+def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
+    placed: Placed, port: int, served: Served
+) -> None:
     def is_all_there() -> bool:
         return Counter(pool for pool, _ in running()) >= Counter(
             {"prefill": 1, "decode": DECODE_NODES, "ingress": 1}
         )
 
-    wait_until(is_all_there, UP_S, lambda: str(running()))
+    wait_until(is_all_there, UP_S, lambda: f"{running()}\n{served.said()}")
     time.sleep(SETTLED_S)
     found = running()
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    kinds = {node["NodeID"]: node["Labels"].get("kvrelay-role") for node in nodes}
     for pool in ("prefill", "decode"):
-        assert {types[node] for name, node in found if name == pool} == {pool}
+        assert {kinds[node] for name, node in found if name == pool} == {pool}
     # There is room for the third on either node, but not by its limit.
     per_node = Counter(node for name, node in found if name == "decode")
     assert list(per_node.values()) == [1] * DECODE_NODES
+
+    # Another one is refused, and changes nothing.
+    said = refused("--allow-unauthenticated", "--port", "0")
+    assert f"RAY_ADDRESS: the application {APP_NAME} is on that Ray cluster already" in said
+    said = refused("--allow-unauthenticated", "--port", "9")
+    assert f"port: 9, but Serve runs on that Ray cluster already, with {port}" in said
+    assert running() == found
+
+    placed.add("decode")
+    address = f"is served at http://127.0.0.1:{port}/v1"
+    wait_until(lambda: address in served.said(), UP_S, served.said)
+    body = {"prompt": "x", "max_tokens": 1}
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(END_S + 5) == 0, served.said()
+    assert APP_NAME not in applications()

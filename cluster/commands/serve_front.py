@@ -1,0 +1,55 @@
+"""Where `kvrelay serve` listens: where it is asked to, or where Serve does already."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NamedTuple, Self
+
+from cluster.commands.local import listen
+from cluster.front_address import HTTP_PORT, LOOPBACK, FrontAddress
+from engine.errors import ConfigError
+from protos.port import free_port
+
+
+class WishedFront(NamedTuple):
+    """None where nothing was said; of ports 0 is any."""
+
+    host: str | None
+    port: int | None
+    grpc_port: int | None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Self:
+        return cls(arguments.host, arguments.port, arguments.grpc_port)
+
+    def here(self) -> FrontAddress:
+        """With ports of this machine. ConfigError where nobody could listen there."""
+        host = self.host or LOOPBACK
+        port = _free(host, HTTP_PORT if self.port is None else self.port, "port")
+        if self.grpc_port is None:
+            return FrontAddress(host, port)
+        return FrontAddress(host, port, _free(host, self.grpc_port, "grpc_port"))
+
+    def there(self, front: FrontAddress | None) -> FrontAddress:
+        """Of a Serve that runs, whose front cannot be changed. ConfigError where it is not as
+        wished."""
+        if front is None:
+            message = "Serve runs there without a front for callers (proxy_location: Disabled)"
+            raise ConfigError("RAY_ADDRESS", message)
+        for name, wished, has in zip(self._fields, self, front, strict=True):
+            is_any = wished is None or (wished == 0 and has is not None)
+            if not is_any and wished != has:
+                seen = "none" if has is None else has
+                message = f"{wished}, but Serve runs on that Ray cluster already, with {seen}"
+                raise ConfigError(name, message)
+        return front
+
+
+def _free(host: str, asked: int, name: str) -> int:
+    try:
+        with listen(host, asked):
+            return asked or free_port(host)
+    except ConfigError as error:
+        if error.field != "port":
+            raise
+        raise ConfigError(name, str(error).partition(": ")[2]) from error

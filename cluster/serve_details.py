@@ -1,0 +1,37 @@
+"""What Serve's controller says of itself, for the cluster that this process has joined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.context import _get_global_client
+
+from cluster.front_address import FrontAddress
+
+SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
+_GRPC_PORT = 9000  # Serve's default
+
+
+def serve_details() -> dict[str, Any] | None:
+    """Applications, deployments, replicas; None where Serve does not run."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return None
+    # Through JSON, which has words where Serve has enums.
+    details: dict[str, Any] = json.loads(json.dumps(client.get_serve_details(), default=str))
+    return details
+
+
+def front_address(details: Mapping[str, Any]) -> FrontAddress | None:
+    """Of the Serve whose details these are; None where it has no front."""
+    client = _get_global_client()
+    assert client is not None, "Serve runs"
+    http = client.http_config  # with what is as by default, which details leave out
+    if details.get("proxy_location") == "Disabled" or http.host is None:
+        return None
+    grpc = details.get("grpc_options") or {}
+    has_service = SERVICER in (grpc.get("grpc_servicer_functions") or ())
+    grpc_port = grpc.get("port", _GRPC_PORT) if has_service else None
+    return FrontAddress(str(http.host), int(http.port), grpc_port)

@@ -1,0 +1,86 @@
+"""What `kvrelay serve` finds on a Ray cluster of others', and leaves as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.cluster_args import ClusterArgs
+from cluster.commands.serve_front import WishedFront
+from cluster.deployment import check_room
+from cluster.front_address import FrontAddress
+from engine.errors import ConfigError
+
+OTHER = {"status": "RUNNING", "route_prefix": "/other", "source": "declarative"}
+
+
+def details(**applications: dict[str, Any]) -> dict[str, Any]:
+    return {"applications": applications}
+
+
+def args(**more: Any) -> ClusterArgs:
+    return ClusterArgs.checked({"model": "bundled", **more})
+
+
+def test_there_is_room_beside_others() -> None:
+    check_room(args(), {})
+    check_room(args(), details(other=OTHER))
+    check_room(args(decode={"replicas": "1-2"}), details(other={**OTHER, "source": "imperative"}))
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "DEPLOY_FAILED", "DELETING"])
+def test_an_application_of_ours_is_left_alone(status: str) -> None:
+    with pytest.raises(ConfigError, match=rf"RAY_ADDRESS: .* already \({status.lower()}\)"):
+        check_room(args(), details(kvrelay={**OTHER, "status": status}))
+
+
+def test_another_s_route_is_left_alone() -> None:
+    with pytest.raises(ConfigError, match="RAY_ADDRESS: the application other has the route /"):
+        check_room(args(), details(other={**OTHER, "route_prefix": "/"}))
+
+
+def test_ranges_would_delete_what_files_have_deployed() -> None:
+    with pytest.raises(ConfigError, match="replicas: a range .* have deployed there: other;"):
+        check_room(args(decode={"replicas": "1-2"}), details(other=OTHER))
+
+
+THERE = FrontAddress("0.0.0.0", 8100)
+
+
+@pytest.mark.parametrize(
+    ("wished", "front"),
+    [
+        (WishedFront(None, None, None), THERE),
+        (WishedFront("0.0.0.0", 8100, None), THERE),
+        (WishedFront(None, 0, None), THERE._replace(grpc_port=9100)),
+        (WishedFront(None, None, 0), THERE._replace(grpc_port=9100)),
+        (WishedFront(None, None, 9100), THERE._replace(grpc_port=9100)),
+    ],
+)
+def test_a_front_that_is_there_is_taken_as_it_is(wished: WishedFront, front: FrontAddress) -> None:
+    assert wished.there(front) == front
+
+
+@pytest.mark.parametrize(
+    ("wished", "front", "reason"),
+    [
+        (WishedFront("127.0.0.1", None, None), THERE, "host: 127.0.0.1, but .* with 0.0.0.0"),
+        (WishedFront(None, 8000, None), THERE, "port: 8000, but .* with 8100"),
+        (WishedFront(None, None, 0), THERE, "grpc_port: 0, but .* with none"),
+        (WishedFront(None, None, 9000), THERE._replace(grpc_port=9100), "grpc_port: .* with 9100"),
+        (WishedFront(None, None, None), None, "RAY_ADDRESS: Serve runs there without a front"),
+    ],
+)
+def test_a_front_that_is_there_cannot_be_another(
+    wished: WishedFront, front: FrontAddress | None, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        wished.there(front)
+
+
+def test_without_wishes_it_is_this_machine_s_loopback() -> None:
+    front = WishedFront(None, 0, 0).here()
+    assert front.host == "127.0.0.1"
+    assert front.port != 0
+    assert front.grpc_port not in (None, 0, front.port)
