@@ -16,10 +16,12 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray._private.state import available_resources_per_node
 
 from cluster.front_address import FrontAddress
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.serve_details import SERVICER
+from cluster.unplaced import Node
 from protos.port import free_port
 from protos.secret import VARIABLE
 
@@ -106,10 +108,18 @@ def address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+def nodes() -> dict[str, Node]:
+    """Those that are alive, by their ids."""
+    free = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return {
+        node["NodeID"]: Node(node["Labels"], node["Resources"], free.get(node["NodeID"], {}))
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    }
+
+
 def num_nodes() -> int:
-    """That are alive."""
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return sum(bool(node["Alive"]) for node in nodes)
+    return len(nodes())
 
 
 def front_host() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from ray.serve.context import _get_global_client
 
 from cluster.front_address import FrontAddress
+from engine.errors import UnavailableError
 
 SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 _GRPC_PORT = 9000  # Serve's default
@@ -22,6 +23,15 @@ def serve_details() -> dict[str, Any] | None:
     # Through JSON, which has words where Serve has enums.
     details: dict[str, Any] = json.loads(json.dumps(client.get_serve_details(), default=str))
     return details
+
+
+def application_details(name: str) -> dict[str, Any]:
+    """UnavailableError where Serve has none of that name."""
+    details = serve_details()
+    if details is None or name not in details["applications"]:
+        raise UnavailableError(f"Serve has no application {name} any more")
+    application: dict[str, Any] = details["applications"][name]
+    return application
 
 
 def front_address(details: Mapping[str, Any]) -> FrontAddress | None:

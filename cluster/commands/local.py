@@ -138,11 +138,11 @@ class Server(uvicorn.Server):
             timer.cancel()
 
 
-def announcement(name: str, host: str, port: int) -> str:
+def announcement(name: str, host: str, port: int, more: str = "") -> str:
     url = front_url(host, port)
     body = json.dumps({"messages": [{"role": "user", "content": "What does os.path.join do?"}]})
     return (
-        f"\n{name} is served at {url}\n"
+        f"\n{name} is served at {url}\n{more}"
         f"  try:   curl {url}/chat/completions -d '{body}'\n"
         "  stop:  Ctrl-C\n"
     )

@@ -18,6 +18,7 @@ from cluster.cluster_args import ClusterArgs, Placement
 from cluster.commands.console import say
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
 from cluster.commands.front_flags import add_front_flags, given_front_flags
+from cluster.commands.loading import Loading, told_pools
 from cluster.commands.local import announcement
 from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
 from cluster.commands.seen_flags import (
@@ -143,15 +144,19 @@ def _serve(
     args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
 ) -> None:
     """`own`: the front of a Ray cluster that is to be started; None to join one."""
+    from cluster.app import APP_NAME
     from cluster.deployment import deployed
     from cluster.ray_cluster import ray_cluster
+    from cluster.replica_words import hear
 
     with ray_cluster(own is not None, _num_cpus(args)):
+        if own is None:
+            hear(APP_NAME, say)
         front = _front(args, wished, own)
         with _noted(args, own), deployed(args, to_stay=own is not None):
-            if not _wait_until_running(stop):
+            if not _wait_until_running(args, stop):
                 return
-            say(_announcement(name, front))
+            say(_announcement(name, front, args))
             stop.wait()
             say("stopping; Ctrl-C again to stop at once")
             _end_answers(stop)
@@ -177,8 +182,14 @@ def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> 
     return front
 
 
-def _announcement(name: str, front: FrontAddress) -> str:
-    words = announcement(name, front.host, front.port)
+def _announcement(name: str, front: FrontAddress, args: ClusterArgs) -> str:
+    from cluster.app import APP_NAME
+    from cluster.serve_details import application_details
+
+    lines = told_pools(args, application_details(APP_NAME))
+    pools = "".join(f"  {'' if number else 'pools:':6} {one}\n" for number, one in enumerate(lines))
+    model = "" if args.model == name else f"  model: {args.model}\n"
+    words = announcement(name, front.host, front.port, model + pools)
     if front.grpc_port is None:
         return words
     url = front_url(front.host, front.grpc_port).removeprefix("http://").removesuffix("/v1")
@@ -202,24 +213,20 @@ def _num_cpus(args: ClusterArgs) -> int:
     return 1 + int(sum(2 * pool.range.most * pool.num_cpus for pool in pools))
 
 
-def _wait_until_running(stop: _Stop) -> bool:
+def _wait_until_running(args: ClusterArgs, stop: _Stop) -> bool:
     """False if the user has enough of it first."""
-    from ray import serve
-
     from cluster.app import APP_NAME
+    from cluster.ray_cluster import nodes
+    from cluster.serve_details import application_details
 
-    shown = ""
+    loading, shown = Loading(args), ""
     while not stop.wait(_POLL_S):
-        application = serve.status().applications[APP_NAME]
-        if application.status == "RUNNING":
+        application = application_details(APP_NAME)
+        if application["status"] == "RUNNING":
             return True
-        if application.status == "DEPLOY_FAILED":
-            raise ConfigError("serve", application.message)
-        line = "; ".join(
-            f"{name}: {count} {state.lower()}"
-            for name, one in application.deployments.items()
-            for state, count in one.replica_states.items()
-        )
+        if application["status"] == "DEPLOY_FAILED":
+            raise ConfigError("serve", application["message"])
+        line = loading.line(application, nodes())
         if line != shown:
             shown = line
             say(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections import Counter
@@ -125,6 +126,16 @@ class Load:
 
     def results(self) -> list[tuple[str, int]]:
         return [answer.result(120) for answer in self.answers]
+
+
+def test_the_pools_are_told_when_they_run(cluster: Cluster) -> None:
+    words = " ".join(cluster.said().partition("is served at ")[2].split())
+    found = re.search(r"model: bundled pools: (.*) try: ", words)
+    assert found is not None, words
+    assert re.sub(r" on \S+", "", found[1]) == (
+        "prefill 1 replica decode 2 replicas ingress 2 replicas"
+        " prompts are handed over by nixl where it can, else by socket"
+    )
 
 
 def test_ready_is_said_when_a_prompt_was_handed_over(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ may, and it takes away nothing but what it has brought."""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -149,6 +150,11 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
 
     wait_until(is_all_there, UP_S, lambda: f"{running()}\n{served.said()}")
     time.sleep(SETTLED_S)
+    assert "1 not placed: no node with kvrelay-role=decode may take one more" in served.said()
+    for pool in ("prefill", "decode"):  # although another process has started Serve
+        assert re.search(
+            rf"^\({pool} pid=\d+, ip=\S+\) .* ready after", served.said(), re.MULTILINE
+        )
     found = running()
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     kinds = {node["NodeID"]: node["Labels"].get("kvrelay-role") for node in nodes}
@@ -166,8 +172,12 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     assert running() == found
 
     placed.add("decode")
-    address = f"is served at http://127.0.0.1:{port}/v1"
+    address = f"bundled is served at http://127.0.0.1:{port}/v1\n"
     wait_until(lambda: address in served.said(), UP_S, served.said)
+    words = served.said().partition(address)[2].split()
+    host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    pools = f"prefill 1 replica on {host} decode 3 replicas on {host} ingress 1 replica on {host}"
+    assert " ".join(words).startswith(f"pools: {pools} prompts are handed over by nixl")
     body = {"prompt": "x", "max_tokens": 1}
     answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
