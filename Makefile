@@ -10,7 +10,7 @@ JOBS ?= 2
 
 BIN := .venv/bin
 
-.PHONY: help setup serve test check format protos
+.PHONY: help setup serve test check format protos wheel
 
 help:
 	@echo 'make setup    .venv with the kvrelay command and all that the tests need'
@@ -19,6 +19,7 @@ help:
 	@echo 'make check    ruff, mypy, the import rules, generated code is current'
 	@echo 'make format   what ruff can mend by itself'
 	@echo 'make protos   the code generated from protos/*.proto'
+	@echo 'make wheel    dist/kvrelay-VERSION-py3-none-any.whl, for other machines'
 
 setup: .venv/installed
 
@@ -47,3 +48,9 @@ format: setup
 
 protos: setup
 	$(BIN)/python -m protos.generate
+
+# setuptools packs what an earlier build has left in build/, too
+wheel: setup
+	rm -rf dist build
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build

@@ -1,14 +1,17 @@
 """What is in deploy/ is what Ray, Serve, Kubernetes and the application take."""
 
+import os
 import re
-import tomllib
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler._private.util import hash_runtime_conf, prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 from cluster import api_keys
@@ -16,9 +19,10 @@ from cluster.app import shutdown_limit_s
 from cluster.cluster_args import ClusterArgs
 from cluster.ray_cluster import HAPROXY_SETTINGS
 from protos import secret
+from tests.deploy.wheel import ROOT, build_wheel, packages
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+CLUSTER_FILES = ["ray-cluster.yaml", "ray-local.yaml"]
 
 
 def load(name: str) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def test_the_serve_config_is_the_default_cluster() -> None:
     assert config["http_options"]["host"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("name", ["ray-cluster.yaml", "ray-local.yaml"])
+@pytest.mark.parametrize("name", CLUSTER_FILES)
 def test_ray_takes_its_cluster_files(name: str) -> None:
     validate_config(prepare_config(load(name)))
 
@@ -52,6 +56,60 @@ def test_the_front_is_as_kvrelay_serve_has_it(name: str) -> None:
     for variable, value in HAPROXY_SETTINGS.items():
         found = re.findall(rf'\b{variable}(?:=|, value: ")([\d.]+)', text)
         assert set(found) == {value}, variable
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build_wheel(folder)
+    (built,) = folder.iterdir()
+    return built
+
+
+@pytest.mark.parametrize("name", CLUSTER_FILES)
+def test_machines_get_the_files_that_were_made_and_install_our_wheel(
+    name: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the file's comments tell to make is there, and nothing else; then Ray's part is done."""
+    home, there = tmp_path / "home", tmp_path / "there"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    comments = "".join(line for line in lines(name) if line.startswith("#"))
+    made = {f"~/{path}" for path in re.findall(r"~/([\w./-]+)", comments)} - {"~/.kvrelay-labels"}
+    for path in made:
+        Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
+        Path(path).expanduser().write_text("x")
+    assert "make wheel" in comments
+    (folder,) = re.findall(r"--wheel-dir (\S+)", (ROOT / "Makefile").read_text())
+    Path(folder).mkdir()
+    shutil.copy(wheel, folder)
+
+    config = load(name)
+    # It reads them all.
+    hash_runtime_conf(config["file_mounts"], None, {})  # type: ignore[no-untyped-call]
+    assert set(config["file_mounts"].values()) == {folder, *made}
+    for target, source in config["file_mounts"].items():
+        target = there / Path(target).relative_to("/home/ubuntu")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if Path(source).is_dir() else shutil.copy
+        copy(Path(source).expanduser(), target)
+    assert is_installed(config["setup_commands"], there)
+
+
+def is_installed(commands: list[str], home: Path) -> bool:
+    """Without what it depends on, into a folder of its own."""
+    site = home / "site"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    pip = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_TARGET": str(site)}
+    environment = {**os.environ, "HOME": str(home), "PATH": path, **pip}
+    for command in commands:
+        subprocess.run(["bash", "-c", command], check=True, env=environment, cwd=home)
+    ours = [(site / name / "__init__.py").is_file() for name in packages()]
+    return all(ours) and any((site / "engine/bundled").glob("*.safetensors"))
+
+
+def lines(name: str) -> list[str]:
+    return (DEPLOY / name).read_text().splitlines(keepends=True)
 
 
 def test_each_pool_has_a_node_type_of_its_own() -> None:
@@ -152,9 +210,6 @@ def ray_service_pods(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_the_image_has_every_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
     dockerfile = (DEPLOY / "Dockerfile").read_text()
-    for pattern in packages:
-        package = pattern.removesuffix("*")
+    for package in packages():
         assert f"COPY {package} {package}\n" in dockerfile

@@ -21,8 +21,12 @@ from tests.e2e.ray_hosts import RayHosts, wait_until
 ROLES = {"head": "head", "first": "prefill", "second": "decode"}
 UP_S, DOWN_S, GONE_S = 300.0, 120.0, 180.0
 _FILE = f"{HOME}/ray-local.yaml"
-_OF_THE_USER = ("PATH", "PYTHONPATH", "RAY_USAGE_STATS_ENABLED")
+_OF_THE_USER = ("PATH", "RAY_USAGE_STATS_ENABLED")
 _KEY = f"{HOME}/.ssh/id_ed25519"
+_WHEEL = f"{HOME}/dist"  # what `make wheel` leaves in dist
+_SITE = f"{HOME}/site"
+# What the wheel depends on is there; the machine that all hosts are on stays as it is.
+_PIP = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_TARGET": _SITE, "PYTHONPATH": _SITE}
 
 
 def main() -> None:
@@ -31,6 +35,7 @@ def main() -> None:
         _let_in(hosts)
         head = hosts.head
         head.write(_FILE, yaml.safe_dump(config(hosts)))
+        hosts.run(head, "python", "-m", "tests.deploy.wheel", _WHEEL)
         before = {host.name: _processes(host) for host in lan.hosts}
         began = time.monotonic()
         hosts.run(head, "ray", "up", "--yes", "--no-config-cache", _FILE, timeout_s=UP_S)
@@ -45,6 +50,8 @@ def main() -> None:
             }
         )
         _say(f"every replica was there {time.monotonic() - began:.0f} s after ray up began")
+        for host in lan.hosts:
+            hosts.run(host, "test", "-f", f"{_SITE}/cluster/app.py")
         _say(hosts.run(head, "ray", "list", "nodes"))
         _say(hosts.status())
         _say(hosts.complete("def main():"))
@@ -76,13 +83,14 @@ def _processes(host: Host) -> Counter[str]:
 
 
 def config(hosts: RayHosts) -> dict[str, Any]:
-    """The file as it is, but for the addresses, the user, and what is installed already."""
+    """The file as it is, but for the addresses, the user, and where the wheel is."""
     said = (ROOT / "deploy/ray-local.yaml").read_text().replace("/home/ubuntu", HOME)
     config: dict[str, Any] = yaml.safe_load(said)
     head, *others = (hosts.lan.address(host) for host in hosts.lan.hosts)
     config["provider"] |= {"head_ip": head, "worker_ips": others}
     config["auth"] = {"ssh_user": "root", "ssh_private_key": _KEY}
-    config["setup_commands"] = []
+    mounts = config["file_mounts"].items()
+    config["file_mounts"] = {there: _WHEEL if here == "dist" else here for there, here in mounts}
     return config
 
 
@@ -103,7 +111,7 @@ def _let_in(hosts: RayHosts) -> None:
 
 def _serve_ssh(host: Host, environment: Mapping[str, str]) -> None:
     """With the files of the host, not of the machine that it is on."""
-    ours = {name: environment[name] for name in _OF_THE_USER}
+    ours = {name: environment[name] for name in _OF_THE_USER} | _PIP
     exports = "".join(f"export {name}={value}\n" for name, value in ours.items())
     host.write(f"{HOME}/.bashrc", exports)  # Ray reads it before every command
     host.write(
