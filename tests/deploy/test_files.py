@@ -19,6 +19,7 @@ from cluster.app import shutdown_limit_s
 from cluster.cluster_args import ClusterArgs
 from cluster.ray_cluster import HAPROXY_SETTINGS
 from protos import secret
+from tests.deploy.crd import ray_service_schema
 from tests.deploy.wheel import ROOT, build_wheel, packages
 
 DEPLOY = ROOT / "deploy"
@@ -128,52 +129,42 @@ def test_nodes_have_the_front_that_kvrelay_serve_has(name: str) -> None:
         assert set(said) == {value}, setting
 
 
-# The fields of KubeRay's CRD (ray.io/v1 RayService) that the file uses, as it types them; the
-# file itself passes the whole CRD with unknown fields forbidden.
-STRING = {"type": "string"}
-INTEGER = {"type": "integer"}
-STRINGS = {"type": "object", "additionalProperties": STRING}
+@pytest.fixture(scope="module")
+def kuberay() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(ray_service_schema())
 
 
-def only(required: list[str] | None = None, /, **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required or [],
-        "additionalProperties": False,
-    }
+def test_the_ray_service_fits_kuberay_s_definition(
+    kuberay: jsonschema.Draft202012Validator,
+) -> None:
+    kuberay.validate(load("rayservice.yaml"))
 
 
-POD = only(["spec"], spec={"type": "object", "required": ["containers"]})
-GROUP = only(
-    ["groupName", "maxReplicas", "minReplicas", "template"],
-    groupName=STRING,
-    replicas=INTEGER,
-    minReplicas=INTEGER,
-    maxReplicas=INTEGER,
-    labels=STRINGS,
-    template=POD,
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("securityContext: {capabilities:", "securityContext: {capability:"),
+        ('value: "3600"', "value: 3600"),
+        ("secretKeyRef: {name: kvrelay-workers, key: secret}", "secretKeyRef: {name: workers}"),
+        ("valueFrom: {secretKeyRef:", "valueFrom: {secretRef:"),
+        ('{cpu: "8", memory: 64Gi}', '{cpu: "8", memory: 64 GB}'),
+        ("limits: {memory: 8Gi}", "limit: {memory: 8Gi}"),
+        ("terminationGracePeriodSeconds: 840", "terminationGracePeriod: 840"),
+        ("authOptions: {mode: token}", "authOptions: {mode: tokens}"),
+        ("maxReplicas: 8", "maxReplica: 8"),
+        (
+            "labels: {kvrelay-role: prefill}\n        template",
+            "labels: [prefill]\n        template",
+        ),
+        ("  name: kvrelay\n", "  nam: kvrelay\n"),
+    ],
 )
-CLUSTER = only(
-    ["headGroupSpec"],
-    rayVersion=STRING,
-    enableInTreeAutoscaling={"type": "boolean"},
-    autoscalerOptions=only(version={"enum": ["v1", "v2"]}, idleTimeoutSeconds=INTEGER),
-    authOptions=only(mode={"enum": ["disabled", "token"]}),
-    headGroupSpec=only(["template"], resources=STRINGS, template=POD),
-    workerGroupSpecs={"type": "array", "items": GROUP},
-)
-RAY_SERVICE = only(
-    ["apiVersion", "kind", "metadata", "spec"],
-    apiVersion={"const": "ray.io/v1"},
-    kind={"const": "RayService"},
-    metadata=only(["name"], name=STRING),
-    spec=only(serveConfigV2=STRING, rayClusterConfig=CLUSTER),
-)
-
-
-def test_the_ray_service_fits_kuberay_s_definition() -> None:
-    jsonschema.Draft7Validator(RAY_SERVICE).validate(load("rayservice.yaml"))
+def test_what_kuberay_would_drop_or_refuse_is_found(
+    kuberay: jsonschema.Draft202012Validator, right: str, wrong: str
+) -> None:
+    text = (DEPLOY / "rayservice.yaml").read_text()
+    assert right in text
+    assert not kuberay.is_valid(yaml.safe_load(text.replace(right, wrong)))
 
 
 def test_the_ray_service_s_groups_are_those_that_its_pools_ask_for() -> None:
