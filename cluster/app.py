@@ -30,9 +30,8 @@ def build(args: ClusterArgs) -> serve.Application:
     pools = [decode]
     if not args.is_colocated:
         pools.append(_worker_pool(args, Leg.PREFILL, args.prefill).bind(options, Leg.PREFILL.value))
-    deployed = serve.deployment(
-        name=INGRESS, max_ongoing_requests=_MANY, **_options(args, args.ingress)
-    )
+    options_of_ingress = _options(args, args.ingress, is_heard=args.is_scaled)
+    deployed = serve.deployment(name=INGRESS, max_ongoing_requests=_MANY, **options_of_ingress)
     return deployed(serve.ingress()(IngressReplica)).bind(options, *pools)
 
 
@@ -49,7 +48,8 @@ def _worker_pool(args: ClusterArgs, leg: Leg, placement: Placement) -> serve.Dep
     return deployed(WorkerReplica)
 
 
-def _options(args: ClusterArgs, placement: Placement) -> dict[str, Any]:
+def _options(args: ClusterArgs, placement: Placement, is_heard: bool = False) -> dict[str, Any]:
+    """`is_heard`: the policy is to know its load, though there are always as many."""
     actor: dict[str, Any] = {"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus}
     if placement.resources:
         actor["resources"] = placement.resources
@@ -63,7 +63,7 @@ def _options(args: ClusterArgs, placement: Placement) -> dict[str, Any]:
         "health_check_timeout_s": _HEALTH_TIMEOUT_S,
         "max_surge_percent": 100,  # the new ones are there before the old ones stop
     }
-    if placement.range.is_scaled:
+    if placement.range.is_scaled or is_heard:
         options["autoscaling_config"] = _scaling(placement)
     else:
         options["num_replicas"] = placement.range.least

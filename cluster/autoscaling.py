@@ -62,8 +62,19 @@ class WorkerLoad(NamedTuple):
 
 
 class IngressLoad(NamedTuple):
+    """Of its requests, some may wait for workers: none of that is in a `WorkerLoad`. Uses are in
+    workers, seconds are of one worker's time. An ingress of an older version tells nothing of it.
+    """
+
     num_requests: float
     startup_s: float
+    prefill_prompts: float = 0.0  # that prefill workers are to compute, once they have time
+    prefill_queued_s: float = 0.0
+    decode_prompts: float = 0.0  # the same, where decode workers compute prompts
+    decode_queued_s: float = 0.0
+    num_sequences: float = 0.0  # for which no decode worker has room
+    sequence_use: float = 0.0
+    kv_use: float = 0.0
 
 
 Load = WorkerLoad | IngressLoad
@@ -100,6 +111,34 @@ class PoolState(NamedTuple):
     change: str = ""
 
 
+class _Waiting(NamedTuple):
+    """What waits at the ingresses for one pool. Seconds are of its workers' time."""
+
+    num_prompts: float = 0.0
+    queued_s: float = 0.0
+    num_sequences: float = 0.0
+    sequence_use: float = 0.0
+    kv_use: float = 0.0
+
+    @classmethod
+    def of(cls, pool: str, loads: Iterable[Load]) -> "_Waiting":
+        told = [load for load in loads if isinstance(load, IngressLoad)]
+        if pool == PREFILL:
+            return cls(
+                sum(load.prefill_prompts for load in told),
+                sum(load.prefill_queued_s for load in told),
+            )
+        if pool == DECODE:
+            return cls(
+                sum(load.decode_prompts for load in told),
+                sum(load.decode_queued_s for load in told),
+                sum(load.num_sequences for load in told),
+                sum(load.sequence_use for load in told),
+                sum(load.kv_use for load in told),
+            )
+        return cls()
+
+
 class _Need(NamedTuple):
     """What there is to do, in replicas; and how many at least can do it with room to spare."""
 
@@ -114,7 +153,7 @@ def decide(
     targets, after = {}, {}
     for pool, sample in samples.items():
         before = states.get(pool, PoolState())
-        target, state = _decide(pool, sample, before, now)
+        target, state = _decide(pool, sample, samples.get(INGRESS), before, now)
         if target != sample.target:
             change = f"{sample.target} -> {target}: {state.why}"
             state = state._replace(changed_at=now, change=change)
@@ -122,13 +161,18 @@ def decide(
     return targets, after
 
 
-def _decide(pool: str, sample: PoolSample, state: PoolState, now: float) -> tuple[int, PoolState]:
+def _decide(
+    pool: str, sample: PoolSample, ingress: PoolSample | None, state: PoolState, now: float
+) -> tuple[int, PoolState]:
+    """`ingress`: where work may wait that workers do not know of."""
     state = _watch_starts(sample, state, now)
-    if not sample.loads:
-        unknown = state._replace(low_since=None, high_since=None, why="no replica has reported")
+    if not sample.loads or (ingress is not None and not ingress.loads):
+        who = "ingress" if sample.loads else "replica"
+        unknown = state._replace(low_since=None, high_since=None, why=f"no {who} has reported")
         return _within(sample, sample.target), unknown
-    state = _estimate_demand(sample, state, now)
-    needs = _NEEDS[pool](sample, state, now)
+    waiting = _Waiting.of(pool, ingress.loads if ingress is not None else ())
+    state = _estimate_demand(sample, waiting, state, now)
+    needs = _NEEDS[pool](sample, waiting, state, now)
     most = max(needs, key=lambda need: need.load)
     wanted = _within(sample, math.ceil(most.load))
     if wanted > sample.target:
@@ -190,10 +234,13 @@ def _watch_starts(sample: PoolSample, state: PoolState, now: float) -> PoolState
     )
 
 
-def _estimate_demand(sample: PoolSample, state: PoolState, now: float) -> PoolState:
+def _estimate_demand(
+    sample: PoolSample, waiting: _Waiting, state: PoolState, now: float
+) -> PoolState:
     """Work that comes: what is done, and what the queue grows by."""
     workers = [load for load in sample.loads if isinstance(load, WorkerLoad)]
-    queued_s, busy = sum(load.queued_s for load in workers), sum(load.busy for load in workers)
+    queued_s = waiting.queued_s + sum(load.queued_s for load in workers)
+    busy = sum(load.busy for load in workers)
     demand = busy
     if state.at is not None and state.demand is not None and now > state.at:
         passed_s = now - state.at
@@ -209,23 +256,42 @@ def _estimate_demand(sample: PoolSample, state: PoolState, now: float) -> PoolSt
     return state._replace(capacity=max(load.busy for load in workers))
 
 
-def _prefill_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Need]:
-    """The wait of a prompt that comes now, unless it goes by before help could come."""
+def _prefill_needs(
+    sample: PoolSample, waiting: _Waiting, state: PoolState, now: float
+) -> list[_Need]:
     workers = [load for load in sample.loads if isinstance(load, WorkerLoad)]
+    num_prompts = waiting.num_prompts + sum(load.num_sequences for load in workers)
+    demand = state.demand or 0.0
+    reason = f"{_wait(sample, waiting, state)}, workers {demand:.2g} busy"
+    busy = max(demand, sum(load.busy for load in workers))
+    load = max(
+        busy / max(state.capacity, _LEAST_CAPACITY), state.queued_s / sample.objectives.ttft_s
+    )
+    return [_Need(reason, _prompts_load(sample, num_prompts, state, now), _fewest(load))]
+
+
+def _wait(sample: PoolSample, waiting: _Waiting, state: PoolState) -> str:
+    wait_s = state.queued_s / max(1, sample.num_running)
+    told = f"{wait_s:.0f}" if wait_s >= 10 else f"{wait_s:.2g}"
+    at_routers = _at_routers(waiting.num_prompts)
+    return f"prompts wait {told} s of {sample.objectives.ttft_s:g}{at_routers}"
+
+
+def _at_routers(number: float) -> str:
+    return f", {number:.0f} at the router" if number >= 0.5 else ""
+
+
+def _prompts_load(sample: PoolSample, num_prompts: float, state: PoolState, now: float) -> float:
+    """For the wait of a prompt that comes now; none if it goes by before help could come."""
     objective_s, startup_s = sample.objectives.ttft_s, _startup_s(sample)
     demand = state.demand or 0.0
     late_s = state.queued_s - _soon_done_s(sample, state, now, demand, startup_s)
-    wait_s = state.queued_s / max(1, sample.num_running)
-    wanted = 0.0
-    if late_s > objective_s * sample.target:
-        # Those who come, and what is late, within the time that it takes to help at all.
-        wanted = max(sample.target + 1.0, demand + late_s / (objective_s + startup_s))
+    if late_s <= objective_s * sample.target:
+        return 0.0
+    # Those who come, and what is late, within the time that it takes to help at all.
+    wanted = max(sample.target + 1.0, demand + late_s / (objective_s + startup_s))
     # One prompt is computed by one worker.
-    wanted = min(wanted, math.ceil(sum(load.num_sequences for load in workers)))
-    reason = f"prompts wait {wait_s:.2g} s of {objective_s:g}, workers {demand:.2g} busy"
-    busy = max(demand, sum(load.busy for load in workers))
-    load = max(busy / max(state.capacity, _LEAST_CAPACITY), state.queued_s / objective_s)
-    return [_Need(reason, wanted, _fewest(load))]
+    return min(wanted, math.ceil(num_prompts))
 
 
 def _soon_done_s(
@@ -240,19 +306,24 @@ def _soon_done_s(
     return done_s
 
 
-def _decode_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Need]:
-    total = _Decoding.of([load for load in sample.loads if isinstance(load, WorkerLoad)])
+def _decode_needs(
+    sample: PoolSample, waiting: _Waiting, state: PoolState, now: float
+) -> list[_Need]:
+    workers = [load for load in sample.loads if isinstance(load, WorkerLoad)]
+    total = _Decoding.of(workers, waiting)
     objectives, num_workers = sample.objectives, total.num_workers
-    step_s = total.base_s + total.load_s / num_workers
+    step_s = total.base_s + total.load_s * total.joined / num_workers
+    at_routers = _at_routers(waiting.num_sequences)
     told = (
-        f"KV use {total.kv_use / num_workers:.0%}",
-        f"sequences {total.sequence_use / num_workers:.0%}",
-        f"tokens every {step_s * 1e3:.3g} ms of {objectives.inter_token_s * 1e3:g}",
-        f"prompts wait {total.queued_s / num_workers:.2g} s of {objectives.ttft_s:g}",
+        f"KV use {total.kv_use / num_workers:.0%}{at_routers}",
+        f"sequences {total.sequence_use / num_workers:.0%}{at_routers}",
+        f"tokens every {step_s * 1e3:.3g} ms of {objectives.inter_token_s * 1e3:g}{at_routers}",
+        _wait(sample, waiting, state),
     )
     # One sequence is decoded by one worker.
     enough = math.ceil(total.num_sequences)
-    loads = total.loads(objectives)
+    prompts = _prompts_load(sample, total.num_sequences, state, now)
+    loads = (*total.loads(objectives)[:3], prompts)
     fewest = [_fewest_decoding(total, objectives, which, sample.target) for which in range(4)]
     return [
         _Need(reason, min(load, enough), fewest)
@@ -261,7 +332,7 @@ def _decode_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Nee
 
 
 class _Decoding(NamedTuple):
-    """All workers of a decode pool together."""
+    """All workers of a decode pool together, and who waits for them."""
 
     num_workers: int
     num_sequences: float
@@ -271,18 +342,22 @@ class _Decoding(NamedTuple):
     queued_s: float
     base_s: float  # of a step, whatever is in it
     load_s: float  # of all their steps, for what is in them
+    joined: float  # times that, with those for whom there is no room yet
 
     @classmethod
-    def of(cls, workers: Sequence[WorkerLoad]) -> "_Decoding":
+    def of(cls, workers: Sequence[WorkerLoad], waiting: _Waiting) -> "_Decoding":
+        num_running = sum(load.num_running for load in workers)
+        num_waiting = waiting.num_prompts + waiting.num_sequences
         return cls(
             len(workers),
-            sum(load.num_sequences for load in workers),
-            sum(load.num_running for load in workers),
-            sum(load.kv_use for load in workers),
-            sum(load.sequence_use for load in workers),
-            sum(load.queued_s for load in workers),
+            num_waiting + sum(load.num_sequences for load in workers),
+            num_running,
+            waiting.kv_use + sum(load.kv_use for load in workers),
+            waiting.sequence_use + sum(load.sequence_use for load in workers),
+            waiting.queued_s + sum(load.queued_s for load in workers),
             sum(load.step_base_s for load in workers) / len(workers),
             sum(load.step_load_s for load in workers),
+            1.0 + waiting.num_sequences / num_running if num_running > 0 else 1.0,
         )
 
     def loads(self, objectives: Objectives) -> tuple[float, float, float, float]:
@@ -290,7 +365,7 @@ class _Decoding(NamedTuple):
         return (
             self.kv_use / objectives.most_kv_use,
             self.sequence_use / objectives.most_sequence_use,
-            self.load_s / left_s if left_s > 0 else 0.0,
+            self.load_s * self.joined / left_s if left_s > 0 else 0.0,
             self.queued_s / objectives.ttft_s,
         )
 
@@ -323,14 +398,16 @@ def _fewest(load: float) -> int:
     return math.ceil(load / _FIT)
 
 
-def _ingress_needs(sample: PoolSample, state: PoolState, now: float) -> list[_Need]:
+def _ingress_needs(
+    sample: PoolSample, waiting: _Waiting, state: PoolState, now: float
+) -> list[_Need]:
     loads = [load for load in sample.loads if isinstance(load, IngressLoad)]
     num_requests = sum(load.num_requests for load in loads)
     load = num_requests / sample.objectives.most_requests
     return [_Need(f"{num_requests:.0f} requests", load, _fewest(load))]
 
 
-_NEEDS: dict[str, Callable[[PoolSample, PoolState, float], list[_Need]]] = {
+_NEEDS: dict[str, Callable[[PoolSample, _Waiting, PoolState, float], list[_Need]]] = {
     PREFILL: _prefill_needs,
     DECODE: _decode_needs,
     INGRESS: _ingress_needs,
@@ -369,8 +446,9 @@ def _sample_of(pool: str, context: Any) -> PoolSample:
     kind: type[Load] = IngressLoad if pool == INGRESS else WorkerLoad
     loads, objectives = [], Objectives()
     for name in sorted(names, key=str):
-        numbers = {metric: values[name] for metric, values in recorded.items() if name in values}
+        told = {metric: values[name] for metric, values in recorded.items() if name in values}
         wanted = (*kind._fields, *Objectives._fields)
+        numbers = {**kind._field_defaults, **told}
         if not all(math.isfinite(numbers.get(metric, math.nan)) for metric in wanted):
             continue
         loads.append(kind(**{metric: numbers[metric] for metric in kind._fields}))

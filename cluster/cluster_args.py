@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from cluster.autoscaling import Objectives
 from cluster.exchange import HttpLimits
 from cluster.front_args import FrontArgs
 from cluster.log_format import LogArgs
@@ -26,6 +27,7 @@ from decode_worker.answerer import LocalPrefill
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from router.config import RouterConfig
+from router.router import AIMED
 from router.workers import Leg
 
 MAX_REPLICAS = 10_000
@@ -182,6 +184,18 @@ class ClusterArgs(_Args):
     @property
     def router_config(self) -> RouterConfig:
         return self.router.config(may_stay=self.local_prefill_mode is not LocalPrefill.NEVER)
+
+    @property
+    def objectives(self) -> Objectives:
+        """Of the pools. What a router refuses or holds back to keep to its own is in no queue and
+        in no step: pools grow before that."""
+        said, router = self.scaling.objectives, self.router
+        if router.ttft_objective_s is not None:
+            said = said._replace(ttft_s=min(said.ttft_s, router.ttft_objective_s / 2))
+        if router.inter_token_objective_s is not None:
+            aimed_s = AIMED * router.inter_token_objective_s
+            said = said._replace(inter_token_s=min(said.inter_token_s, aimed_s))
+        return said
 
     @property
     def release(self) -> str:

@@ -20,6 +20,7 @@ def routing_view(router: Router, now: float, caller: str) -> Json:
     return {
         "policy": router.config.policy,
         "num_waiting": router.num_waiting,
+        "backlog": {name: _short(one) for name, one in router.backlog(now)._asdict().items()},
         "num_under_way": router.num_under_way,
         "num_submitted": stats.num_submitted,
         "num_expired": stats.num_expired,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric, ProcessCollector
 
 from cluster.backend import Backend
-from cluster.metrics.families import counter, counters, gauge
+from cluster.metrics.families import counter, counters, gauge, gauges
 from cluster.metrics.observed import ObservedBackend
 from cluster.metrics.page import Collects, Page
 from cluster.metrics.record import Origin
@@ -66,6 +67,18 @@ class RelayCollector:
         )
         router = self._relay.router
         yield gauge("router_waiting", "Requests that wait for workers.", router.num_waiting)
+        backlog = router.backlog(time.monotonic())
+        yield gauges(
+            "router_waiting_prompt_seconds",
+            "Of computing, for prompts that wait for the time of such workers.",
+            ["computed_by"],
+            {("prefill",): backlog.prefill_s, ("decode",): backlog.decode_s},
+        )
+        yield gauge(
+            "router_waiting_sequences",
+            "For which decode workers have no room.",
+            backlog.num_sequences,
+        )
         yield gauge("router_index_blocks", "Blocks of workers that are known.", len(router.index))
         yield counters(
             "router_placements",

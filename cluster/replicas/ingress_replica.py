@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from cluster.access import check_access
 from cluster.api_keys import ApiKeys
-from cluster.autoscaling import INGRESS, IngressLoad
+from cluster.autoscaling import INGRESS
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
 from cluster.exchange import HttpLimits
@@ -33,6 +33,7 @@ from cluster.pools import Pools
 from cluster.ray_cluster import front_host, num_nodes
 from cluster.relay import Relay, RelayConfig
 from cluster.replicas.fellows import Fellows, Introduction
+from cluster.replicas.load_meter import ingress_load
 from cluster.replicas.token_service import TokenService, on_this_machine
 from cluster.replicas.worker_replica import node_address, replica_id, worker_host
 from cluster.routing_view import routing_view
@@ -101,7 +102,7 @@ class IngressReplica(TokenService):
         await self._show_metrics(meter, args)
         self._fellows = Fellows(own, self._note_fellows)
         self._fellows.start()
-        self._objectives = args.scaling.objectives
+        self._objectives = args.objectives
         self._startup_s = time.monotonic() - began
 
     async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:
@@ -135,7 +136,8 @@ class IngressReplica(TokenService):
         return self._http
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        load = IngressLoad(self._relay.num_open, self._startup_s)
+        router, now = self._relay.router, time.monotonic()
+        load = ingress_load(router, self._relay.num_open, self._startup_s, now)
         return {**load._asdict(), **self._objectives._asdict()}
 
     async def end_answers(self, grace_s: float) -> None:

@@ -1,12 +1,13 @@
-"""A worker's load reports as the numbers that the autoscaling policy looks at."""
+"""What a replica knows of its load as the numbers that the autoscaling policy looks at."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.autoscaling import WorkerLoad
+from cluster.autoscaling import IngressLoad, WorkerLoad
 from engine.step_times import whole_prompt_token_s
 from protos.events_pb2 import BlockCounts, LoadReport
+from router.router import Router
 
 
 @dataclass(slots=True)
@@ -44,6 +45,22 @@ class LoadMeter:
         if before is None or passed_s <= 0:
             return 0.0
         return min(1.0, max(0.0, steps_s - before) / passed_s)
+
+
+def ingress_load(router: Router, num_requests: int, startup_s: float, now: float) -> IngressLoad:
+    """Of an ingress with so many requests, of which some may wait at its router."""
+    backlog = router.backlog(now)
+    return IngressLoad(
+        num_requests=num_requests,
+        startup_s=startup_s,
+        prefill_prompts=backlog.num_prefill_prompts,
+        prefill_queued_s=backlog.prefill_s,
+        decode_prompts=backlog.num_decode_prompts,
+        decode_queued_s=backlog.decode_s,
+        num_sequences=backlog.num_sequences,
+        sequence_use=backlog.sequence_use,
+        kv_use=backlog.kv_use,
+    )
 
 
 def _use(blocks: BlockCounts) -> float:

@@ -44,7 +44,7 @@ class WorkerReplica:
         show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
         self._release = args.release
         self._drain_s = args.drain_s
-        self._objectives = args.scaling.objectives
+        self._objectives = args.objectives
         host = worker_host(args)
         config = args.worker(Leg(leg), host)
         plane = Plane.load(config.rpc)

@@ -123,7 +123,9 @@ def _pool(
     peers: Mapping[int, str],
     decision: Mapping[str, Any] | None,
 ) -> Pool:
-    is_scaled = bool(details["deployment_config"].get("autoscaling_config"))
+    range_ = details["deployment_config"].get("autoscaling_config") or {}
+    # Where they are equal, Serve only tells the policy of its load.
+    is_scaled = range_.get("min_replicas") != range_.get("max_replicas")
     scaling = None
     if decision is not None and is_scaled:
         scaling = Scaling(**{key: decision[key] for key in Scaling.__dataclass_fields__})

@@ -1,4 +1,5 @@
-"""Pools under load, as the autoscaling policy would see them: time passes here alone."""
+"""Pools under load, with a router before them, as the autoscaling policy would see them: time
+passes here alone."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from cluster.autoscaling import PoolSample, PoolState, WorkerLoad, decide
+from cluster.autoscaling import INGRESS, IngressLoad, PoolSample, PoolState, WorkerLoad, decide
 
 STEP_S = 0.25
 LOOK_BACK_S = 5.0  # what Serve reports is the mean of so long
 IDLE = WorkerLoad(0, 0, 0, 0, 0, 0, 0.01, 0, 0)
+NOTHING = IngressLoad(0, 0)
 
 
 class Workers(Protocol):
@@ -19,9 +21,11 @@ class Workers(Protocol):
 
     name: str
 
-    def step(self, arrivals: Sequence[float], num_workers: int) -> WorkerLoad: ...
+    def step(
+        self, arrivals: Sequence[float], num_workers: int
+    ) -> tuple[WorkerLoad, IngressLoad]: ...
 
-    """The load of all of them together."""
+    """The load of all of them together, and what waits at the router."""
 
 
 @dataclass
@@ -30,12 +34,13 @@ class PrefillWorkers:
 
     name: str = "prefill"
     efficiency: float = 1.0  # the most of its time that a worker can be at work
+    backlog_s: float = 0.5  # of work that a worker is given; the rest waits at the router
     queue: deque[float] = field(default_factory=deque)
     under_way: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
     queued_s: float = 0.0
 
-    def step(self, arrivals: Sequence[float], num_workers: int) -> WorkerLoad:
+    def step(self, arrivals: Sequence[float], num_workers: int) -> tuple[WorkerLoad, IngressLoad]:
         self.queue.extend(arrivals)
         self.queued_s += sum(arrivals)
         free_s = 0.0
@@ -61,16 +66,23 @@ class PrefillWorkers:
         able_s = num_workers * STEP_S * self.efficiency
         self.queued_s = max(0.0, self.queued_s - (able_s - free_s))
         self.waits_s.append(self.queued_s / num_workers)
-        return IDLE._replace(
-            num_sequences=len(self.queue) + len(self.under_way),
-            queued_s=self.queued_s,
+        given_s = min(self.queued_s, self.backlog_s * num_workers)
+        share = 1 - given_s / self.queued_s if self.queued_s > 0 else 0.0
+        num_waiting = share * len(self.queue)
+        load = IDLE._replace(
+            num_sequences=len(self.queue) + len(self.under_way) - num_waiting,
+            queued_s=given_s,
             busy=(able_s - free_s) / STEP_S,
+        )
+        return load, NOTHING._replace(
+            prefill_prompts=num_waiting, prefill_queued_s=self.queued_s - given_s
         )
 
 
 @dataclass
 class DecodeWorkers:
-    """An arrival is an answer of so many tokens; workers share them evenly."""
+    """An arrival is an answer of so many tokens; workers share them evenly, and those for whom
+    there is no place wait at the router."""
 
     name: str = "decode"
     base_s: float = 0.01
@@ -79,7 +91,7 @@ class DecodeWorkers:
     kv_tokens: int = 16_000
     running: list[list[float]] = field(default_factory=list)  # done, whole
 
-    def step(self, arrivals: Sequence[float], num_workers: int) -> WorkerLoad:
+    def step(self, arrivals: Sequence[float], num_workers: int) -> tuple[WorkerLoad, IngressLoad]:
         self.running += [[0.0, num_tokens] for num_tokens in arrivals]
         room = num_workers * self.max_num_seqs
         each = min(len(self.running), room) / num_workers
@@ -88,13 +100,21 @@ class DecodeWorkers:
             sequence[0] += STEP_S / step_s
         self.running = [one for one in self.running if one[0] < one[1]]
         held = sum(500 + done for done, _ in self.running[:room])
-        return IDLE._replace(
-            num_sequences=len(self.running),
-            num_running=min(len(self.running), room),
+        num_running = min(len(self.running), room)
+        load = IDLE._replace(
+            num_sequences=num_running,
+            num_running=num_running,
             kv_use=held / self.kv_tokens,
-            sequence_use=len(self.running) / self.max_num_seqs,
+            sequence_use=num_running / self.max_num_seqs,
             step_base_s=self.base_s,
-            step_load_s=self.sequence_s * min(len(self.running), room),
+            step_load_s=self.sequence_s * num_running,
+        )
+        num_waiting = len(self.running) - num_running
+        each = 500 + self.running[-1][1] / 2 if num_waiting else 0.0
+        return load, NOTHING._replace(
+            num_sequences=num_waiting,
+            sequence_use=num_waiting / self.max_num_seqs,
+            kv_use=num_waiting * each / self.kv_tokens,
         )
 
 
@@ -127,17 +147,22 @@ def simulate(
     num_running, starting = target, list[float]()
     state, run = PoolState(), Run([], [], target)
     window: deque[WorkerLoad] = deque(maxlen=int(LOOK_BACK_S / STEP_S))
+    waiting: deque[IngressLoad] = deque(maxlen=window.maxlen)
     for step in range(int(duration_s / STEP_S)):
         now = step * STEP_S
         num_running += sum(at <= now for at in starting)
         starting = [at for at in starting if at > now]
-        load = workers.step(arrivals(now), num_running)
+        load, at_router = workers.step(arrivals(now), num_running)
+        waiting.append(at_router)
         window.append(load._replace(busy=load.busy / num_running))  # of those that are there
         if step % int(1 / STEP_S):
             continue
         loads = _shared(window, num_running, startup_s)
-        sample = PoolSample(num_running, run.target, 1, most, loads)
-        targets, states = decide({workers.name: sample}, {workers.name: state}, now)
+        samples = {
+            workers.name: PoolSample(num_running, run.target, 1, most, loads),
+            INGRESS: PoolSample(1, 1, 1, 1, [IngressLoad(*_means(waiting))]),
+        }
+        targets, states = decide(samples, {workers.name: state}, now)
         state, wanted = states[workers.name], targets[workers.name]
         run.targets.append(wanted)
         if wanted == run.target:
@@ -157,10 +182,13 @@ def _shared(
     window: Sequence[WorkerLoad], num_workers: int, startup_s: float
 ) -> Sequence[WorkerLoad]:
     """Of a pool whose load is shared evenly, as Serve reports it."""
-    means = [sum(values) / len(window) / num_workers for values in zip(*window, strict=True)]
-    mean = WorkerLoad(*means)._replace(
+    mean = WorkerLoad(*(value / num_workers for value in _means(window)))._replace(
         busy=sum(load.busy for load in window) / len(window),
         step_base_s=window[-1].step_base_s,
         startup_s=startup_s,
     )
     return [mean] * num_workers
+
+
+def _means(window: Sequence[tuple[float, ...]]) -> list[float]:
+    return [sum(values) / len(window) for values in zip(*window, strict=True)]

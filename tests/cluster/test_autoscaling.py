@@ -45,11 +45,15 @@ class Pool:
         self.state = PoolState()
         self.now = 1000.0
 
-    def after(self, seconds: float, given: PoolSample) -> int:
-        """The last decision when the sample was seen every second for so long."""
+    def after(self, seconds: float, given: PoolSample, *ingresses: IngressLoad) -> int:
+        """The last decision when the sample was seen every second for so long, with what waits at
+        the ingresses, where there are any."""
+        samples = {self.name: given}
+        if ingresses:
+            samples["ingress"] = sample(len(ingresses), *ingresses)
         for _ in range(max(1, int(seconds))):
             self.now += 1
-            targets, states = decide({self.name: given}, {self.name: self.state}, self.now)
+            targets, states = decide(samples, {self.name: self.state}, self.now)
             self.state = states[self.name]
         return targets[self.name]
 
@@ -64,7 +68,7 @@ def busy(**more: float) -> WorkerLoad:
         (busy(kv_use=0.95), "KV use 95%"),
         (busy(sequence_use=1.2), "sequences 120%"),
         (busy(step_load_s=0.1), "tokens every 110 ms of 100"),
-        (busy(queued_s=2.5), "prompts wait 2.5 s of 2"),
+        (busy(queued_s=2.5, busy=1.0), "prompts wait 2.5 s of 2"),
     ],
 )
 def test_whatever_is_short_adds_a_decode_worker_at_once(load: WorkerLoad, reason: str) -> None:
@@ -154,6 +158,91 @@ def test_fewer_decode_workers_have_slower_steps_and_so_more_sequences() -> None:
     assert Pool("decode").after(10 * HOLD_S, sample(2, half, half)) == 2
     light = half._replace(step_base_s=0.05, step_load_s=0.001)
     assert Pool("decode").after(HOLD_S + 1, sample(2, light, light)) == 1
+
+
+BUSY = busy(queued_s=1.0, busy=1.0)._replace(num_sequences=2)  # as full as routers make a worker
+EMPTY = IngressLoad(0, 2.0)
+# 498 prompts, half a second of work each.
+BACKLOG = EMPTY._replace(num_requests=500, prefill_prompts=498, prefill_queued_s=255)
+
+
+def test_prompts_that_wait_at_the_router_add_as_many_prefill_workers_as_they_take() -> None:
+    pool = Pool("prefill")
+    assert pool.after(120, sample(1, BUSY), EMPTY) == 1
+    assert pool.after(1, sample(1, BUSY), BACKLOG) == 8
+    assert pool.state.change.startswith("1 -> 8: prompts wait 256 s of 2, 498 at the router")
+
+
+def test_what_waits_is_summed_over_ingresses() -> None:
+    third = EMPTY._replace(prefill_prompts=10, prefill_queued_s=5)
+    assert Pool("prefill").after(1, sample(1, BUSY), third, EMPTY, EMPTY) == 2
+    pool = Pool("prefill")
+    assert pool.after(1, sample(1, BUSY), third, third, third) == 4
+    assert "30 at the router" in pool.state.change
+
+
+def test_a_long_prompt_at_the_router_is_not_shared_either() -> None:
+    """One at a worker, and one that waits for it."""
+    alone = IDLE._replace(num_sequences=1, queued_s=30.0, busy=1.0)
+    waiting = EMPTY._replace(prefill_prompts=1, prefill_queued_s=30)
+    assert Pool("prefill").after(1, sample(1, alone), waiting) == 2
+
+
+def test_each_pool_grows_for_what_waits_for_it() -> None:
+    full = busy(kv_use=0.5, sequence_use=0.8)
+    samples = {"prefill": sample(1, BUSY), "decode": sample(1, full)}
+
+    def targets(ingress: IngressLoad) -> tuple[int, int]:
+        given = {**samples, "ingress": sample(1, ingress)}
+        found, _ = decide(given, {}, 1.0)
+        return found["prefill"], found["decode"]
+
+    assert targets(EMPTY) == (1, 1)
+    assert targets(BACKLOG) == (8, 1)
+    assert targets(EMPTY._replace(decode_prompts=498, decode_queued_s=255)) == (1, 8)
+    assert targets(EMPTY._replace(num_sequences=40, sequence_use=3.2, kv_use=1.0)) == (1, 5)
+
+
+FEW = EMPTY._replace(num_sequences=30)
+
+
+@pytest.mark.parametrize(
+    ("load", "waiting", "target", "reason"),
+    [
+        (busy(kv_use=0.95), FEW._replace(kv_use=4.0), 6, "KV use 495%, 30"),
+        (busy(sequence_use=0.95), FEW._replace(sequence_use=2.5), 4, "sequences 345%, 30"),
+        (busy(step_load_s=0.09), FEW, 4, "tokens every 370 ms of 100, 30"),
+        (
+            busy(busy=1.0),
+            EMPTY._replace(decode_prompts=30, decode_queued_s=25),
+            5,
+            "prompts wait 25 s of 2, 30",
+        ),
+    ],
+)
+def test_those_without_a_place_add_as_many_decode_workers_as_they_take(
+    load: WorkerLoad, waiting: IngressLoad, target: int, reason: str
+) -> None:
+    pool = Pool("decode")
+    assert pool.after(1, sample(1, load), waiting) == target
+    assert pool.state.change == f"1 -> {target}: {reason} at the router"
+
+
+def test_what_waits_at_the_router_keeps_a_pool_from_shrinking() -> None:
+    idle = sample(2, IDLE, IDLE)
+    waiting = EMPTY._replace(prefill_prompts=8, prefill_queued_s=3)
+    assert Pool("prefill").after(10 * HOLD_S, idle, waiting) == 2
+    assert Pool("prefill").after(HOLD_S + 1, idle, EMPTY) == 1
+
+
+def test_without_a_word_of_the_ingresses_nothing_is_decided() -> None:
+    pool = Pool("prefill")
+    silent = {"prefill": sample(2, IDLE, IDLE), "ingress": sample(1)}
+    for second in range(int(10 * HOLD_S)):
+        targets, states = decide(silent, {"prefill": pool.state}, float(second))
+        pool.state = states["prefill"]
+        assert targets["prefill"] == 2
+    assert pool.state.why == "no ingress has reported"
 
 
 def test_ingress_replicas_follow_requests() -> None:
@@ -254,6 +343,24 @@ def test_who_cannot_be_told_does_not_stop_it(
     targets, states = scale({"d": context("decode", 1, recorded({"a": busy(kv_use=0.95)}))})
     assert targets == {"d": 2}
     assert states["d"]["at"] is not None
+
+
+def test_what_waits_at_the_ingresses_comes_from_their_records(told: dict[str, Any]) -> None:
+    """One of them is of an older version, which does not tell it."""
+    half = EMPTY._replace(num_requests=300, prefill_prompts=10, prefill_queued_s=5)
+    records = recorded({"new": half, "newer": half, "old": EMPTY})
+    for name in IngressLoad._field_defaults:
+        del records[name]["old"]
+    contexts = {
+        "p": context("prefill", 1, recorded({"a": BUSY})),
+        "i": context("ingress", 3, records),
+    }
+    targets, states = scale(contexts)
+    assert targets == {"p": 3, "i": 3}
+    assert states["p"]["change"].startswith("1 -> 3: prompts wait 11 s of 2, 20 at the router")
+    words = told[DECISIONS_KEY + "kvrelay"]
+    assert words["ingress"]["num_reporting"] == 3
+    assert "20 at the router" in words["prefill"]["why"]
 
 
 def test_a_number_that_is_none_is_no_report(told: dict[str, Any]) -> None:

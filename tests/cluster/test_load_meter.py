@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 
 from cluster.app import SCALING_POLICY, build
+from cluster.autoscaling import DECODE, INGRESS, PREFILL, PoolSample, WorkerLoad, decide
 from cluster.cluster_args import ClusterArgs
 from cluster.deployment import serve_config
-from cluster.replicas.load_meter import LoadMeter
+from cluster.replicas.load_meter import LoadMeter, ingress_load
 from engine.errors import ConfigError
 from engine.step_times import TYPICAL_TOKENS
 from protos.events_pb2 import BlockCounts, LoadReport, StepTimes
+from router.router import AIMED
+from router.workers import Leg
+from tests.router.world import World, busy
 
 TIMES = StepTimes(base_s=0.01, prompt_token_s=0.001, context_token_s=1e-6, sequence_s=0.002)
 PROMPT_TOKEN_S = 0.001 + 0.012 / TYPICAL_TOKENS
@@ -53,6 +57,55 @@ def test_the_share_of_its_time_in_steps() -> None:
     assert set(LoadMeter(1, 1.0).read(LoadReport(), 0.0, 1.0)) == {0.0, 1.0}
 
 
+AT_WORK = WorkerLoad(2, 2, 0.1, 0.1, 1.0, 1.0, 0.01, 0.0, 5.0)
+
+
+def targets(world: World) -> tuple[int, int]:
+    """Of both pools, for workers that have as much as a router gives them."""
+    waiting = ingress_load(world.router, world.router.num_waiting, 2.0, world.now)
+    pool = PoolSample(1, 1, 1, 40, [AT_WORK])
+    ingress = PoolSample(1, 1, 1, 1, [waiting])
+    found, _ = decide({PREFILL: pool, DECODE: pool, INGRESS: ingress}, {}, world.now)
+    return found[PREFILL], found[DECODE]
+
+
+def test_what_waits_at_a_router_makes_the_pool_grow_that_it_waits_for() -> None:
+    """500 prompts of 512 tokens, of which a worker of each pool has two or so: 260 s of work."""
+    for world, grown in ((busy(1, 1), (39, 1)), (World(0, 1), (1, 39))):
+        assert targets(world) == (1, 1)
+        for number in range(500):
+            world.submit(f"r{number}", 512)
+        assert len(world.dispatch()) < 5
+        assert targets(world) == grown
+
+
+def test_answers_without_a_place_make_the_decode_pool_grow() -> None:
+    world = World(1, 1)
+    world.report(Leg.DECODE, world.decode[0], max_sequences=32, num_running=32)
+    for number in range(96):
+        world.submit(f"r{number}", 32, num_new=100)
+    assert not world.dispatch()
+    assert targets(world) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("router", "ttft_s", "inter_token_s"),
+    [
+        ({}, 3.0, 0.05),
+        ({"ttft_objective_s": 10.0, "inter_token_objective_s": 1.0}, 3.0, 0.05),
+        ({"ttft_objective_s": 1.0}, 0.5, 0.05),
+        ({"inter_token_objective_s": 0.04}, 3.0, 0.04 * AIMED),
+    ],
+)
+def test_pools_grow_before_the_router_refuses(
+    router: dict[str, float], ttft_s: float, inter_token_s: float
+) -> None:
+    said = {"scaling": {"ttft_s": 3.0, "inter_token_s": 0.05}, "router": router}
+    objectives = ClusterArgs.checked(said).objectives
+    assert objectives.ttft_s == pytest.approx(ttft_s)
+    assert objectives.inter_token_s == pytest.approx(inter_token_s)
+
+
 def test_a_range_is_scaled_and_a_number_is_not() -> None:
     args = ClusterArgs.checked({"decode": {"replicas": "1-3"}})
     assert args.is_scaled
@@ -63,8 +116,20 @@ def test_a_range_is_scaled_and_a_number_is_not() -> None:
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0)
     assert prefill._bound_deployment._deployment_config.autoscaling_config is None
+    # The policy hears of what waits at ingresses from those that have bounds, be they equal.
+    assert bounds(args) == (1, 1)
+    assert bounds(
+        ClusterArgs.checked({"prefill": {"replicas": "1-3"}, "ingress": {"replicas": 2}})
+    ) == (2, 2)
+    assert bounds(ClusterArgs.checked({"ingress": {"replicas": 2}})) is None
     (application,) = serve_config(args)["applications"]
     assert ClusterArgs.checked(application["args"]) == args
+
+
+def bounds(args: ClusterArgs) -> tuple[int, int] | None:
+    """Of the ingresses."""
+    scaling = build(args)._bound_deployment._deployment_config.autoscaling_config
+    return None if scaling is None else (scaling.min_replicas, scaling.max_replicas)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ async def test_a_prompt_goes_to_who_has_its_beginning_and_the_choice_can_be_expl
     assert decision["considered"][0]["prefill"] == warm.address
     assert decision["considered"][0]["num_cached"] == 96
     by_address = {worker["address"]: worker for worker in view["workers"]}
+    assert set(view["backlog"].values()) == {0.0}
     assert by_address[warm.address]["index_blocks"] > by_address[cold.address]["index_blocks"]
     json.dumps(view)
     for_others = json.dumps(routing_view(fleet.relay.router, time.monotonic(), "two"))

@@ -136,6 +136,8 @@ REPORT = LoadReport(
         LinkReport(peer_incarnation=0xABC, connector="socket", transport="tcp", latency_s=0.001),
     ],
 )
+RANGE = {"min_replicas": 1, "max_replicas": 4}
+NO_RANGE = {"min_replicas": 2, "max_replicas": 2}
 DECISION = {
     "least": 1,
     "most": 4,
@@ -153,9 +155,11 @@ def test_what_everybody_says_is_joined() -> None:
     application = {
         "status": "RUNNING",
         "deployments": {
-            "decode": deployment(3, replica("d1"), replica("d2"), autoscaling_config={"x": 1}),
+            "decode": deployment(3, replica("d1"), replica("d2"), autoscaling_config=RANGE),
             "prefill": deployment(1, replica("p1")),
-            "ingress": deployment(2, replica("i1"), replica("i2", "STARTING")),
+            "ingress": deployment(
+                2, replica("i1"), replica("i2", "STARTING"), autoscaling_config=NO_RANGE
+            ),
         },
     }
     heard = {
@@ -169,7 +173,7 @@ def test_what_everybody_says_is_joined() -> None:
         application,
         heard,
         {"i1": IngressLoad(num_open=9, num_waiting=2)},
-        {"decode": DECISION},
+        {"decode": DECISION, "ingress": {**DECISION, "least": 2, "most": 2}},
     )
     decode, ingress, prefill = status.pools
     load = decode.replicas[0].load
@@ -191,6 +195,7 @@ def test_what_everybody_says_is_joined() -> None:
     assert " ".join(line["p1"]).endswith("- draining, unhealthy: stuck")
     assert "2 of 3 (upscaling: 1 replica has not started)" in text
     assert "1-4; 1 s ago: sequences 95%; 2 min ago: 2 -> 3: sequences 95%" in text
+    assert text.count("fixed") == 2  # whose load Serve only tells the policy of, too
     assert "10.0.0.7:500 from 10.0.0.9:500  nixl (ucx)" in text
 
 
@@ -198,7 +203,7 @@ def test_a_range_that_nobody_scales_is_told() -> None:
     application = {
         "status": "DEPLOYING",
         "message": "wait",
-        "deployments": {"decode": deployment(1, autoscaling_config={"x": 1})},
+        "deployments": {"decode": deployment(1, autoscaling_config=RANGE)},
     }
     text = as_text(status_of("u", "a", application, {}, {}, {}), 0.0)
     assert "no policy of ours has looked at it yet" in text

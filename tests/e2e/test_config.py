@@ -1,5 +1,5 @@
 """A cluster of a config file, of which Serve builds the pools: what it shows of itself, through
-either ingress, and how its decode pool grows under load and shrinks after it."""
+either ingress, how its pools grow under load and shrink after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,15 +26,20 @@ from tests.e2e.cluster import Cluster, page_of, total, wait_until
 CONFIG = """
 engine: {dtype: float32, kv_cache_memory_bytes: 50331648, max_num_seqs: 16, num_threads: 1}
 decode: {replicas: 1-2}
+prefill: {replicas: 1-2}
 ingress: {replicas: 2}
-scaling: {max_sequence_use: 0.2, down_delay_s: 2}
+local_prefill: never
+scaling: {max_sequence_use: 0.2, ttft_s: 0.5, down_delay_s: 2}
 """
 SECRET = "Xylophone quartz"
 NUM_REQUESTS, NUM_TOKENS = 6, 5
 NUM_ASKED = 6  # times: the front gives each ingress its share
 ALL_UP = {"ingress": [1, 1], "decode": [1], "prefill": [1]}
 NUM_CLIENTS = 8  # half of a worker, which is more than a fifth
-UP_S, DOWN_S = 60.0, 90.0
+# Of long prompts, of which a prefill worker is given two or so at a time: the others wait.
+NUM_READERS = 24
+PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
+UP_S, DOWN_S = 90.0, 90.0
 
 
 @pytest.fixture(scope="module")
@@ -143,33 +150,55 @@ def test_one_scrape_is_the_whole_cluster_through_either_ingress(cluster: Cluster
     assert len(targets[0]) == 4
 
 
-def test_the_decode_pool_follows_its_load(cluster: Cluster) -> None:
-    one = cluster.replicas("decode")
-    assert len(one) == 1
+def keep_reading(cluster: Cluster, done: threading.Event) -> None:
+    while not done.is_set():
+        body = {"prompt": f"{uuid.uuid4()}\n{PROMPT_WORDS}", "max_tokens": 1}
+        response = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
+        assert response.status_code == 200, response.text
+
+
+def wait_for_one(cluster: Cluster, pool: str) -> None:
+    wait_until(lambda: len(cluster.replicas(pool)) == 1, DOWN_S, cluster.said)
+
+
+def test_pools_follow_their_loads(cluster: Cluster) -> None:
+    """The decode pool that of its sequences, the prefill pool that of the prompts which wait at
+    the routers."""
+    assert [len(cluster.replicas(pool)) for pool in ("decode", "prefill")] == [1, 1]
     expected = [ask(cluster.url, client) for client in range(NUM_CLIENTS)]
-    done = False
+    done = threading.Event()
 
     def keep_asking(client: int) -> list[str]:
         answers = []
-        while not done:
+        while not done.is_set():
             answers.append(ask(cluster.url, client))
         return answers
 
-    with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+    def num_up() -> tuple[int, int]:
+        found = up(page_of(cluster))
+        return len(found["decode"]), len(found["prefill"])
+
+    with ThreadPoolExecutor(NUM_CLIENTS + NUM_READERS) as threads:
         answers = [threads.submit(keep_asking, client) for client in range(NUM_CLIENTS)]
+        reading = [threads.submit(keep_reading, cluster, done) for _ in range(NUM_READERS)]
         try:
-            wait_until(lambda: up(page_of(cluster))["decode"] == [1, 1], UP_S, cluster.said)
+            wait_until(lambda: num_up() == (2, 2), UP_S, cluster.said)
         finally:
-            done = True
-    grown = status(cluster)
-    assert [one["state"] for one in grown["replicas"]] == ["RUNNING"] * 2
-    assert all(one["load"] for one in grown["replicas"])
+            done.set()
+    grown, read_by = status(cluster), status(cluster, "prefill")
+    for pool in (grown, read_by):
+        assert [one["state"] for one in pool["replicas"]] == ["RUNNING"] * 2
+        assert all(one["load"] for one in pool["replicas"])
     assert any(one["load"]["links"] for one in grown["replicas"])
     assert grown["scaling"]["change"].startswith("1 -> 2: sequences")
+    assert read_by["scaling"]["change"].startswith("1 -> 2: prompts wait")
+    assert " at the router, " in read_by["scaling"]["change"]
     for client, future in enumerate(answers):
         assert set(future.result()) == {expected[client]}
-    wait_until(lambda: len(cluster.replicas("decode")) == 1, DOWN_S, cluster.said)
-    assert status(cluster)["scaling"]["change"].startswith("2 -> 1")
+    assert [one.result() for one in reading] == [None] * NUM_READERS
+    for name in ("decode", "prefill"):
+        wait_for_one(cluster, name)
+        assert status(cluster, name)["scaling"]["change"].startswith("2 -> 1")
     assert ask(cluster.url, 0) == expected[0]
     assert cluster.is_ready()
     loads = [one["ingress"] for one in status(cluster, "ingress")["replicas"]]
