@@ -115,12 +115,14 @@ class Front:
         await _send(exchange, {"version": version()})
 
     async def health(self, exchange: Exchange) -> None:
-        """The process answers and its engine can still generate."""
+        """The process answers, it may, and its engine can still generate."""
+        self._gate.check_open()
         self._backend.check_health()
         await _send(exchange, {"status": "ok"})
 
     async def ready(self, exchange: Exchange) -> None:
         """Tokens have come through every pool, once, however many ask; health from then on."""
+        self._gate.check_open()
         self._backend.check_health()
         if self._proof is None or _has_failed(self._proof):
             self._proof = asyncio.create_task(self._generate_through())

@@ -11,6 +11,7 @@ from cluster.api_keys import ApiKeys
 from cluster.exchange import Exchange, Handler
 from cluster.openai.errors import ApiError
 from cluster.rate_limit import RateLimiter, Rates
+from engine.errors import UnavailableError
 
 
 class Asking(Protocol):
@@ -33,6 +34,7 @@ class Gate:
         self._keys = keys
         self._limiter = RateLimiter(rates or Rates())
         self._now = now
+        self.closed = ""  # why nobody is let in, whatever they bring
 
     def guarded(self, handler: Handler) -> Handler:
         """Only with a key, where there are any."""
@@ -56,8 +58,14 @@ class Gate:
         """Rates are for all gates of a cluster together; each counts a part of them."""
         self._limiter.divide(num_gates)
 
+    def check_open(self) -> None:
+        """UnavailableError while it is closed."""
+        if self.closed:
+            raise UnavailableError(self.closed)
+
     def enter(self, asking: Asking) -> None:
-        """ApiError for who has no key, where there are any."""
+        """ApiError for who has no key, where there are any; UnavailableError while it is closed."""
+        self.check_open()
         asking.caller = self._caller(asking)
 
     def count(self, asking: Asking) -> None:

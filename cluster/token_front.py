@@ -75,6 +75,7 @@ class TokenFront:
         return pb.ModelList(models=[pb.ServedModel(name=n, **size) for n in self._model.names])
 
     def ready(self) -> pb.ReadyAnswer:
+        self._gate.check_open()
         self._backend.check_health()
         return pb.ReadyAnswer()
 

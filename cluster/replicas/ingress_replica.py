@@ -32,6 +32,7 @@ from cluster.open_files import raise_limit
 from cluster.pools import Pools
 from cluster.ray_cluster import front_host, num_nodes
 from cluster.relay import Relay, RelayConfig
+from cluster.replicas.access_watch import AccessWatch
 from cluster.replicas.fellows import Fellows, Introduction
 from cluster.replicas.load_meter import ingress_load
 from cluster.replicas.token_service import TokenService, on_this_machine
@@ -61,7 +62,8 @@ class IngressReplica(TokenService):
         args = ClusterArgs.model_validate(options)
         show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
         keys = args.front.keys(os.environ)
-        await asyncio.to_thread(_check_access, keys, args)
+        check = await asyncio.to_thread(_access_check, keys, args)
+        await asyncio.to_thread(check)
         weights = args.engine_config.load_format != "dummy"
         text = await asyncio.to_thread(
             load_text_side, args.engine_config, args.served_model_name, weights=weights
@@ -98,6 +100,9 @@ class IngressReplica(TokenService):
         self._tokens = TokenFront(self._relay, model, http, self._gate, request_limits, meter)
         is_open = keys is not None or args.front.allow_unauthenticated
         self._admits = _anyone if is_open else _on_node(node_address())
+        if not is_open:
+            self._access = AccessWatch(self._gate, check)
+            self._access.start()
         own = await asyncio.to_thread(serve.get_deployment_handle, INGRESS, app_name)
         await self._show_metrics(meter, args)
         self._fellows = Fellows(own, self._note_fellows)
@@ -149,6 +154,8 @@ class IngressReplica(TokenService):
     async def __del__(self) -> None:
         for unsubscribe in getattr(self, "_subscriptions", ()):
             unsubscribe()
+        if hasattr(self, "_access"):
+            await self._access.stop()
         if hasattr(self, "_fellows"):
             await self._fellows.stop()
         if hasattr(self, "_metrics_address"):
@@ -174,7 +181,7 @@ def _on_node(address: str) -> Callable[[str], bool]:
     return lambda peer: on_this_machine(peer, address)
 
 
-def _check_access(keys: ApiKeys | None, args: ClusterArgs) -> None:
-    """Also of who deploys a file, and of a cluster that has grown since."""
-    allowed = args.front.allow_unauthenticated
-    check_access(keys, allowed, host=front_host(), num_nodes=num_nodes())
+def _access_check(keys: ApiKeys | None, args: ClusterArgs) -> Callable[[], None]:
+    """For now, whoever deploys, and for later, when the cluster has grown."""
+    allowed, host = args.front.allow_unauthenticated, front_host()
+    return lambda: check_access(keys, allowed, host=host, num_nodes=num_nodes())

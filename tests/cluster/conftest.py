@@ -28,6 +28,7 @@ class Server:
     front: Front
     model: ServedModel
     app: Starlette
+    gate: Gate
 
     async def post(self, path: str, /, **body: Any) -> httpx.Response:
         return await self.client.post(path, json=body)
@@ -63,10 +64,11 @@ def make_server(
     request_limits: RequestLimits | None = None,
 ) -> Server:
     backend, model = FakeBackend(script), model or small_model()
-    app, front = build_app(backend, model, limits, Gate(keys, rates), request_limits)
+    gate = Gate(keys, rates)
+    app, front = build_app(backend, model, limits, gate, request_limits)
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     client = httpx.AsyncClient(transport=transport, base_url="http://test")
-    return Server(client, backend, front, model, app)
+    return Server(client, backend, front, model, app, gate)
 
 
 @pytest.fixture

@@ -69,6 +69,7 @@ class TokenServer:
     stub: "GenerationAsyncStub"
     backend: FakeBackend
     front: TokenFront
+    gate: Gate
 
 
 class Refused(Exception):
@@ -105,7 +106,7 @@ async def token_server(
     address = f"127.0.0.1:{port}"
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = GenerationStub(channel)
-        yield TokenServer(address, stub, backend, front)
+        yield TokenServer(address, stub, backend, front, gate)
     await server.stop(None)
     # Whatever was asked, nothing is left running at the engine.
     assert all(stream.num_closed for stream in backend.streams)

