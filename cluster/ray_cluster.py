@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ logger = logging.getLogger("kvrelay.ray")
 # In the environment of every process of a cluster of our own.
 _MARK = "KVRELAY_CLUSTER"
 _FOLDER = "KVRELAY_FRONT_FOLDER"  # of HAProxy's files
+_KILL_S = 2.0
 
 # Serve's own processes read these from their environment.
 HAPROXY_SETTINGS = {
@@ -83,16 +85,26 @@ def kill_processes() -> None:
     mark = os.environ.get(_MARK, "")
     if not mark.startswith(f"{os.getpid()}-"):
         return
+    deadline = time.monotonic() + _KILL_S
+    # Whoever was started by one that was killed a moment later is found the next time.
+    while _kill_marked(f"{_MARK}={mark}".encode()) and time.monotonic() < deadline:
+        time.sleep(_KILL_S / 100)
+    if _FOLDER in os.environ:
+        shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
+
+
+def _kill_marked(mark: bytes) -> bool:
+    """Whether there were any. What is dead and not yet reaped has no environment."""
+    found = False
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         try:
-            said = (entry / "environ").read_bytes().split(b"\0")
-            if pid != os.getpid() and f"{_MARK}={mark}".encode() in said:
+            if pid != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found = True
                 os.kill(pid, signal.SIGKILL)
         except OSError:
             continue  # somebody else's, or it has ended meanwhile
-    if _FOLDER in os.environ:
-        shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
+    return found
 
 
 def start_front(front: FrontAddress) -> None:
