@@ -86,7 +86,7 @@ async def measure_first_tokens(workers: Workers, repeats: int, token_bytes: int)
     await session.start()
     rows = []
     for num_tokens in PROMPT_LENGTHS:
-        before = Pulled.read(workers.metrics)
+        before = await asyncio.to_thread(Pulled.read, workers.metrics)
         times: dict[LocalPrefill, list[float]] = {LocalPrefill.ALWAYS: [], LocalPrefill.NEVER: []}
         for turn in range(repeats + 1):
             for mode, known in times.items():
@@ -95,6 +95,7 @@ async def measure_first_tokens(workers: Workers, repeats: int, token_bytes: int)
                     known.append(seconds)
         here, there = (statistics.median(values) for values in times.values())
         exposed = there - here
+        now = await asyncio.to_thread(Pulled.read, workers.metrics)
         rows.append(
             {
                 "tokens": num_tokens,
@@ -103,7 +104,7 @@ async def measure_first_tokens(workers: Workers, repeats: int, token_bytes: int)
                 "exposed, ms": exposed * 1e3,
                 "goal, ms": max(5.0, 50 * here),
                 "bytes": num_tokens * token_bytes,
-                "hidden": f"{Pulled.read(workers.metrics).hidden_share_since(before):.0%}",
+                "hidden": f"{now.hidden_share_since(before):.0%}",
             }
         )
         print(_line(rows[-1]), file=sys.stderr)
