@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +87,31 @@ def kill_processes() -> None:
         return
     deadline = time.monotonic() + _KILL_S
     # Whoever was started by one that was killed a moment later is found the next time.
-    while _kill_marked(f"{_MARK}={mark}".encode()) and time.monotonic() < deadline:
+    while (left := _of_cluster(f"{_MARK}={mark}".encode())) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(_KILL_S / 100)
     if _FOLDER in os.environ:
         shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
 
 
-def _kill_marked(mark: bytes) -> bool:
-    """Whether there were any. What is dead and not yet reaped has no environment."""
-    found = False
+def _of_cluster(mark: bytes) -> set[int]:
+    """Those that inherited it, and their children: the titles that Ray's agents give themselves
+    lie over their environment."""
+    parents, found = {}, set()
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         try:
-            if pid != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                found = True
-                os.kill(pid, signal.SIGKILL)
+            parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.add(pid)
         except OSError:
             continue  # somebody else's, or it has ended meanwhile
-    return found
+    found.discard(os.getpid())
+    while children := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= children
+    return found - {os.getpid()}
 
 
 def start_front(front: FrontAddress) -> None:
