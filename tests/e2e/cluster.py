@@ -73,6 +73,10 @@ class Cluster:
                 continue  # it has ended meanwhile
         return found
 
+    def left(self) -> str:
+        """Its processes, for whoever wants to know why there are any."""
+        return "\n".join(f"{pid} {_command_line(pid)[:200]}" for pid in self.pids())
+
     def matching(self, part: str) -> list[int]:
         """Of processes of the cluster whose command line has the part in it."""
         return [pid for pid in self.pids() if part in _command_line(pid)]

@@ -434,5 +434,5 @@ def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
         streams = [lines for reader in readers if len(lines := reader.result(30)) > 1]
     assert all(lines[-1] == "data: [DONE]" for lines in streams)
     assert any("the server is stopping" in lines[-2] for lines in streams)
-    wait_until(lambda: not cluster.pids(), 10, lambda: str(cluster.pids()))
+    wait_until(lambda: not cluster.pids(), 10, cluster.left)
     assert not folder.exists()

@@ -293,5 +293,5 @@ def test_a_second_ctrl_c_waits_for_nobody(cluster: Cluster) -> None:
     wait_until(lambda: "stopping; Ctrl-C again" in cluster.said(), 10, cluster.said)
     cluster.interrupt()
     cluster.process.wait(5)
-    wait_until(lambda: not cluster.pids(), 5, lambda: str(cluster.pids()))
+    wait_until(lambda: not cluster.pids(), 5, cluster.left)
     assert not folder.exists()
