@@ -178,6 +178,7 @@ def test_the_ray_service_s_groups_are_those_that_its_pools_ask_for() -> None:
         "decode": args.decode.label_selector,
         "ingress": args.ingress.label_selector,
     }
+    assert spec["rayClusterDeletionDelaySeconds"] >= shutdown_limit_s(args)
     for pod in ray_service_pods(spec):
         assert pod["terminationGracePeriodSeconds"] >= shutdown_limit_s(args)
 
