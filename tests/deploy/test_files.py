@@ -49,16 +49,6 @@ def test_ray_takes_its_cluster_files(name: str) -> None:
     validate_config(prepare_config(load(name)))
 
 
-@pytest.mark.parametrize(
-    "name", ["serve.yaml", "ray-cluster.yaml", "ray-local.yaml", "rayservice.yaml"]
-)
-def test_the_front_is_as_kvrelay_serve_has_it(name: str) -> None:
-    text = (DEPLOY / name).read_text()
-    for variable, value in HAPROXY_SETTINGS.items():
-        found = re.findall(rf'\b{variable}(?:=|, value: ")([\d.]+)', text)
-        assert set(found) == {value}, variable
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
