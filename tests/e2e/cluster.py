@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,10 +131,19 @@ class Cluster:
 
     def redeploy(self, **args: Any) -> None:
         """Returns when the last of the old replicas is being stopped."""
-        command = [sys.executable, "-m", "tests.e2e.redeploy", json.dumps(args)]
+        self._drive("redeploy", args)
+
+    def apply_config(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """`status` and `message` of the application when Serve has done what it could."""
+        said: dict[str, str] = json.loads(self._drive("apply_config", config))
+        return said
+
+    def _drive(self, module: str, options: Mapping[str, Any]) -> str:
+        command = [sys.executable, "-m", f"tests.e2e.{module}", json.dumps(options)]
         environment = {**os.environ, "RAY_ADDRESS": self.ray_address, "RAY_AUTH_MODE": "token"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def is_ready(self) -> bool:
         try:

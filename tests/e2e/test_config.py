@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.cluster.metrics.samples import read
 from tests.e2e.cluster import Cluster, page_of, total, wait_until
@@ -32,6 +33,7 @@ ingress: {replicas: 2}
 local_prefill: never
 scaling: {max_sequence_use: 0.2, ttft_s: 0.5, down_delay_s: 2}
 """
+SERVE_CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"
 SECRET = "Xylophone quartz"
 NUM_REQUESTS, NUM_TOKENS = 6, 5
 NUM_ASKED = 6  # times: the front gives each ingress its share
@@ -204,6 +206,22 @@ def test_pools_follow_their_loads(cluster: Cluster) -> None:
     assert cluster.is_ready()
     loads = [one["ingress"] for one in status(cluster, "ingress")["replicas"]]
     assert loads == [{"num_open": 0, "num_waiting": 0}] * 2
+
+
+def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
+    """As `serve deploy` would bring it: it fails with the key's name, and the old one serves on."""
+    pools = ("prefill", "decode", "ingress")
+    before = {pool: cluster.replicas(pool) for pool in pools}
+    config = yaml.safe_load(SERVE_CONFIG.read_text())
+    args = yaml.safe_load(CONFIG)
+    config["applications"][0]["args"] = {**args, "decode": {**args["decode"], "blok_size": 16}}
+    became = cluster.apply_config(config)
+    assert became["status"] == "DEPLOY_FAILED"
+    assert "decode.blok_size" in became["message"]
+    for client in range(NUM_ASKED):
+        assert ask(cluster.url, client)
+    for pool, pids in before.items():
+        assert set(pids) <= set(cluster.replicas(pool))
 
 
 def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:

@@ -1,0 +1,33 @@
+"""A second driver: gives Serve a config file as `serve deploy` does, but without the dashboard that
+this takes, and says what became of the application, as JSON.
+
+python -m tests.e2e.apply_config CONFIG-AS-JSON, with RAY_ADDRESS set
+"""
+
+import json
+import sys
+import time
+
+import ray
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.app import APP_NAME
+from cluster.serve_details import application_details
+
+PAUSE_S = 0.1
+
+
+def main() -> None:
+    config = ServeDeploySchema.model_validate(json.loads(sys.argv[1]))
+    ray.init(log_to_driver=False)
+    client = _get_global_client()
+    assert client is not None
+    client.deploy_apps(config)
+    while (details := application_details(APP_NAME))["status"] == "DEPLOYING":
+        time.sleep(PAUSE_S)
+    sys.stdout.write(json.dumps({"status": details["status"], "message": details["message"]}))
+
+
+if __name__ == "__main__":
+    main()
