@@ -1,5 +1,7 @@
 """Errors that carry what was wrong and what would be right."""
 
+from typing import Self
+
 
 class EngineError(Exception):
     """Base of everything the engine raises on purpose."""
@@ -13,9 +15,13 @@ class RequestError(EngineError):
         self.field = field
         self.message = message
 
-    def renamed(self, field: str) -> "RequestError":
+    def renamed(self, field: str) -> Self:
         """For whoever knows the parameter by another name."""
-        return RequestError(field, self.message)
+        return type(self)(field, self.message)
+
+
+class UnprocessableError(RequestError):
+    """Well-formed, but the model or a library can make nothing of it."""
 
 
 class QueueFullError(EngineError):

@@ -5,7 +5,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.errors import DeadlineError, EngineError, QueueFullError, RequestError, UnavailableError
+from engine.errors import (
+    DeadlineError,
+    EngineError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+    UnprocessableError,
+)
 
 _RETRY_UNAVAILABLE_S = 5
 _MAX_CHARS = 500
@@ -53,6 +60,8 @@ def bad_request(param: str | None, message: str, code: str | None = None) -> Api
 def api_error(error: EngineError) -> ApiError:
     """What a client is told about an error of the engine."""
     match error:
+        case UnprocessableError(field=name):
+            return ApiError(422, str(error), param=name)
         case RequestError(field=name):
             return bad_request(name, str(error))
         case QueueFullError():

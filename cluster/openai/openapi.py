@@ -1,7 +1,7 @@
 """The routes as an OpenAPI document, made of the types that bodies are read by.
 
 For clients' tools and for fuzzing. What the types cannot say (which values go together, what the
-model knows) is a 400 of the server's.
+model knows) is a 400 or a 422 of the server's.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ _STATUSES = {
     404: (grpc.StatusCode.NOT_FOUND, Failure.KIND_INVALID),
     408: (grpc.StatusCode.DEADLINE_EXCEEDED, Failure.KIND_TIMED_OUT),
     413: (grpc.StatusCode.INVALID_ARGUMENT, Failure.KIND_INVALID),
+    422: (grpc.StatusCode.INVALID_ARGUMENT, Failure.KIND_INVALID),
     429: (grpc.StatusCode.RESOURCE_EXHAUSTED, Failure.KIND_BUSY),
     503: (grpc.StatusCode.UNAVAILABLE, Failure.KIND_UNAVAILABLE),
 }

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.errors import QueueFullError, RequestError, UnavailableError
+from engine.errors import QueueFullError, UnavailableError, UnprocessableError
 from engine.grammar.value import Grammar, GrammarKind
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,14 @@ class GrammarTrial:
         self._num_waiting = 0
 
     async def check(self, grammar: Grammar) -> None:
-        """RequestError with the field `grammar` where it cannot be compiled, or not in time."""
+        """UnprocessableError, of the field `grammar`, where it cannot be compiled in time."""
         if grammar in self._known:
             self._known.move_to_end(grammar)
             problem = self._known[grammar]
         else:
             problem = await self._learn(grammar)
         if problem is not None:
-            raise RequestError("grammar", problem)
+            raise UnprocessableError("grammar", problem)
 
     def close(self) -> None:
         self._thread.submit(self._end_child)

@@ -17,7 +17,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.errors import ModelError, RequestError
+from engine.errors import ModelError, RequestError, UnprocessableError
 from engine.text.messages import flatten_content, prepare
 from engine.text.special_tokens import SpecialTokens, read_json_object
 
@@ -103,7 +103,9 @@ class ChatTemplate:
             # The template is the model's code and the messages are the client's: whatever goes
             # wrong between them is told to the client in the template's words.
             reason = str(error) or type(error).__name__
-            raise RequestError("messages", f"the chat template refuses them: {reason}") from error
+            raise UnprocessableError(
+                "messages", f"the chat template refuses them: {reason}"
+            ) from error
 
     def _render_open(
         self, template: "_Template", chat: list[dict[str, Any]], options: ChatOptions
@@ -112,7 +114,7 @@ class ChatTemplate:
         _mark_end(chat[-1])
         before, mark, after = self._render(template, chat, options).rpartition(_END_MARK.rstrip())
         if not mark:
-            raise RequestError(
+            raise UnprocessableError(
                 "continue_final_message", "the chat template leaves the last message out"
             )
         return before if after.startswith(" ") else before.rstrip()

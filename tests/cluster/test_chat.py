@@ -119,9 +119,9 @@ async def test_messages_of_earlier_answers_are_taken_back(server: Server) -> Non
     assert "assistant\nHi.<|im_end|>" in prompt_of(server)
 
 
-async def test_what_a_template_refuses_is_a_bad_request(server: Server) -> None:
+async def test_what_a_template_refuses_is_unprocessable(server: Server) -> None:
     response = await server.post(PATH, messages=[{"role": "bad", "content": ""}])
-    assert response.status_code == 400
+    assert response.status_code == 422
     error = response.json()["error"]
     assert error["param"] == "messages"
     assert "no such role" in error["message"]

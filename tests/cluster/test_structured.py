@@ -76,18 +76,11 @@ async def test_ways_to_ask(
         ("response_format", {"response_format": {"type": "json_schema"}}),
         ("response_format", {"response_format": {"type": "text", "json_schema": {"name": "x"}}}),
         ("response_format.json_schema.schema", {"response_format": json_schema([1])}),
-        ("response_format.json_schema.schema", {"response_format": json_schema({"type": 5})}),
         ("guided_json", {"guided_json": "{"}),
         ("guided_json", {"guided_json": "[]"}),
         ("guided_json", {"guided_json": {"enum": ["x" * 70_000]}}),
-        ("guided_json", {"guided_json": {"type": "array", "uniqueItems": True}}),
-        ("guided_regex", {"guided_regex": "("}),
         ("guided_regex", {"guided_regex": ""}),
-        ("guided_choice", {"guided_choice": []}),
-        ("guided_choice", {"guided_choice": [""]}),
-        ("guided_grammar", {"guided_grammar": "nonsense"}),
         ("structured_outputs", {"structured_outputs": {}}),
-        ("structured_outputs.regex", {"structured_outputs": {"regex": "("}}),
         ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
         ("guided_regex", {"guided_json": SMALL, "guided_regex": "a"}),
         ("guided_json", {"response_format": {"type": "json_object"}, "guided_json": SMALL}),
@@ -97,21 +90,43 @@ async def test_ways_to_ask(
 async def test_what_is_wrong_is_a_400_that_names_it(
     constrained: Server, param: str, body: dict[str, Any]
 ) -> None:
+    await refuse(constrained, 400, param, body)
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("response_format.json_schema.schema", {"response_format": json_schema({"type": 5})}),
+        ("guided_json", {"guided_json": {"type": "array", "uniqueItems": True}}),
+        ("guided_regex", {"guided_regex": "("}),
+        ("guided_choice", {"guided_choice": []}),
+        ("guided_choice", {"guided_choice": [""]}),
+        ("guided_grammar", {"guided_grammar": "nonsense"}),
+        ("structured_outputs.regex", {"structured_outputs": {"regex": "("}}),
+    ],
+)
+async def test_what_cannot_be_compiled_is_a_422_that_names_it(
+    constrained: Server, param: str, body: dict[str, Any]
+) -> None:
+    await refuse(constrained, 422, param, body)
+
+
+async def refuse(server: Server, status: int, param: str, body: dict[str, Any]) -> None:
     for extra in ({}, {"stream": True}):
-        response = await constrained.post(COMPLETIONS, prompt="x", **body, **extra)
+        response = await server.post(COMPLETIONS, prompt="x", **body, **extra)
         error = response.json()["error"]
-        assert (response.status_code, error["param"]) == (400, param), error
+        assert (response.status_code, error["param"]) == (status, param), error
         assert param in error["message"]
-    assert not constrained.backend.streams
+    assert not server.backend.streams
 
 
-async def test_a_bomb_is_a_400_and_holds_up_nobody_else(
+async def test_a_bomb_is_a_422_and_holds_up_nobody_else(
     constrained: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await constrained.ok(COMPLETIONS, prompt="x", guided_regex="a")
     monkeypatch.setattr(constrained.model.grammar_trial, "_compile_s", 1.0)
     response = await constrained.post(COMPLETIONS, prompt="x", response_format=json_schema(BOMB))
-    assert response.status_code == 400
+    assert response.status_code == 422
     assert response.json()["error"]["param"] == "response_format.json_schema.schema"
     await constrained.ok(COMPLETIONS, prompt="x", guided_regex="a+")
 
