@@ -1,9 +1,11 @@
 """The node types of deploy/ray-cluster.yaml as nodes of a real cluster, all on this machine, which
-`kvrelay serve` joins: it must have a key, each pool is only where its label is, and as often as it
-may, and it takes away nothing but what it has brought."""
+`kvrelay serve` joins: it must have a key, each pool is only where its label or its resource is, as
+often as it may and with the GPUs that it asks for, and it takes away nothing but what it has
+brought."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -23,6 +25,7 @@ from ray.cluster_utils import Cluster as Nodes
 
 from cluster.app import APP_NAME
 from cluster.commands.serve import END_S
+from cluster.ray_cluster import nodes as nodes_alive
 from cluster.serve_details import serve_details
 from protos.port import free_port
 from tests.e2e.cluster import wait_until
@@ -30,6 +33,7 @@ from tests.e2e.cluster import wait_until
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
 FILE = Path(__file__).parents[2] / "deploy/ray-cluster.yaml"
 DECODE_NODES, DECODE_REPLICAS = 2, 3
+NUM_GPUS = 2  # of each node
 UP_S, SETTLED_S = 120.0, 3.0
 
 
@@ -38,7 +42,9 @@ class Placed(NamedTuple):
     described: dict[str, Any]  # the file's node types
 
     def add(self, kind: str) -> None:
-        self.nodes.add_node(num_cpus=4, labels=self.described[kind]["labels"])
+        """With GPUs, to Ray's mind, and what is asked for where labels cannot be set."""
+        node = {"labels": self.described[kind]["labels"], "resources": {f"{kind}_slot": 1}}
+        self.nodes.add_node(num_cpus=4, num_gpus=NUM_GPUS, **node)
         self.nodes.wait_for_nodes()
 
 
@@ -75,7 +81,8 @@ def test_a_second_node_asks_for_a_key(placed: Placed) -> None:
 
 @pytest.fixture
 def port(placed: Placed) -> Iterator[int]:
-    """Of a Serve that runs before ours comes, with this process in the cluster."""
+    """Of a Serve that runs before ours comes, with this process in the cluster. Its front is its
+    Python proxy: nobody has asked for HAProxy."""
     ray.init(address=placed.nodes.address, log_to_driver=False)
     try:
         port = free_port("127.0.0.1")
@@ -90,12 +97,12 @@ class Served:
     """`kvrelay serve` on a Ray cluster of others'."""
 
     def __init__(self, folder: Path) -> None:
-        selector = {name: {"kvrelay-role": name} for name in ("prefill", "decode")}
         args = {
             "engine": {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 2},
-            "prefill": {"label_selector": selector["prefill"]},
+            "prefill": {"resources": {"prefill_slot": 1}},
             "decode": {
-                "label_selector": selector["decode"],
+                "label_selector": {"kvrelay-role": "decode"},
+                "num_gpus": 1,
                 "replicas": DECODE_REPLICAS,
                 "max_replicas_per_node": 1,
             },
@@ -163,6 +170,10 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     # There is room for the third on either node, but not by its limit.
     per_node = Counter(node for name, node in found if name == "decode")
     assert list(per_node.values()) == [1] * DECODE_NODES
+    free = {kinds[name]: node.free for name, node in nodes_alive().items()}
+    assert free["decode"]["GPU"] == 1
+    assert free["prefill"]["GPU"] == NUM_GPUS
+    assert not free["prefill"].get("prefill_slot")
 
     # Another one is refused, and changes nothing.
     said = refused("--allow-unauthenticated", "--port", "0")
@@ -178,9 +189,15 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     pools = f"prefill 1 replica on {host} decode 3 replicas on {host} ingress 1 replica on {host}"
     assert " ".join(words).startswith(f"pools: {pools} prompts are handed over by nixl")
-    body = {"prompt": "x", "max_tokens": 1}
-    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    body = {"prompt": "x", "max_tokens": 5, "ignore_eos": True, "stream": True}
+    usage = {"stream_options": {"include_usage": True}}
+    answer = httpx.post(url, json={**body, **usage}, timeout=60)
     assert answer.status_code == 200, answer.text
+    *_, last, end, rest = answer.text.split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 5
+    assert (end, rest) == ("data: [DONE]", "")
+    assert httpx.post(url, json={**body, "max_tokens": 0}).json()["error"]["param"] == "max_tokens"
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(END_S + 5) == 0, served.said()
     assert APP_NAME not in applications()
