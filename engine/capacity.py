@@ -16,7 +16,6 @@ from kv_cache.layout import KV_FORMATS, BlockLayout, KvFormat
 
 # int4 is one whose blocks the layout knows and whose kernels are still to come
 SERVED_FORMATS = ("fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8")
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,12 @@ class Capacity:
 
 def plan_capacity(
     model: ModelDescription,
-    dtype: str,
+    weight_bytes: int,
     memory_bytes: int,
     context_tokens: int,
     block_size: int,
     chunk_tokens: int,
 ) -> Capacity:
-    weight_bytes = model.num_parameters * WEIGHT_BYTES[dtype]
     cache_bytes = max(memory_bytes - weight_bytes, 0)
     chunk = min(chunk_tokens, context_tokens)
     formats = tuple(

@@ -63,7 +63,7 @@ class EngineShape:
 
 
 def decide_shape(config: EngineConfig, model: ModelDescription) -> EngineShape:
-    device = _device(config)
+    device = find_device(config)
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     kv_dtype = dtype if config.kv_cache_format == "auto" else config.kv_cache_format
     if kv_dtype in DTYPES and kv_dtype != dtype:
@@ -102,7 +102,7 @@ def _async_scheduling(config: EngineConfig, device: torch.device) -> bool:
     return config.async_scheduling
 
 
-def _device(config: EngineConfig) -> torch.device:
+def find_device(config: EngineConfig) -> torch.device:
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -119,9 +119,7 @@ def memory_of(device: torch.device) -> Memory:
 
 
 def weight_bytes(model: ModelDescription, dtype: torch.dtype, kernels: Kernels) -> int:
-    """By the config's shapes, which the checkpoint's are held against."""
-    twice = model.num_tied if kernels.copies_tied(dtype) else 0
-    return (model.num_parameters + twice) * dtype.itemsize
+    return model.weight_bytes(dtype.itemsize, kernels.copies_tied(dtype))
 
 
 def size_cache(

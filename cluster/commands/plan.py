@@ -12,6 +12,9 @@ from engine.machine import available_memory
 from engine.memory import format_bytes
 from engine.model_source import resolve_model
 from engine.models.describe import describe
+from engine.models.interface import ModelDescription
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("context", f"{context}, must be in 1..{model.max_model_len}")
     capacity = plan_capacity(
         model,
-        model.dtype if config.dtype == "auto" else config.dtype,
+        weight_bytes(model, config),
         memory,
         context,
         arguments.block_size,
@@ -51,6 +54,21 @@ def run(arguments: argparse.Namespace) -> int:
     text = json.dumps(capacity.as_dict(), indent=2) if arguments.json else as_table(capacity)
     sys.stdout.write(text + "\n")
     return 0
+
+
+def weight_bytes(model: ModelDescription, config: EngineConfig) -> int:
+    """As an engine on this machine has them."""
+    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    copies_tied = model.num_tied > 0 and _copies_tied(config, dtype)
+    return model.weight_bytes(ITEM_BYTES[dtype], copies_tied)
+
+
+def _copies_tied(config: EngineConfig, dtype: str) -> bool:
+    """Loads torch, which takes seconds: asked only where it matters."""
+    from engine.kernels.registry import load_kernels
+    from engine.sizing import DTYPES, find_device
+
+    return load_kernels(config.kernels, find_device(config)).copies_tied(DTYPES[dtype])
 
 
 def as_table(capacity: Capacity) -> str:

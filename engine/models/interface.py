@@ -62,11 +62,15 @@ class ModelDescription:
     num_heads: int  # of queries
     max_model_len: int  # positions that the config promises to handle
     dtype: DtypeName  # the checkpoint's
-    num_parameters: int  # tied weights once; weight bytes = this x itemsize
+    num_parameters: int  # tied weights once
     groups: tuple[KvGroup, ...]  # the full-attention group first
     num_tied: int = 0  # of the parameters: both embedding and head, of which kernels may need two
     # Where max_model_len is above this, longrope's other factors serve: other keys are cached.
     longrope_limit: int | None = None
+
+    def weight_bytes(self, itemsize: int, copies_tied: bool) -> int:
+        """By the config's shapes, which the checkpoint's are held against."""
+        return (self.num_parameters + self.num_tied * copies_tied) * itemsize
 
     def variant(self, dtype: str) -> str:
         """What else decides the cache's contents, as a part of its fingerprint: max_model_len, and

@@ -3,9 +3,17 @@
 import json
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 
+from cluster.commands.plan import weight_bytes
+from engine import sizing
+from engine.config import EngineConfig
+from engine.kernels import registry
+from engine.kernels.reference import ReferenceKernels
+from engine.model_source import resolve_model
+from engine.models.describe import describe
 from kv_cache.layout import KV_FORMATS
 
 
@@ -31,6 +39,18 @@ def test_json_adds_up() -> None:
     assert num_blocks == found["cache_bytes"] // bf16["block_bytes"]
     blocks_of_one = 1024 // found["block_size"] + 1
     assert bf16["num_sequences"] == (num_blocks - 1) // blocks_of_one
+
+
+def test_weights_are_counted_as_an_engine_here_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an embedding that is the head too, with kernels that need it twice."""
+    kernels = ReferenceKernels()
+    monkeypatch.setattr(registry, "load_kernels", lambda *_: kernels)
+    model = describe(resolve_model("bundled"))
+    assert model.num_tied
+    for copies, dtype in product((False, True), ("bfloat16", "float32")):
+        monkeypatch.setattr(kernels, "copies_tied", lambda _, copies=copies: copies)
+        there = sizing.weight_bytes(model, sizing.DTYPES[dtype], kernels)
+        assert weight_bytes(model, EngineConfig(dtype=dtype)) == there
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_capacity_counts_formats_that_are_only_planned() -> None:
         num_parameters=10_000_000,
         groups=(KvGroup(tuple(range(32)), 8, (128, 128)),),
     )
-    capacity = plan_capacity(model, "bfloat16", 4096 * MIB, 1024, 16, 512)
+    capacity = plan_capacity(model, 20_000_000, 4096 * MIB, 1024, 16, 512)
     by_name = {row.kv_format: row for row in capacity.formats}
     assert capacity.cache_bytes == 4096 * MIB - 20_000_000
     assert by_name["bf16"].bytes_per_token == 32 * 8 * 2 * 128 * 2
