@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.generation_defaults import GenerationDefaults
 from engine.grammar.table import GrammarTable
-from engine.machine import available_memory
-from engine.memory import CachePlan, format_bytes
+from engine.memory import CachePlan
 from engine.model_source import ModelSource
 from engine.models.interface import CausalModel, ModelDescription
 from engine.runner import ModelRunner
@@ -116,12 +114,6 @@ def _host_slabs(config: EngineConfig, plan: CachePlan) -> list[KvSlab]:
     """Swap space in the ratio of the groups' own blocks; none without swapping."""
     if config.preemption_mode != "swap":
         return []
-    if config.swap_space_bytes > available_memory():
-        raise ConfigError(
-            "swap_space_bytes",
-            f"{format_bytes(config.swap_space_bytes)}, and"
-            f" {format_bytes(available_memory())} are available",
-        )
     share = config.swap_space_bytes / plan.num_bytes
     return [
         KvSlab.allocate(layout, max(1, int(count * share)), torch.device("cpu"))

@@ -18,6 +18,7 @@ from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedRea
 from engine.kernels.interface import Kernels
 from engine.kernels.registry import check_format, kernel_name, load_kernels
 from engine.launched import LaunchedStep
+from engine.machine import available_memory
 from engine.memory import format_bytes
 from engine.model_source import ModelSource, resolve_model
 from engine.models.describe import describe
@@ -29,7 +30,15 @@ from engine.scheduler.draft import ScheduledStep
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import StepOutput
 from engine.scheduler.scheduler import SchedulerFigures, SchedulerStats
-from engine.sizing import EngineShape, Memory, decide_shape, memory_of, size_cache, weight_bytes
+from engine.sizing import (
+    EngineShape,
+    Memory,
+    check_host,
+    decide_shape,
+    memory_of,
+    size_cache,
+    weight_bytes,
+)
 from engine.step_times import StepShape, StepTimes
 from engine.text.tokenizer import Tokenizer
 from kv_cache.cache import CacheStats
@@ -98,10 +107,12 @@ class Engine:
         kernels = _make_kernels(config, shape)
         weights = weight_bytes(model, shape.dtype, kernels)
         found = memory_of(shape.device)
-        size_cache(config, shape, model, found, weights)
+        plan = size_cache(config, shape, model, found, weights)
+        check_host(config, shape, model, plan, available_memory(), weights)
         _compile_kernels(kernels, shape)
         loaded = _load(config, source, model, shape, kernels)
         plan = size_cache(config, shape, model, memory_of(shape.device))
+        check_host(config, shape, model, plan, available_memory())
         info = EngineInfo(
             source=source,
             model=model,

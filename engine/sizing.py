@@ -161,6 +161,32 @@ def size_cache(
     )
 
 
+def check_host(
+    config: EngineConfig,
+    shape: EngineShape,
+    model: ModelDescription,
+    plan: CachePlan,
+    available_bytes: int,
+    to_load_bytes: int = 0,
+) -> None:
+    """What is needed of the host beside weights and cache that stay there: the space of swapped
+    sequences, and weights on their way to a GPU, of a model that transformers loads."""
+    stays = shape.device.type == "cpu"
+    if not stays and not model.native and to_load_bytes > available_bytes:
+        raise ConfigError("model", _no_way(shape, to_load_bytes, available_bytes))
+    if config.preemption_mode != "swap":
+        return
+    left = max(available_bytes - stays * (to_load_bytes + plan.num_bytes), 0)
+    if config.swap_space_bytes > left:
+        beside = " beside weights and cache" if stays else ""
+        raise ConfigError(
+            "swap_space_bytes",
+            f"{format_bytes(config.swap_space_bytes)}, and {format_bytes(left)} of the host's"
+            f" memory are available{beside}; set it to at most {left}, or preemption_mode to"
+            " recompute",
+        )
+
+
 def _least(shape: EngineShape, model: ModelDescription) -> int:
     """Bytes of cache for one sequence of `max_model_len`."""
     layouts = [BlockLayout(g, shape.block_size, shape.kv_format) for g in model.groups]
@@ -181,8 +207,21 @@ def _no_room(shape: EngineShape, model: ModelDescription, available: int, weight
         f" {format_bytes(available)} of memory are available; with the cache of one sequence of"
         f" {shape.max_model_len} tokens it needs {format_bytes(needed)}"
     )
-    halved = shape.dtype == torch.float32 and weights // 2 < available
-    return f"{problem}; as bfloat16 they take half of that" if halved else problem
+    return problem + _halved(shape, weights, available)
+
+
+def _no_way(shape: EngineShape, weights: int, available: int) -> str:
+    problem = (
+        "transformers loads its weights through the host's memory: they take"
+        f" {format_bytes(weights)} in {shape.dtype_name}, and {format_bytes(available)} are"
+        " available"
+    )
+    return problem + _halved(shape, weights, available)
+
+
+def _halved(shape: EngineShape, weights: int, available: int) -> str:
+    fits = shape.dtype == torch.float32 and weights // 2 < available
+    return "; as bfloat16 they take half of that" if fits else ""
 
 
 def _too_small(config: EngineConfig, memory: Memory, left: int, least: int) -> str:

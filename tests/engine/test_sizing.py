@@ -20,6 +20,7 @@ from engine.sizing import (
     GPU_STEP_BYTES,
     EngineShape,
     Memory,
+    check_host,
     decide_shape,
     size_cache,
     weight_bytes,
@@ -147,11 +148,56 @@ def test_a_tied_weight_counts_as_often_as_it_is_there() -> None:
     assert weight_bytes(tied, torch.bfloat16, CpuKernels(avx2)) == 2 * (once + copied)
 
 
+def host_refusal(
+    config: EngineConfig, device: str, model: ModelDescription, host_bytes: int
+) -> ConfigError:
+    memory = Memory(64 * GIB, 64 * GIB)
+    shape = shape_of(config, device)
+    plan = size_cache(config, shape, model, memory, WEIGHTS)
+    with pytest.raises(ConfigError) as caught:
+        check_host(config, shape, model, plan, host_bytes, WEIGHTS)
+    return caught.value
+
+
+@pytest.mark.parametrize(("device", "left"), [("cpu", 3 * GIB // 2), ("cuda", 6 * GIB)])
+def test_swap_space_that_the_host_has_not_is_refused_with_what_it_has(
+    device: str, left: int
+) -> None:
+    """6 GiB; on a CPU 4 are the weights', and half a GiB is the cache's."""
+    config = EngineConfig(preemption_mode="swap", swap_space_bytes=7 * GIB)
+    error = host_refusal(config, device, MODEL, 6 * GIB)
+    assert error.field == "swap_space_bytes"
+    most = int(re.findall("at most ([0-9]+)", str(error))[0])
+    assert most == pytest.approx(left, abs=8 << 20)
+    shape = shape_of(config, device)
+    plan = size_cache(config, shape, MODEL, Memory(64 * GIB, 64 * GIB), WEIGHTS)
+    fitting = replace(config, swap_space_bytes=most)
+    check_host(fitting, shape, MODEL, plan, 6 * GIB, WEIGHTS)
+    check_host(replace(config, preemption_mode="recompute"), shape, MODEL, plan, 6 * GIB, WEIGHTS)
+
+
+def test_weights_that_go_to_a_gpu_through_too_small_a_host_are_refused() -> None:
+    """Ours are read tensor by tensor."""
+    config, others = EngineConfig(), replace(MODEL, native=False)
+    error = host_refusal(config, "cuda", others, 3 * GIB)
+    assert error.field == "model"
+    assert "take 4.00 GiB in bfloat16, and 3.00 GiB are available" in str(error)
+    shape = shape_of(config, "cuda")
+    plan = size_cache(config, shape, MODEL, Memory(64 * GIB, 64 * GIB), WEIGHTS)
+    check_host(config, shape, MODEL, plan, 3 * GIB, WEIGHTS)
+    check_host(config, shape, others, plan, 5 * GIB, WEIGHTS)
+
+
 def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(model=str(make_tiny("llama", tmp_path).folder), dtype="float32")
     monkeypatch.setattr(engine_module, "load_model", pytest.fail)
     monkeypatch.setattr(engine_module, "memory_of", lambda _: Memory(100 << 10, 100 << 10))
     with pytest.raises(ConfigError, match="model: its weights take"):
+        Engine.create(config)
+    monkeypatch.setattr(engine_module, "memory_of", lambda _: Memory(GIB, GIB))
+    monkeypatch.setattr(engine_module, "available_memory", lambda: GIB)
+    config = replace(config, preemption_mode="swap", swap_space_bytes=GIB)
+    with pytest.raises(ConfigError, match="swap_space_bytes: 1.00 GiB, and"):
         Engine.create(config)
 
 
