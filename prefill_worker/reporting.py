@@ -77,6 +77,7 @@ class Reporter:
             max_step_tokens=engine.limits.max_num_batched_tokens,
             block_size=engine.info.shape.block_size,
             still_s=worker.engine.still_s,
+            step_s=engine.expected_s,
         )
         if worker.cores is not None:
             worker.cores.write(report.cores)

@@ -16,6 +16,7 @@ from router.workers import Leg, LinkSpeed, Load, Standing, StepCosts, Worker
 
 STALL_S = 2.0  # with work, and without a step; where no step takes as long
 FIRST_STALL_S = 10.0  # of a worker that has made none
+LATE, LATE_S = 3.0, 1.0  # times what a step should take, and so much more
 HEADROOM = 0.05  # of a worker's tokens
 
 
@@ -86,11 +87,15 @@ class Account:
 
     @property
     def stall_s(self) -> float:
-        """More than its longest step should take: a large model on a small machine is at one chunk
-        of a prompt for many seconds, and not stuck."""
-        if self._num_steps <= 0:
-            return FIRST_STALL_S
-        return max(STALL_S, 3 * full_step_s(self.costs, self.max_step_tokens) + 1)
+        """More than its longest step should take, or the one that it is at: a large model on a
+        small machine is at one chunk of a prompt for minutes, at the end of a long one for longer
+        still, and not stuck."""
+        load = self.standing.load
+        longest_s = full_step_s(self.costs, self.max_step_tokens)
+        if load is not None:
+            longest_s = max(longest_s, load.step_s)
+        least_s = FIRST_STALL_S if self._num_steps <= 0 else STALL_S
+        return max(least_s, LATE * longest_s + LATE_S)
 
     def takes_new(self, now: float) -> bool:
         return self.still_s <= self.stall_s and self.standing.takes_new(now)

@@ -27,6 +27,7 @@ def read_load(report: LoadReport, now: float) -> Load:
         draining=report.draining,
         unhealthy=report.unhealthy,
         still_s=report.still_s,
+        step_s=report.step_s,
     )
 
 

@@ -65,6 +65,7 @@ class Load:
     draining: bool = False
     unhealthy: str = ""
     still_s: float = 0.0  # with work and without a step
+    step_s: float = 0.0  # that the step under way should take, with all that it attends to
 
     @property
     def num_sequences(self) -> int:

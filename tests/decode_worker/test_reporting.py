@@ -38,6 +38,7 @@ async def test_prompts_that_wait_to_be_computed_here_are_reported(tmp_path: Path
         while (report := await worker.reporter.load()).num_context_tokens <= len(prompts[0]):
             pass
     assert (report.num_running, report.num_waiting) == (1, 3)
+    assert report.step_s > 0, "what the step under way should take"
     assert report.num_queued_tokens == len(prompts[1]) + len(prompts[2])
     for stream in streams:
         stream.close()

@@ -156,6 +156,19 @@ def test_a_step_that_takes_long_is_no_stall() -> None:
         assert one.takes_new(10.0 + still_s) is takes
 
 
+@pytest.mark.parametrize("num_steps", [0, 7])
+def test_a_step_that_its_worker_says_takes_long_is_no_stall(num_steps: int) -> None:
+    """A first chunk, or one that attends to a very long prompt before it: 40 s."""
+    facts = {"num_running": 1, "max_step_tokens": 2048, "num_steps": num_steps}
+    one = account(**facts)
+    for still_s, takes in ((40.0, True), (120.0, True), (122.0, False)):
+        one.note(load(10.0 + still_s, step_s=40.0, **facts), COSTS)
+        assert one.takes_new(10.0 + still_s) is takes
+    one.note(load(10.0 + 122.5, step_s=1.0, num_running=1, num_steps=num_steps + 1), COSTS)
+    one.note(load(10.0 + 122.5 + 2 * FIRST_STALL_S, num_running=1, num_steps=num_steps + 1), COSTS)
+    assert not one.takes_new(10.0 + 122.5 + 2 * FIRST_STALL_S), "what it was at before is over"
+
+
 def test_nobody_knows_how_long_a_first_step_takes() -> None:
     one = account(num_steps=0, num_running=1)
     one.note(load(9.9 + FIRST_STALL_S, num_steps=0, num_running=1), COSTS)

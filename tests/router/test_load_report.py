@@ -26,6 +26,7 @@ def test_everything_arrives() -> None:
         draining=True,
         unhealthy="stuck",
         still_s=1.5,
+        step_s=2.5,
     )
     assert read_load(report, 99.0) == Load(
         at=99.0,
@@ -50,6 +51,7 @@ def test_everything_arrives() -> None:
         draining=True,
         unhealthy="stuck",
         still_s=1.5,
+        step_s=2.5,
     )
 
 
