@@ -1,7 +1,8 @@
 """Readers that are killed in mid-transfer, each out of one process that has all of it loaded.
 
-For every line on its standard input a process is forked, which connects and has always two reads
-of the whole pool under way, until it is killed with the first of them done; then a line says so.
+For every number on its standard input so many processes are forked. Each connects and has always
+two reads of the whole pool under way, until it is killed when every one of them has done its first;
+then a line says so.
 """
 
 import asyncio
@@ -33,23 +34,37 @@ async def read_for_ever(
     await asyncio.gather(repeat(), repeat())
 
 
+def begin(name: str, pool: Pool, incarnation: int, metadata: bytes) -> tuple[int, int]:
+    """A reader's process, and where it says that a read is done; its pages of the pool are its
+    own."""
+    done, under_way = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(done)
+        asyncio.run(read_for_ever(name, pool, incarnation, metadata, under_way))
+    os.close(under_way)
+    return pid, done
+
+
 def main() -> None:
     name, groups, incarnation, metadata = json.loads(sys.argv[1])
     pool = Pool(tuple(map(tuple, groups)))
     if name == "nixl":
         nixl.prepare_environment()
         nixl.load()
-    for _ in sys.stdin:
-        done, under_way = os.pipe()
-        pid = os.fork()
-        if not pid:
-            read = read_for_ever(name, pool, incarnation, bytes.fromhex(metadata), under_way)
-            asyncio.run(read)
-        os.close(under_way)
-        assert os.read(done, 1), "it has read nothing"
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(done)
+    if name == "collective":
+        import kv_transfer.collective_connector  # noqa: F401 - and torch
+    for line in sys.stdin:
+        readers = [
+            begin(name, pool, incarnation, bytes.fromhex(metadata)) for _ in range(int(line))
+        ]
+        for _, done in readers:
+            assert os.read(done, 1), "it has read nothing"
+        for pid, _ in readers:
+            os.kill(pid, signal.SIGKILL)
+        for pid, done in readers:
+            os.waitpid(pid, 0)
+            os.close(done)
         os.write(1, b"killed\n")
 
 

@@ -130,19 +130,19 @@ async def test_a_failed_read_does_not_poison_the_pair(name: str) -> None:
         assert pool.blobs[0].sum(axis=1, dtype=int).tolist() == sums
 
 
-@pytest.mark.parametrize(("name", "count"), [("socket", 20), ("nixl", 20), ("collective", 3)])
-async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str, count: int) -> None:
-    """Every one of them."""
+@pytest.mark.parametrize("name", ["socket", "nixl", "collective"])
+async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> None:
+    """Every one of 20, five at once."""
     pool = Pool(LARGE)
     async with child(name, 6, groups=LARGE) as holder, reader(name, pool) as connector:
-        await kill_readers(name, holder, count)
+        await kill_readers(name, holder, [5] * 4)
         ours = await connector.connect(holder.incarnation, holder.metadata)
         await ended(ours.read(0, ALL, ALL).ended)
         sums = pool.blobs[0].sum(axis=1, dtype=int).tolist()
         assert await holder.ask("blob_sums", 0) == sums
 
 
-async def kill_readers(name: str, holder: ChildHandle, count: int) -> None:
+async def kill_readers(name: str, holder: ChildHandle, counts: list[int]) -> None:
     reads = json.dumps([name, LARGE, holder.incarnation, holder.metadata.hex()])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -153,9 +153,9 @@ async def kill_readers(name: str, holder: ChildHandle, count: int) -> None:
     )
     assert process.stdin
     assert process.stdout
-    for _ in range(count):
+    for count in counts:
         await holder.ask("expect_peer")
-        process.stdin.write(b"one\n")
+        process.stdin.write(f"{count}\n".encode())
         while line := await asyncio.wait_for(process.stdout.readline(), 60):
             if line == b"killed\n":  # NIXL writes to standard output
                 break
