@@ -15,6 +15,7 @@ from kv_transfer.link_maker import LinkMaker
 from protos.worker_pb2 import DescribeRequest
 
 FIRST_BACK_OFF_S, USUAL_BACK_OFF_S, LONGEST_BACK_OFF_S = 0.1, 1.0, 5.0
+LONG_MAKING_S = 1.0  # it takes some 10 ms
 MAX_IDLE_PEERS = 256
 
 
@@ -25,6 +26,8 @@ class _Peer:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_users: int = 0  # who ask for its link now
     link: Link | None = None
+    making: asyncio.Task[Link] | None = None
+    making_since: float = 0.0
     problem: TransferError | None = None  # of the last try
     back_off_s: float = 0.0
     not_before: float = 0.0
@@ -35,7 +38,7 @@ class _Peer:
 
     @property
     def is_idle(self) -> bool:
-        return self.num_users == 0 and self.live is None
+        return self.num_users == 0 and self.live is None and self.making is None
 
 
 def next_back_off(previous_s: float, took_s: float) -> float:
@@ -46,7 +49,8 @@ def next_back_off(previous_s: float, took_s: float) -> float:
 
 
 class Links:
-    """The links of one worker, by address; each is made once, by whoever needs it first.
+    """The links of one worker, by address; each is made once, when it is needed first, and to the
+    end though nobody waits for it any more: a connector that cannot is known after seconds.
 
     Addresses come from requests, so those without a live link are forgotten: some time after
     their back-off, or when there are too many.
@@ -82,15 +86,22 @@ class Links:
         return None if peer is None else peer.live
 
     def is_avoided(self, address: str) -> bool:
-        """It was tried in vain just now."""
-        peer = self._peers.get(address)
-        return peer is not None and peer.live is None and time.monotonic() < peer.not_before
+        """It was tried in vain just now, or has been tried for long."""
+        peer, now = self._peers.get(address), time.monotonic()
+        if peer is None or peer.live is not None:
+            return False
+        return now < peer.not_before or (
+            peer.making is not None and now - peer.making_since > LONG_MAKING_S
+        )
 
     def live(self) -> list[Link]:
         return [link for peer in self._peers.values() if (link := peer.live) is not None]
 
     async def close(self) -> None:
         for peer in self._peers.values():
+            if peer.making is not None:
+                peer.making.cancel()
+                await asyncio.wait({peer.making})
             if peer.link is not None:
                 peer.link.end()
                 await peer.link.closed()
@@ -124,17 +135,24 @@ class Links:
         return await self._maker.incarnation(link.address) != link.incarnation
 
     async def _renew(self, address: str, peer: _Peer) -> Link:
-        started = time.monotonic()
-        if peer.problem is not None and started < peer.not_before:
-            raise _failed(f"{address} was tried just now: {peer.problem}", peer.problem)
+        now = time.monotonic()
+        if peer.making is None:
+            if peer.problem is not None and now < peer.not_before:
+                raise _failed(f"{address} was tried just now: {peer.problem}", peer.problem)
+            peer.making, peer.making_since = asyncio.ensure_future(self._make(address, peer)), now
+        return await asyncio.shield(peer.making)
+
+    async def _make(self, address: str, peer: _Peer) -> Link:
         try:
             link = await self._maker.make(address)
         except TransferError as error:
             now = time.monotonic()
             peer.problem = error
-            peer.back_off_s = next_back_off(peer.back_off_s, now - started)
+            peer.back_off_s = next_back_off(peer.back_off_s, now - peer.making_since)
             peer.not_before = now + peer.back_off_s
             raise _failed(str(error), error) from None
+        finally:
+            peer.making = None
         if peer.link is not None:
             peer.link.lose("it was made anew")
         peer.link, peer.problem, peer.back_off_s = link, None, 0.0

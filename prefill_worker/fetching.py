@@ -33,7 +33,7 @@ from prefill_worker.asks import (
 )
 from prefill_worker.candidates import Candidate, Candidates
 from prefill_worker.named_workers import PrefixSource
-from prefill_worker.prefixes import PrefixPlan, PrefixPlanner
+from prefill_worker.prefixes import GRACE_S, PrefixPlan, PrefixPlanner
 from protos.handoff_pb2 import Ask
 
 logger = logging.getLogger(__name__)
@@ -200,7 +200,9 @@ class Fetcher:
         candidates, sources = wanted.candidates, wanted.plan.sources
         address, incarnation = candidates[number]
         try:
-            link = await self._link(address, incarnation, wanted.left_s())
+            link = await self._link(
+                address, incarnation, self._link_patience_s(reservation, wanted)
+            )
             left_s, parties = wanted.left_s(), self._parties(link)
             ask = ask_for_prompt(reservation, wanted.request, parties, left_s, sources)
             pulled = await self._pull(link, ask, reservation, left_s, attempt)
@@ -239,6 +241,15 @@ class Fetcher:
             if attempt.hand_off is not None and await attempt.hand_off.unfinished():
                 return ComputeHere()
         return Delivered(end=reservation.held.start)
+
+    def _link_patience_s(self, reservation: Reservation, wanted: _Wanted) -> float | None:
+        """No longer than the prompt would take here, where it may be computed here: a connector
+        that cannot reach a peer takes seconds to be given up."""
+        if not wanted.plan.local:
+            return wanted.left_s()
+        num_tokens = reservation.held.end - reservation.held.start
+        token_s = self._engine.engine.step_times.whole_prompt_token_s
+        return wanted.left_s(GRACE_S + num_tokens * token_s)
 
     async def _link(self, address: str, incarnation: int, left_s: float | None) -> Link:
         try:

@@ -9,6 +9,10 @@ import pytest_asyncio
 
 from decode_worker.answerer import LocalPrefill
 from engine.sampling import SamplingParams
+from engine.step_times import StepTimes
+from kv_transfer import links
+from kv_transfer.link import Link
+from prefill_worker import fetching
 from prefill_worker.node import Node
 from tests.decode_worker.worker_group import WorkerGroup
 from tests.engine.models_on_disk import make_tiny
@@ -36,11 +40,11 @@ def num_steps(group: WorkerGroup) -> list[int]:
 
 async def meet(group: WorkerGroup) -> None:
     """Every prefill worker has been asked, and has reported."""
-    links = group.decode[0].exchange.links
+    known = group.decode[0].exchange.links
     for worker in group.prefill:
-        await links.get(group.addresses[worker])
+        await known.get(group.addresses[worker])
     async with asyncio.timeout(30):
-        while any(link.load is None for link in links.live()):
+        while any(link.load is None for link in known.live()):
             await asyncio.sleep(0.001)
 
 
@@ -82,6 +86,26 @@ async def test_nobody_is_asked_that_was_not_heard_of_for_long(group: WorkerGroup
     ]
     await asyncio.gather(*asked)
     assert decode.fetcher.outcomes.total() == 0
+
+
+async def test_a_link_that_takes_long_to_make_holds_up_one_prompt(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that not for longer than it takes here, and a moment."""
+    decode, asked = group.decode[0], []
+
+    async def make(address: str) -> Link:
+        asked.append(address)
+        return await asyncio.Future()
+
+    monkeypatch.setattr(decode.exchange.links._maker, "make", make)
+    monkeypatch.setattr(fetching, "GRACE_S", 0.05)
+    monkeypatch.setattr(links, "LONG_MAKING_S", 0.05)
+    decode.engine.engine.step_times = StepTimes()
+    for prompt in PROMPTS[:3]:
+        await group.ask(prompt, PARAMS, computed_by=group.prefill[:1], local=LocalPrefill.AUTO)
+    assert decode.fetcher.outcomes == {"ComputeHere": 1}
+    assert asked == [group.addresses[group.prefill[0]]]
 
 
 async def test_many_at_once_are_shared_out(group: WorkerGroup) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
+from kv_transfer import links as links_module
 from kv_transfer import probe
 from kv_transfer.connector import PeerPool
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
@@ -417,16 +418,41 @@ async def test_a_link_knows_its_peers_load_and_its_end(peer: Peer, make_links: M
     assert "load reports broke off" in link.lost
 
 
-async def test_a_link_that_is_cancelled_while_it_is_made_leaves_nothing(
+async def begun(connector: FakeConnector) -> None:
+    async with asyncio.timeout(30):
+        while not (connector.pools and connector.pools[0].reads):
+            await asyncio.sleep(0)
+
+
+async def test_links_that_are_closed_while_one_is_made_leave_nothing(
     peer: Peer, make_links: MakeLinks
 ) -> None:
     slow = FakeConnector("fast", by_hand=True)
     links = make_links(slow)
-    making = asyncio.ensure_future(links.get(peer.address))
-    async with asyncio.timeout(30):
-        while not (slow.pools and slow.pools[0].reads):
-            await asyncio.sleep(0)
-    making.cancel()
-    await asyncio.wait({making})
+    asking = asyncio.ensure_future(links.get(peer.address))
+    await begun(slow)
+    await links.close()
     assert slow.pools[0].disconnected
     assert links.live() == []
+    await asyncio.wait({asking})
+    assert asking.cancelled()
+
+
+async def test_a_link_is_made_though_nobody_waits_for_it_any_more(
+    peer: Peer, make_links: MakeLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else those with less patience than a probe has would never get one. Who can do without
+    does, while it takes long."""
+    monkeypatch.setattr(links_module, "LONG_MAKING_S", 0.0)
+    slow, plain = FakeConnector("fast", by_hand=True), FakeConnector("plain")
+    links = make_links(slow, plain)
+    asking = asyncio.ensure_future(links.get(peer.address))
+    await begun(slow)
+    assert links.is_avoided(peer.address)
+    asking.cancel()
+    await asyncio.wait({asking})
+    slow.pools[0].reads[0].fail()
+    link = await links.get(peer.address)
+    assert (link.connector, links.known(peer.address)) == ("plain", link)
+    assert len(slow.pools) == 1, "it was made once"
+    assert not links.is_avoided(peer.address)
