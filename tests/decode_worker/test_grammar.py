@@ -10,27 +10,47 @@ import pytest_asyncio
 from decode_worker.answerer import LocalPrefill
 from engine.engine import Engine
 from engine.request import ChoiceSoFar, FinishReason
+from engine.sampling import SamplingParams
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.grammar.cases import PERSON, hot, make_engine, prompt, said, schema
+from tests.engine.pair import Answer
 from tests.engine.test_hand_over import answer
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest_asyncio.fixture(params=["inprocess", "socket", "nixl"])
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[WorkerPair]:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["inprocess", "socket", "nixl"])
+async def workers(request: pytest.FixtureRequest) -> AsyncIterator[WorkerPair]:
     pair = await WorkerPair.start(
         make_engine(max_num_batched_tokens=32), make_engine(), (request.param,)
     )
     yield pair
-    await pair.check_idle()
     await pair.stop()
 
 
-async def test_two_workers_say_what_one_does(pair: WorkerPair) -> None:
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(workers: WorkerPair) -> AsyncIterator[WorkerPair]:
+    yield workers
+    await workers.check_idle()
+    await workers.forget(workers.prefill, workers.decode)
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[tuple[list[int], SamplingParams, Answer]]:
+    """And what one engine says."""
     alone = make_engine()
+    found = []
     for length, n in ((5, 1), (16, 2), (60, 3)):
         text = (prompt("Somebody with a name and an age, please. ") * 8)[:length]
         params = hot(schema(PERSON), length, n=n, logprobs=1)
-        expected = answer(alone, text, params)
+        found.append((text, params, answer(alone, text, params)))
+    return found
+
+
+async def test_two_workers_say_what_one_does(
+    pair: WorkerPair, cases: list[tuple[list[int], SamplingParams, Answer]]
+) -> None:
+    for text, params, expected in cases:
         (await pair.ask(text, params)).check_equal(expected)
         (await pair.ask(text, params, LocalPrefill.ALWAYS)).check_equal(expected)
         for choice, tokens in expected.tokens.items():
@@ -42,7 +62,6 @@ async def test_two_workers_say_what_one_does(pair: WorkerPair) -> None:
             assert told.tokens[choice] == tokens[4:]
     assert pair.decode.fetcher.outcomes["Delivered"] >= 3
     assert pair.prefill.engine.engine.grammars.num_kept == 0, "the decode worker's alone"
-    await pair.forget(pair.prefill, pair.decode)
 
 
 async def test_workers_agree_with_a_cold_and_a_warm_cache(pair: WorkerPair) -> None:

@@ -2,7 +2,9 @@
 token for token as one engine with room for all (fp32)."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from engine.memory import bytes_needed
 from engine.sampling import SamplingParams
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.models_on_disk import CONFIGS, make_tiny
-from tests.engine.pair import make_engine
+from tests.engine.pair import Answer, make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
 
@@ -31,6 +33,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Engine:
     return make_engine(str(folder))
+
+
+Expected = Callable[[int, int], Answer]
+
+
+@pytest.fixture(scope="module")
+def expected(alone: Engine) -> Expected:
+    """Of one engine, which is asked once for a prompt's number and its choices."""
+    return cache(lambda number, n: answer(alone, PROMPTS[number], replace(HOT, n=n)))
 
 
 def small_engine(folder: Path, alone: Engine, mode: str) -> Engine:
@@ -64,16 +75,15 @@ class Preemptions:
 @pytest.mark.parametrize("connector", ["socket", "nixl"])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_preempted_while_others_arrive(
-    folder: Path, alone: Engine, mode: str, connector: str
+    folder: Path, alone: Engine, expected: Expected, mode: str, connector: str
 ) -> None:
     decode = small_engine(folder, alone, mode)
     pair = await WorkerPair.start(make_engine(str(folder)), decode, (connector,))
     preemptions = Preemptions(pair)
-    asked = [(prompt, replace(HOT, n=1 + (i % 4 == 0))) for i, prompt in enumerate(PROMPTS)]
-    expected = [answer(alone, prompt, params) for prompt, params in asked]
-    told = await asyncio.gather(*(pair.ask(*each) for each in asked))
-    for mine, theirs in zip(told, expected, strict=True):
-        mine.check_equal(theirs)
+    nums = [1 + (i % 4 == 0) for i in range(len(PROMPTS))]
+    asks = [pair.ask(prompt, replace(HOT, n=n)) for prompt, n in zip(PROMPTS, nums, strict=True)]
+    for i, told in enumerate(await asyncio.gather(*asks)):
+        told.check_equal(expected(i, nums[i]))
     await pair.check_idle()
     await preemptions.wait()
     assert len(preemptions.seen) == len(PROMPTS), "nobody fetches again"
@@ -83,17 +93,16 @@ async def test_preempted_while_others_arrive(
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_preempted_while_prompts_of_both_kinds_arrive(
-    folder: Path, alone: Engine, mode: str
+    folder: Path, alone: Engine, expected: Expected, mode: str
 ) -> None:
     """Every other prompt is computed here, in chunks, between those that come."""
     pair = await WorkerPair.start(
         make_engine(str(folder)), small_engine(folder, alone, mode), ("inprocess",)
     )
-    expected = [answer(alone, prompt, HOT) for prompt in PROMPTS]
     modes = (LocalPrefill.NEVER, LocalPrefill.ALWAYS)
     asks = [pair.ask(prompt, HOT, modes[i % 2]) for i, prompt in enumerate(PROMPTS)]
-    for mine, theirs in zip(await asyncio.gather(*asks), expected, strict=True):
-        mine.check_equal(theirs)
+    for i, told in enumerate(await asyncio.gather(*asks)):
+        told.check_equal(expected(i, 1))
     await pair.check_idle()
     stats = await pair.decode.engine.ask(lambda engine: engine.scheduler_stats())
     assert stats.num_preemptions > 0

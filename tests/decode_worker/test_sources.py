@@ -16,6 +16,7 @@ from engine.engine import Engine
 from engine.memory import bytes_needed
 from engine.sampling import SamplingParams
 from engine.step_times import StepTimes
+from prefill_worker import prefixes
 from prefill_worker.node import Node
 from tests.decode_worker.worker_group import WorkerGroup
 from tests.engine.models_on_disk import CONFIGS, make_tiny
@@ -183,8 +184,9 @@ async def test_sources_that_fail_cost_nothing_but_time(group: WorkerGroup, alone
 
 
 async def test_a_source_that_cannot_be_reached_holds_up_one_prompt(
-    group: WorkerGroup, alone: Engine
+    group: WorkerGroup, alone: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prefixes, "GRACE_S", 0.05)
     expected = answer(alone, PROMPT, HOT)
     planner = group.decode[0].fetcher.prefixes
     with socket.create_server(("127.0.0.1", 0)) as silent:
