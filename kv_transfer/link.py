@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import grpc
 
-from kv_transfer.connector import PeerPool
+from kv_transfer.connector import PeerPool, Read
 from kv_transfer.errors import TransferError
 from kv_transfer.load_messages import check_load
 from kv_transfer.probe import LinkFigures
@@ -24,6 +26,12 @@ logger = logging.getLogger(__name__)
 LOAD_PERIOD_MS = 500
 TELLING_BYTES = 1 << 20  # reads from this size on say something about the rate
 SMOOTHING = 0.2
+READ_PATIENCE, READ_PATIENCE_S = 3.0, 30.0  # times what it should take, and so much more
+
+
+class LinkRead(NamedTuple):
+    read: Read
+    patience_s: float  # that it may take; a network that fails may never say so
 
 
 class Link:
@@ -53,6 +61,7 @@ class Link:
         self._watch: asyncio.Task[None] | None = None
         self._stub = HandOffStub(channel)
         self._calls: set[HandOffCall] = set()
+        self._bytes_out = 0  # of reads that have not ended
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -117,6 +126,17 @@ class Link:
         """After `end`, when no hand-off of the link is left."""
         if self._closing is not None:
             await self._closing
+
+    def begin_read(self, group: int, remote: Sequence[int], local: Sequence[int]) -> LinkRead:
+        """Behind those that are under way, which have a share in the rate."""
+        read = self.pool.read(group, remote, local)
+        self._bytes_out += read.num_bytes
+        read.ended.add_done_callback(lambda _: self._forget_read(read))
+        expected_s = self._bytes_out / max(1.0, self.figures.bytes_per_s)
+        return LinkRead(read, READ_PATIENCE_S + READ_PATIENCE * expected_s)
+
+    def _forget_read(self, read: Read) -> None:
+        self._bytes_out -= read.num_bytes
 
     def note_read(self, num_bytes: int, seconds: float) -> None:
         if num_bytes >= TELLING_BYTES and seconds > 0:

@@ -167,7 +167,7 @@ class Pull:
         if self._request_deadline is not None and now >= self._request_deadline:
             raise TransferError("its time is up", retryable=False)
         if self.state is PullState.ARRIVING:
-            return  # a read ends or its link breaks
+            return  # reads end, or are late, or their link breaks
         if now >= self._next_message:
             raise TransferError("the holder is silent")
         if self.state is PullState.COMMITTING:

@@ -1,6 +1,7 @@
 """The puller's side of a hand-off: one ask, its reads, and the commit."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class _Reading:
     copy: Copy
     unfinished: Unfinished
     started: float
+    late_at: float
 
 
 class HandOff:
@@ -148,10 +150,12 @@ class HandOff:
             while self._pull.state is not PullState.DONE:
                 now = time.monotonic()
                 self._pull.check_time(now)
+                self._check_reads(now)
+                next_check = max(now, min(self._pull.next_check(now), self._first_late))
                 both: list[asyncio.Future[Any]] = [message, *self._reads]
                 await asyncio.wait(
                     both,
-                    timeout=self._pull.next_check(now) - now,
+                    timeout=next_check - now,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 for ended in [f for f in self._reads if f.done()]:
@@ -208,12 +212,26 @@ class HandOff:
             raise TransferError("more prompt logprobs came than the prompt has tokens")
         for copy in copies:
             began = time.perf_counter()
-            read = self._link.pool.read(copy.group, copy.remote_blocks, copy.local_blocks)
+            read, patience_s = self._link.begin_read(
+                copy.group, copy.remote_blocks, copy.local_blocks
+            )
             took_s = time.perf_counter() - began
             self._record.note_post(now, took_s, len(copy.local_blocks))
             unfinished = Unfinished(copy.group, copy.local_blocks, read)
-            self._reads[read.ended] = _Reading(copy, unfinished, now)
+            self._reads[read.ended] = _Reading(copy, unfinished, now, now + patience_s)
         self._faults.reach("puller.reading")
+
+    @property
+    def _first_late(self) -> float:
+        return min((reading.late_at for reading in self._reads.values()), default=math.inf)
+
+    def _check_reads(self, now: float) -> None:
+        """LinkLost for a READ that hangs: whoever asks next has the link made anew, and tried."""
+        late = (ended for ended, reading in self._reads.items() if now >= reading.late_at)
+        if not all(ended.done() for ended in late):
+            problem = "a READ did not end in time"
+            self._link.lose(problem)
+            raise LinkLost(problem)
 
     def _note_read(self, reading: _Reading) -> None:
         """TransferError if the bytes are not there, or not those that were sent."""

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from kv_transfer import holder
+from kv_transfer import holder, link
 from kv_transfer.errors import LinkLost, TransferError
+from kv_transfer.probe import LinkFigures
 from kv_transfer.source import ReadyEnd
 from protos.generation_pb2 import TokenLogprobs
 from tests.kv_transfer.handoff_pair import CHUNKS, END, WANTED, Pair, run
@@ -106,6 +107,43 @@ async def test_a_read_over_a_broken_connection_loses_the_link(pair: Pair) -> Non
 async def test_a_read_that_fails_otherwise_leaves_the_link(pair: Pair) -> None:
     await fail_first_read(pair, TransferError("out of range"))
     assert pair.link.lost is None
+
+
+async def test_a_read_that_hangs_loses_the_link(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hand-off without a deadline, whose holder lives and has said all."""
+    monkeypatch.setattr(link, "READ_PATIENCE_S", 0.1)
+    pair.by_hand()
+    pair.link.figures = LinkFigures(0.0, 1e9)
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+        while len(pair.pool.reads) < 2:
+            await asyncio.sleep(0)
+        pair.pool.reads[1].finish()
+
+    hand_off = pair.hand_off(WANTED)
+    with pytest.raises(LinkLost, match="did not end in time"):
+        await run(pair, hand_off, act)
+    assert "did not end" in (pair.link.lost or "")
+    (left,) = await hand_off.unfinished()
+    assert left.blocks == (3,)
+    assert not pair.pool.reads[0].wanted
+    await pair.idle()
+    pair.check_all_dropped(21, 22, 23)
+
+
+async def test_a_read_has_the_time_of_all_that_are_under_way(pair: Pair) -> None:
+    pair.by_hand()
+    pair.link.figures = LinkFigures(0.0, 2.0)
+    first, second = (pair.link.begin_read(0, blocks, blocks) for blocks in ([1, 2], [3, 4]))
+    patience = [one.patience_s - link.READ_PATIENCE_S for one in (first, second)]
+    assert patience == [3 * 1.0, 3 * 2.0], "four bytes at two a second"
+    for read in pair.pool.reads:
+        read.finish()
+    await asyncio.sleep(0)
+    assert pair.link.begin_read(0, [5], [5]).patience_s == link.READ_PATIENCE_S + 3 * 0.5
 
 
 async def test_a_damaged_block_is_noticed(pair: Pair) -> None:
