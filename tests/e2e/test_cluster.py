@@ -6,8 +6,9 @@ import json
 import re
 import socket
 import threading
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -226,18 +227,18 @@ def test_who_hangs_up_is_gone_from_every_worker_within_a_second(
         wait_until(lambda: is_idle(page_of(cluster)), GONE_S, lambda: page_of(cluster))
 
 
-def test_a_decode_worker_that_is_killed_costs_no_request(
+def test_a_decode_worker_that_is_killed_costs_no_request_and_is_used_again(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
-    before = cluster.replicas("decode")
+    before = by_replica(cluster, "drawn_tokens_total", "decode").keys()
     assert len(before) == 2
     load = Load(cluster)
-    kill(before[:1])
+    kill(cluster.replicas("decode")[:1])
     assert load.results() == expected
-    wait_until(lambda: bool(set(cluster.replicas("decode")) - set(before)), BACK_S, cluster.said)
+    wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said)
 
 
-def test_a_prefill_worker_that_is_killed_costs_no_request(
+def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
     before = cluster.replicas("prefill")
@@ -246,6 +247,27 @@ def test_a_prefill_worker_that_is_killed_costs_no_request(
     assert load.results() == expected
     assert [streamed(cluster.url, prompt) for prompt in PROMPTS[:2]] == expected[:2]
     wait_until(lambda: bool(set(cluster.replicas("prefill")) - set(before)), BACK_S, cluster.said)
+    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
+
+
+def another_decodes(cluster: Cluster, before: Collection[str]) -> bool:
+    """Of requests that no worker has seen, several at once."""
+
+    def ask(_: int) -> int:
+        said = body(str(uuid.uuid4()), max_tokens=4)
+        return httpx.post(f"{cluster.url}/v1/completions", json=said, timeout=60).status_code
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(ask, range(4))) == {200}
+    counts = by_replica(cluster, "drawn_tokens_total", "decode")
+    return any(count for replica, count in counts.items() if replica not in before)
+
+
+def by_replica(cluster: Cluster, name: str, pool: str) -> dict[str, float]:
+    """A metric of every replica of the pool."""
+    line = rf'^kvrelay:{name}{{.*pool="{pool}",replica="(\w+)"}} (\S+)$'
+    found = re.findall(line, page_of(cluster), re.MULTILINE)
+    return {replica: float(value) for replica, value in found}
 
 
 def test_serve_s_controller_may_die(cluster: Cluster, expected: list[tuple[str, int]]) -> None:
