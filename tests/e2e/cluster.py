@@ -129,6 +129,15 @@ class Cluster:
             node.terminate()
             node.wait(30)
 
+    def status(self) -> dict[str, Any]:
+        """As another process of the same user sees it."""
+        port = self.url.rsplit(":", 1)[1]
+        command = [sys.executable, "-m", "cluster.cli", "status", "--json", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said: dict[str, Any] = json.loads(done.stdout)
+        return said
+
     def redeploy(self, **args: Any) -> None:
         """Returns when the last of the old replicas is being stopped."""
         self._drive("redeploy", args)

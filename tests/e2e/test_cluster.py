@@ -128,6 +128,14 @@ class Load:
     def results(self) -> list[tuple[str, int]]:
         return [answer.result(120) for answer in self.answers]
 
+    def kept(self) -> list[tuple[str, int] | None]:
+        """None for those that broke off."""
+        lost = [isinstance(one.exception(120), httpx.HTTPError) for one in self.answers]
+        return [
+            None if is_lost else answer.result()
+            for is_lost, answer in zip(lost, self.answers, strict=True)
+        ]
+
 
 def test_the_pools_are_told_when_they_run(cluster: Cluster) -> None:
     words = " ".join(cluster.said().partition("is served at ")[2].split())
@@ -283,11 +291,20 @@ def test_serve_s_controller_may_die(cluster: Cluster, expected: list[tuple[str, 
     assert [cluster.replicas(pool) for pool in ("prefill", "decode", "ingress")] == before
 
 
-def test_an_ingress_that_is_killed_comes_back(
+def test_an_ingress_that_is_killed_takes_its_own_streams_alone_and_comes_back(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
-    before = cluster.replicas("ingress")
-    kill(before)
+    (ingress,) = [pool for pool in cluster.status()["pools"] if pool["name"] == "ingress"]
+    pids = {one["id"]: one["pid"] for one in ingress["replicas"]}
+    load = Load(cluster)
+    held = by_replica(cluster, "num_requests_open", "ingress")
+    assert held.keys() == pids.keys()
+    most, victim = max((num_open, name) for name, num_open in held.items())
+    kill([pids[victim]])
+    kept = load.kept()
+    assert 0 < kept.count(None) <= most < len(PROMPTS)
+    assert all(one in (None, whole) for one, whole in zip(kept, expected, strict=True))
+    wait_until(lambda: len(set(cluster.replicas("ingress")) - {pids[victim]}) == 2, BACK_S)
     wait_until(cluster.is_ready, BACK_S, cluster.said)
     assert streamed(cluster.url, PROMPTS[0]) == expected[0]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -135,12 +133,8 @@ def ask(url: str, client: int) -> str:
 
 
 def status(cluster: Cluster, name: str = "decode") -> dict[str, Any]:
-    """Of a pool, as another process of the same user sees it."""
-    port = cluster.url.rsplit(":", 1)[1]
-    command = [sys.executable, "-m", "cluster.cli", "status", "--json", "--port", port]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (pool,) = [one for one in json.loads(done.stdout)["pools"] if one["name"] == name]
+    """Of a pool."""
+    (pool,) = [one for one in cluster.status()["pools"] if one["name"] == name]
     assert isinstance(pool, dict)
     return pool
 
