@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 import threading
 import uuid
 from collections import Counter
@@ -172,6 +173,22 @@ def test_the_official_client_is_served(cluster: Cluster) -> None:
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="another", prompt="x")
     assert cluster.is_ready()
+
+
+def test_curl_is_answered_as_it_was_announced(cluster: Cluster) -> None:
+    (line,) = [one for one in cluster.said().splitlines() if one.startswith("  try:   curl ")]
+
+    def curl(words: str) -> str:
+        done = subprocess.run(["sh", "-c", f"curl -sS -f -m 60 {words}"], capture_output=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode()
+
+    announced = line.removeprefix("  try:   curl ")
+    assert json.loads(curl(announced))["choices"][0]["message"]["content"]
+    said = json.dumps(body(PROMPTS[0], max_tokens=5, stream=True))
+    events = curl(f"-N {cluster.url}/v1/completions -d '{said}'").split("\n\n")
+    assert len(events) > 2
+    assert events[-2:] == ["data: [DONE]", ""]
 
 
 def test_the_front_waits_a_minute_for_a_client(cluster: Cluster) -> None:
