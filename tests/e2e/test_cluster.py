@@ -45,6 +45,7 @@ PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(
 NUM_TOKENS = 400
 BACK_S = 60.0
 GONE_S = 1.0  # what a client has left
+STOP_S = 15.0  # as promised; what is left of it is killed a second before
 MOST_ASKED_AGAIN = 2  # of the hundreds of requests of a rollout
 # Between two requests of one asker, so that those who start meanwhile have cores to start on.
 PAUSE_S = 0.2
@@ -501,7 +502,7 @@ def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
         readers = [threads.submit(read, number) for number in range(8)]
         assert begun.wait(60)
         cluster.interrupt()
-        cluster.process.wait(30)
+        cluster.process.wait(STOP_S)
         streams = [lines for reader in readers if len(lines := reader.result(30)) > 1]
     assert all(lines[-1] == "data: [DONE]" for lines in streams)
     assert any("the server is stopping" in lines[-2] for lines in streams)
