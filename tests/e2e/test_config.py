@@ -186,7 +186,8 @@ def test_pools_follow_their_loads(cluster: Cluster) -> None:
     for pool in (grown, read_by):
         assert [one["state"] for one in pool["replicas"]] == ["RUNNING"] * 2
         assert all(one["load"] for one in pool["replicas"])
-    assert any(one["load"]["links"] for one in grown["replicas"])
+    links = [link for one in grown["replicas"] for link in one["load"]["links"]]
+    assert {link["connector"] for link in links} == {"nixl"}
     assert grown["scaling"]["change"].startswith("1 -> 2: sequences")
     assert read_by["scaling"]["change"].startswith("1 -> 2: prompts wait")
     assert " at the router, " in read_by["scaling"]["change"]
