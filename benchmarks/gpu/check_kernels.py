@@ -8,7 +8,14 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.gpu.bench import Bench, interpreted, relative_error
-from benchmarks.gpu.inputs import QUANTISED, Lengths, Paged, fill_with_nan, poisoned
+from benchmarks.gpu.inputs import (
+    QUANTISED,
+    Lengths,
+    Paged,
+    fill_with_nan,
+    poisoned,
+    random_queries,
+)
 from engine.kernels.interface import (
     NO_SLOT,
     Activation,
@@ -111,9 +118,7 @@ def _attention(
     for kind, lengths in _lengths(bench.smoke).items():
         size = shape.block_size
         made = poisoned(spec, lengths, size, dtype, bench.device, LAYER, format)
-        q = torch.randn(
-            made.batch.num_tokens, spec.num_heads, spec.head_dim, device=bench.device
-        ).to(dtype)
+        q = random_queries(spec, made.batch.num_tokens, dtype, bench.device)
         out = kernels.attention(q, spec, made.slab, LAYER, made.batch, made.group)
         expected = _expected(q, spec, made)
         name = f"{kind} attention, {shape.name}, {_short(dtype, format)}"

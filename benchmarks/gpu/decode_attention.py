@@ -5,7 +5,15 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.bench import Bench, free_memory, relative_error
-from benchmarks.gpu.inputs import FORMATS, Paged, layout_of, num_blocks, paged, random_slab
+from benchmarks.gpu.inputs import (
+    FORMATS,
+    Paged,
+    layout_of,
+    num_blocks,
+    paged,
+    random_queries,
+    random_slab,
+)
 from engine.kernels.interface import AttentionSpec
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.triton.kernels import TritonKernels
@@ -26,8 +34,7 @@ def run(bench: Bench) -> None:
     for num_seqs, context, layers in SMOKE_CASES if bench.smoke else CASES:
         name = f"B {num_seqs} at {context}, {layers} layers"
         made = full_cache(bench, spec, num_seqs, context, layers)
-        q = torch.randn(num_seqs, spec.num_heads, spec.head_dim, device=bench.device)
-        q = q.to(bench.dtype)
+        q = random_queries(spec, num_seqs, bench.dtype, bench.device)
         check(bench, name, kernels, q, spec, made)
         seconds = bench.seconds(partial(attend, kernels, q, spec, made, layers)) / layers
         limit_s = kv_bytes(spec, num_seqs * context, bench.dtype) / bench.limits.read_bytes_s

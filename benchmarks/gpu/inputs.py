@@ -42,6 +42,12 @@ def num_blocks(lengths: Lengths, block_size: int) -> int:
     return 1 + sum(-(-kv_len // block_size) for _, kv_len in lengths)
 
 
+def random_queries(
+    spec: AttentionSpec, num_tokens: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.randn(num_tokens, spec.num_heads, spec.head_dim, device=device).to(dtype)
+
+
 def random_slab(layout: BlockLayout, count: int, device: torch.device) -> KvSlab:
     """Normal numbers, also of a quantised format, whose rows then all have the same scale."""
     slab = KvSlab.allocate(layout, count, device)

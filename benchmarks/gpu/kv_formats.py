@@ -15,7 +15,7 @@ from benchmarks.gpu.decode_attention import (
     full_cache,
     kv_bytes,
 )
-from benchmarks.gpu.inputs import FORMATS, QUANTISED
+from benchmarks.gpu.inputs import FORMATS, QUANTISED, random_queries
 from benchmarks.gpu.models import make_model, write_config
 from benchmarks.gpu.rig import BLOCK_SIZE, Rig
 from engine.memory import plan_cache
@@ -49,8 +49,7 @@ def _attention(bench: Bench, kv_format: str, num_seqs: int, context: int, layers
     spec, kernels = SMOKE_SPEC if bench.smoke else LLAMA, bench.kernels()
     name = f"decode attention, {kv_format}, B {num_seqs} at {context}, a layer"
     made = full_cache(bench, spec, num_seqs, context, layers, kv_format)
-    q = torch.randn(num_seqs, spec.num_heads, spec.head_dim, device=bench.device)
-    q = q.to(bench.dtype)
+    q = random_queries(spec, num_seqs, bench.dtype, bench.device)
     check(bench, name, kernels, q, spec, made)
     seconds = bench.seconds(partial(attend, kernels, q, spec, made, layers)) / layers
     num_bytes = kv_bytes(spec, num_seqs * context, bench.dtype, kv_format)

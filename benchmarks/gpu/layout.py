@@ -6,8 +6,6 @@ dense slabs, so that address translation shows.
 
 from functools import partial
 
-import torch
-
 from benchmarks.gpu.bench import Bench, free_memory
 from benchmarks.gpu.decode_attention import (
     BLOCK_SIZE,
@@ -17,15 +15,21 @@ from benchmarks.gpu.decode_attention import (
     full_cache,
     kv_bytes,
 )
-from benchmarks.gpu.inputs import Paged, layout_of, num_blocks, paged, random_slab
+from benchmarks.gpu.inputs import (
+    Paged,
+    layout_of,
+    num_blocks,
+    paged,
+    random_queries,
+    random_slab,
+)
 from engine.kernels.triton.kernels import TritonKernels
 
 
 def run(bench: Bench) -> None:
     spec, kernels = SMOKE_SPEC if bench.smoke else LLAMA, bench.kernels()
     num_seqs, context, layers = (2, 40, 2) if bench.smoke else (96, 8192, 32)
-    q = torch.randn(num_seqs, spec.num_heads, spec.head_dim, device=bench.device)
-    q = q.to(bench.dtype)
+    q = random_queries(spec, num_seqs, bench.dtype, bench.device)
     together = full_cache(bench, spec, num_seqs, context, layers)
     blob_s = bench.seconds(partial(attend, kernels, q, spec, together, layers)) / layers
     del together

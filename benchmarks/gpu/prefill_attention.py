@@ -7,11 +7,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.bench import Bench, relative_error
 from benchmarks.gpu.decode_attention import BLOCK_SIZE, BOUND, LLAMA, SMOKE_SPEC
-from benchmarks.gpu.inputs import layout_of, num_blocks, paged, random_slab
+from benchmarks.gpu.inputs import (
+    Paged,
+    layout_of,
+    num_blocks,
+    paged,
+    random_queries,
+    random_slab,
+)
 from engine.kernels.interface import AttentionSpec
 from engine.kernels.reference import KEYS, VALUES, cached_rows
 
 GOAL = 0.60
+LAYER = 1
 CASES = ((2048, 2048), (8192, 8192), (2048, 8192))  # (new tokens, all tokens)
 SMOKE_CASES = ((20, 30),)
 
@@ -19,20 +27,17 @@ SMOKE_CASES = ((20, 30),)
 def run(bench: Bench) -> None:
     spec, kernels = SMOKE_SPEC if bench.smoke else LLAMA, bench.kernels()
     for new, total in SMOKE_CASES if bench.smoke else CASES:
-        lengths = [(new, total)]
-        layout = layout_of(spec, 2, BLOCK_SIZE, bench.dtype)
-        made = paged(random_slab(layout, num_blocks(lengths, BLOCK_SIZE), bench.device), lengths)
-        q = torch.randn(new, spec.num_heads, spec.head_dim, device=bench.device).to(bench.dtype)
-        run_ours = partial(kernels.attention, q, spec, made.slab, 1, made.batch, made.group)
+        q, made = one_prompt(bench, spec, new, total)
+        run_ours = partial(kernels.attention, q, spec, made.slab, LAYER, made.batch, made.group)
         k, v = (
-            cached_rows(made.slab, 1, plane, made.group.block_tables[0], total)
+            cached_rows(made.slab, LAYER, plane, made.group.block_tables[0], total)
             for plane in (KEYS, VALUES)
         )
         dense_q, dense_k, dense_v = (t.transpose(0, 1)[None].contiguous() for t in (q, k, v))
         name = f"{new} new of {total}"
         expected = _expected(dense_q, dense_k, dense_v)
         bench.check(name, relative_error(run_ours(), expected), BOUND[bench.dtype])
-        limit_s = flops(spec, new, total) / bench.limits.gemm_flops_s
+        limit_s = least_s(bench, spec, new, total)
         theirs = None
         if new == total:  # torch's causal mask is of the first tokens, not of the last
             theirs_of = partial(scaled_dot_product_attention, is_causal=True, enable_gqa=True)
@@ -48,10 +53,21 @@ def run(bench: Bench) -> None:
             )  # fmt: skip
 
 
-def flops(spec: AttentionSpec, new: int, total: int) -> float:
-    """Of both products, of what the causal mask leaves."""
+def one_prompt(
+    bench: Bench, spec: AttentionSpec, new: int, total: int
+) -> tuple[torch.Tensor, Paged]:
+    """Queries of its new tokens, and a cache of two layers."""
+    lengths = [(new, total)]
+    layout = layout_of(spec, LAYER + 1, BLOCK_SIZE, bench.dtype)
+    slab = random_slab(layout, num_blocks(lengths, BLOCK_SIZE), bench.device)
+    return random_queries(spec, new, bench.dtype, bench.device), paged(slab, lengths)
+
+
+def least_s(bench: Bench, spec: AttentionSpec, new: int, total: int) -> float:
+    """For both products, of what the causal mask leaves."""
     pairs = new * (total - new) + new * (new + 1) / 2
-    return 2 * spec.num_heads * (spec.head_dim + spec.value_dim) * pairs
+    flops = 2 * spec.num_heads * (spec.head_dim + spec.value_dim) * pairs
+    return flops / bench.limits.gemm_flops_s
 
 
 def _expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

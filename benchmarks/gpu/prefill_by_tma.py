@@ -7,7 +7,6 @@ card, it belongs into `engine/kernels/triton/prefill.py`; if not, nowhere.
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import triton
@@ -15,62 +14,47 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.gpu.bench import Bench, relative_error
-from benchmarks.gpu.decode_attention import BLOCK_SIZE, BOUND, LLAMA, SMOKE_SPEC
-from benchmarks.gpu.inputs import Paged, layout_of, num_blocks, paged, random_slab
-from benchmarks.gpu.prefill_attention import flops
+from benchmarks.gpu.decode_attention import BOUND, LLAMA, SMOKE_SPEC
+from benchmarks.gpu.inputs import Paged
+from benchmarks.gpu.prefill_attention import LAYER, least_s, one_prompt
 from engine.kernels.interface import AttentionSpec
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.paged import strides_of, tile_blocks
 from engine.kernels.triton.softmax import attended, attention_constants
 from engine.kernels.triton.tiles import AttentionTiles
 
-LAYER = 1
-
-
-class Choice(NamedTuple):
-    rows: int
-    tokens: int
-    warps: int
-    stages: int
-
-
 CHOICES = (
-    Choice(128, 64, 8, 2),
-    Choice(128, 64, 8, 3),
-    Choice(128, 64, 8, 4),
-    Choice(64, 64, 4, 3),
+    AttentionTiles(128, 64, 8, 2),
+    AttentionTiles(128, 64, 8, 3),
+    AttentionTiles(128, 64, 8, 4),
+    AttentionTiles(64, 64, 4, 3),
 )
 
 
 def run(bench: Bench) -> None:
     spec, kernels = SMOKE_SPEC if bench.smoke else LLAMA, bench.kernels()
     for length in (40,) if bench.smoke else (2048, 8192):
-        lengths = [(length, length)]
-        layout = layout_of(spec, 2, BLOCK_SIZE, bench.dtype)
-        made = paged(random_slab(layout, num_blocks(lengths, BLOCK_SIZE), bench.device), lengths)
-        q = torch.randn(length, spec.num_heads, spec.head_dim, device=bench.device)
-        q = q.to(bench.dtype)
+        q, made = one_prompt(bench, spec, length, length)
         in_use = partial(kernels.attention, q, spec, made.slab, LAYER, made.batch, made.group)
         expected = in_use()
-        limit_s = flops(spec, length, length) / bench.limits.gemm_flops_s
+        limit_s = least_s(bench, spec, length, length)
         usual_s = bench.seconds(in_use)
         bench.figure(f"{length}, in use", "us", usual_s * 1e6, limit=limit_s * 1e6)
         out = torch.empty_like(q)
-        for choice in (Choice(16, 16, 4, 2),) if bench.smoke else CHOICES:
-            attend = launch(q, spec, made, out, choice).run
+        for tiles in (AttentionTiles(16, 16, 4, 2),) if bench.smoke else CHOICES:
+            attend = launch(q, spec, made, out, tiles).run
             out.fill_(torch.nan)
             attend()
-            name = f"{length}, TMA, {'x'.join(map(str, choice))}"
+            name = f"{length}, TMA, {'x'.join(map(str, tiles))}"
             bench.check(name, relative_error(out, expected), BOUND[bench.dtype])
             bench.figure(name, "us", bench.seconds(attend) * 1e6, limit=limit_s * 1e6)
 
 
 def launch(
-    q: torch.Tensor, spec: AttentionSpec, made: Paged, out: torch.Tensor, choice: Choice
+    q: torch.Tensor, spec: AttentionSpec, made: Paged, out: torch.Tensor, tiles: AttentionTiles
 ) -> Launch:
     """Heads of a power of two, neither window nor soft cap."""
-    rows, tokens, warps, stages = choice
-    tiles = AttentionTiles(rows, tokens, warps, stages)
+    rows, tokens, warps, stages = tiles
     slab, batch, tables = made.slab, made.batch, made.group.block_tables
     descriptor = TensorDescriptor.from_tensor(
         slab.data.view(-1, spec.head_dim), [tokens, spec.head_dim]

@@ -4,7 +4,7 @@ Results are checked before they are timed; a choice that does not compile or fit
 log and left out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 
@@ -13,15 +13,14 @@ from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu.bench import Bench, free_memory, relative_error
 from benchmarks.gpu.decode_attention import (
-    BLOCK_SIZE,
     BOUND,
     LLAMA,
     SMOKE_SPEC,
     full_cache,
     kv_bytes,
 )
-from benchmarks.gpu.inputs import Paged, layout_of, num_blocks, paged, random_slab
-from benchmarks.gpu.prefill_attention import flops
+from benchmarks.gpu.inputs import random_queries
+from benchmarks.gpu.prefill_attention import LAYER, least_s, one_prompt
 from engine.kernels.interface import AttentionSpec
 from engine.kernels.triton.decode import decode_launches
 from engine.kernels.triton.prefill import prefill_launch
@@ -37,16 +36,16 @@ DECODE = tuple(product((32, 64), (4,), (2, 3, 4), (2,))) + (
     (32, 4, 3, 4),
     (16, 4, 6, 4),
 )
-# (rows, tokens, warps, stages); 128 x 64 with 4 warps and 256 x 64 with 8 spill
+# 128 x 64 with 4 warps and 256 x 64 with 8 spill
 PREFILL = (
-    (128, 128, 8, 2),
-    (128, 128, 8, 3),
-    (128, 64, 8, 2),
-    (128, 64, 8, 3),
-    (128, 64, 8, 4),
-    (64, 64, 4, 2),
-    (64, 64, 4, 3),
-    (64, 128, 4, 2),
+    AttentionTiles(128, 128, 8, 2),
+    AttentionTiles(128, 128, 8, 3),
+    AttentionTiles(128, 64, 8, 2),
+    AttentionTiles(128, 64, 8, 3),
+    AttentionTiles(128, 64, 8, 4),
+    AttentionTiles(64, 64, 4, 2),
+    AttentionTiles(64, 64, 4, 3),
+    AttentionTiles(64, 128, 4, 2),
 )
 MULTIPROCESSORS = 132
 
@@ -63,8 +62,7 @@ def run(bench: Bench) -> None:
 def _decode(bench: Bench, spec: AttentionSpec, num_seqs: int, context: int) -> None:
     layers = 1 if bench.smoke else 8
     made = full_cache(bench, spec, num_seqs, context, layers)
-    q = torch.randn(num_seqs, spec.num_heads, spec.head_dim, device=bench.device)
-    q = q.to(bench.dtype)
+    q = random_queries(spec, num_seqs, bench.dtype, bench.device)
     out = torch.empty_like(q)
     members = spec.num_heads // spec.num_kv_heads
     usual = decode_tiles(members, spec.head_dim, spec.value_dim, bench.dtype.itemsize)
@@ -90,22 +88,16 @@ def _decode(bench: Bench, spec: AttentionSpec, num_seqs: int, context: int) -> N
 
 
 def _prefill(bench: Bench, spec: AttentionSpec, length: int) -> None:
-    lengths = [(length, length)]
-    layout = layout_of(spec, 1, BLOCK_SIZE, bench.dtype)
-    made = paged(random_slab(layout, num_blocks(lengths, BLOCK_SIZE), bench.device), lengths)
-    q = torch.randn(length, spec.num_heads, spec.head_dim, device=bench.device).to(bench.dtype)
+    q, made = one_prompt(bench, spec, length, length)
     out = torch.empty_like(q)
-    limit_s = flops(spec, length, length) / bench.limits.gemm_flops_s
+    limit_s = least_s(bench, spec, length, length)
     usual = prefill_tiles(length * 4, spec.head_dim, spec.value_dim, bench.dtype.itemsize)
 
-    def attend(tiles: AttentionTiles, made: Paged = made) -> None:
-        prefill_launch(q, spec, made.slab, 0, made.batch, made.group, out, tiles).run()
+    def attend(tiles: AttentionTiles) -> None:
+        prefill_launch(q, spec, made.slab, LAYER, made.batch, made.group, out, tiles).run()
 
     expected = _result(bench, out, lambda: attend(usual))
-    choices: Iterator[AttentionTiles] = (
-        AttentionTiles(*sizes) for sizes in (PREFILL[-3:-2] if bench.smoke else PREFILL)
-    )
-    for tiles in choices:
+    for tiles in PREFILL[-3:-2] if bench.smoke else PREFILL:
         rows, tokens, warps, stages = tiles
         name = f"prefill of {length}: {rows} x {tokens}, {warps} warps, {stages} stages"
         _try(bench, name, partial(attend, tiles), out, expected, limit_s, 1)
