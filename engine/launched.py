@@ -65,11 +65,24 @@ def _mark(device: torch.device) -> torch.cuda.Event | None:
 
 
 def _to_host(sampled: Sampled) -> Sampled:
-    """From a GPU by copies into pinned memory that torch takes back when they are read."""
-    token_ids, status, logprobs = sampled
-    there = None if logprobs is None else Logprobs(*map(_copy, logprobs))
-    return Sampled(_copy(token_ids), _copy(status), there)
+    """From a GPU by one copy, into pinned memory that torch takes back when it is read."""
+    if sampled.drawn.device.type == "cpu":
+        return sampled
+    return unpacked(packed(sampled).to("cpu", non_blocking=True), sampled)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", non_blocking=True)
+def packed(sampled: Sampled) -> torch.Tensor:
+    """All that a step has to tell, one behind the other: every element has 32 bits."""
+    if sampled.logprobs is None:
+        return sampled.drawn.view(-1)
+    return torch.cat([t.view(torch.int32).flatten() for t in (sampled.drawn, *sampled.logprobs)])
+
+
+def unpacked(memory: torch.Tensor, like: Sampled) -> Sampled:
+    """Of the same memory, which may be filled later."""
+    tensors = (like.drawn, *(like.logprobs or ()))
+    parts = torch.split(memory, [t.numel() for t in tensors])
+    drawn, *rest = [
+        part.view(t.dtype).view(t.shape) for part, t in zip(parts, tensors, strict=True)
+    ]
+    return Sampled(drawn, Logprobs(*rest) if rest else None)

@@ -47,9 +47,17 @@ class Logprobs(NamedTuple):
 class Sampled(NamedTuple):
     """One entry for each draw. `logprobs` has every draw when any of their slots asked."""
 
-    token_ids: torch.Tensor  # [draws] int32
-    status: torch.Tensor  # [draws] int32 of DrawStatus
+    drawn: torch.Tensor  # [2, draws] int32, so that they travel together: token ids and status
     logprobs: Logprobs | None
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        return self.drawn[0]
+
+    @property
+    def status(self) -> torch.Tensor:
+        """Of DrawStatus."""
+        return self.drawn[1]
 
 
 class Sampler(Protocol):

@@ -41,7 +41,8 @@ class ReferenceSampler:
             _random_tokens(z, rows, positions),
         )
         tokens = torch.where(status == DrawStatus.DRAWN, tokens, 0).int()
-        return Sampled(tokens, status, self._logprobs(logits[source], draws, tokens))
+        drawn = torch.stack((tokens, status))
+        return Sampled(drawn, self._logprobs(logits[source], draws, tokens))
 
     def token_logprobs(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> Logprobs:
         return token_logprobs(logits, targets, num_top)

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import Launch
 from engine.sampler import definition as d
 from engine.sampler.edits import edited_logits, is_edited
 from engine.sampler.interface import Draws, DrawStatus, History, Logprobs, Sampled
@@ -19,8 +20,7 @@ from engine.sampler.table import SLOT, SamplingTable
 from engine.staging import Staging
 
 BLOCK = 2048  # tokens of a pass at once
-# one rounding for each operation, as the definition has it
-OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+WARPS = 8
 
 _LOG2_E, _ROUND = tl.constexpr(d.LOG2_E), tl.constexpr(d.ROUND)
 _LN2, _LN2_HIGH, _LN2_LOW = map(tl.constexpr, (d.LN2, d.LN2_HIGH, d.LN2_LOW))
@@ -247,38 +247,40 @@ class TritonSampler:
         if is_edited(rows, bitmask):
             z = edited_logits(logits, draws, self._table, history, bitmask)
             every = torch.arange(len(rows), dtype=torch.int32, device=device)
-            tokens, status = _draw(z, every, positions, records)
-            sound = (logits[source] < torch.inf).all(1)  # a mask may have hidden what is not
-            status = torch.where(sound, status, DrawStatus.NOT_FINITE)
-            tokens = torch.where(sound, tokens, 0)
+            drawn = _draw(z, every, positions, records)
+            broken = ~(logits[source] < torch.inf).all(1)  # a mask may have hidden it
+            drawn[0].masked_fill_(broken, 0)
+            drawn[1].masked_fill_(broken, DrawStatus.NOT_FINITE)
         else:
-            tokens, status = _draw(logits, source, positions, records)
+            drawn = _draw(logits, source, positions, records)
         reported, logprobs = self._table.num_reported(draws.slots), None
         if reported > 0:
-            logprobs = token_logprobs(logits[source], tokens, reported - 1)
-        return Sampled(tokens, status, logprobs)
+            logprobs = token_logprobs(logits[source], drawn[0], reported - 1)
+        return Sampled(drawn, logprobs)
 
     def token_logprobs(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> Logprobs:
         return token_logprobs(logits, targets, num_top)
 
 
 def _draw(
-    logits: torch.Tensor,  # [rows, vocab]
-    logit_rows: torch.Tensor,
-    positions: torch.Tensor,
-    records: torch.Tensor,  # rows of SLOT
+    logits: torch.Tensor, logit_rows: torch.Tensor, positions: torch.Tensor, records: torch.Tensor
 ) -> torch.Tensor:
     """[2, draws]: token ids and status."""
     out = torch.empty(2, len(logit_rows), dtype=torch.int32, device=logits.device)
-    views = (torch.int32, torch.float32, torch.int64, torch.float64)
-    draw_kernel[(len(logit_rows),)](
-        logits.contiguous(),
-        logit_rows,
-        positions,
-        *(records.view(dtype) for dtype in views),
-        out,
-        logits.shape[1],
-        BLOCK=BLOCK,
-        **OPTIONS,
-    )
+    draw_launch(logits.contiguous(), logit_rows, positions, records, out).run()
     return out
+
+
+def draw_launch(
+    logits: torch.Tensor,  # [rows, vocab]
+    logit_rows: torch.Tensor,  # [draws]
+    positions: torch.Tensor,
+    records: torch.Tensor,  # rows of SLOT
+    out: torch.Tensor,
+) -> Launch:
+    """Not fused: one rounding for each operation, as the definition has it."""
+    kinds = (torch.int32, torch.float32, torch.int64, torch.float64)
+    records_of = (records.view(kind) for kind in kinds)
+    args = (logits, logit_rows, positions, *records_of, out, logits.shape[1])
+    constants: dict[str, object] = {"BLOCK": BLOCK}
+    return Launch(draw_kernel, (len(logit_rows),), args, constants, WARPS, fused=False)

@@ -1,9 +1,11 @@
-"""What a step brings to a GPU: packed arrays, and no more of the token table than is read."""
+"""What a step brings to a GPU, packed, no more of the token table than is read, and back."""
 
 import numpy as np
+import pytest
 import torch
 
-from engine.sampler.interface import History
+from engine.launched import packed, unpacked
+from engine.sampler.interface import History, Logprobs, Sampled
 from engine.sampler.reference import ReferenceSampler
 from engine.slots import SlotTable
 from engine.staging import ALIGN_BYTES, Array, fill, placed, views
@@ -53,3 +55,26 @@ def test_the_columns_that_are_sent_are_enough_to_draw_by() -> None:
     assert columns.shape[1] == max(len(s.tokens) for s in sequences)
     assert drawn(columns, counts) == everything
     assert slots.history(draws.slots, with_tokens=False)[0].size == 0
+
+
+@pytest.mark.parametrize("num_top", [None, 0, 3])
+def test_what_was_drawn_comes_back_in_one_piece(num_top: int | None) -> None:
+    logprobs = None
+    if num_top is not None:
+        logprobs = Logprobs(
+            torch.randn(5),
+            torch.arange(5, dtype=torch.int32),
+            torch.arange(5 * num_top, dtype=torch.int32).view(5, num_top),
+            torch.randn(5, num_top),
+        )
+    drawn = torch.tensor([[7, 0, 9, 8, 1], [0, 1, 0, 0, 2]], dtype=torch.int32)
+    there = Sampled(drawn, logprobs)
+    memory = torch.zeros(10 if num_top is None else 20 + 10 * num_top, dtype=torch.int32)
+    back = unpacked(memory, there)
+    memory.copy_(packed(there))  # as a copy that ends later
+    assert torch.equal(back.token_ids, drawn[0])
+    assert torch.equal(back.status, drawn[1])
+    assert (back.logprobs is None) == (logprobs is None)
+    for ours, theirs in zip(back.logprobs or (), logprobs or (), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)

@@ -2,8 +2,12 @@
 
     python -m engine.kernels.triton.aot [--json]
 
-prints registers, spills, shared memory and matrix instructions of every kernel, for the shapes
+prints registers, stack, shared memory and matrix instructions of every kernel, for the shapes
 that serve. The arguments are those of real launches, made over tensors without memory.
+
+Instructions are counted in PTX, of which the assembler makes one each: to disassemble a kernel
+takes 0.7 s, more than most take to compile. Where it matters what the assembler made of them,
+in the sampler, it is disassembled.
 """
 
 import argparse
@@ -20,11 +24,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton.launch import OPTIONS, Launch
-from engine.kernels.triton.shapes import SHAPES, launches_of
+from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.shapes import SHAPES, draws, launches_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -34,20 +39,22 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-HEADER = ("shape", "kernel", "warps", "regs", "spills", "stack", "shared", "wgmma", "mma", "copies")
+HEADER = (
+    "shape", "kernel", "warps", "regs", "stack", "shared", "wgmma", "mma", "copies", "inexact",
+)  # fmt: skip
 
 
 class Resources(NamedTuple):
-    """Of one compiled kernel; the counts are instructions in its machine code."""
+    """Of one compiled kernel; the counts are instructions."""
 
     num_warps: int
     registers: int  # of a thread
-    spills: int  # loads and stores of local memory
-    stack_bytes: int
+    stack_bytes: int  # where registers are spilt to, too
     shared_bytes: int
     wgmma: int  # the warp-group matrix unit
     mma: int  # the warp matrix unit
     wide_copies: int  # 16 bytes from global to shared memory, asynchronous
+    inexact: int | None  # fused or flushing, where nothing is to be; None where that may be
 
 
 def source_of(launch: Launch) -> ASTSource:
@@ -74,39 +81,49 @@ def source_of(launch: Launch) -> ASTSource:
 
 
 def compiled(launch: Launch) -> Resources:
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, **OPTIONS}
-    binary = triton.compile(source_of(launch), target=TARGET, options=options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary.asm["cubin"])
-        file.flush()
-        dump = subprocess.run(
-            [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", file.name],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", dump)
+    binary = triton.compile(source_of(launch), target=TARGET, options=launch.options)
+    found, ptx = _dumped(binary.asm["cubin"], "-res-usage"), binary.asm["ptx"]
+    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", found)
     assert usage is not None, "cuobjdump says nothing about resources"
 
     def count(instruction: str) -> int:
-        return len(re.findall(rf"\b{instruction}\b", dump))
+        return len(re.findall(instruction, ptx))
 
     return Resources(
         num_warps=launch.num_warps,
         registers=int(usage[1]),
-        spills=count("LDL") + count("STL"),
-        stack_bytes=int(usage[2]),
+        stack_bytes=int(usage[2]) + int(usage[3]),
         shared_bytes=binary.metadata.shared,
-        wgmma=count("HGMMA"),
-        mma=count("HMMA"),
-        wide_copies=count(r"LDGSTS\.E\.\S*128"),
+        wgmma=count(r"\bwgmma\.mma_async\b"),
+        mma=count(r"\bmma\.sync\b"),
+        wide_copies=count(r"\bcp\.async\.cg\.shared\.global\b.*, 0x10\b"),
+        inexact=None if launch.fused else _inexact(_dumped(binary.asm["cubin"], "-sass")),
     )
+
+
+def _dumped(cubin: bytes, what: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _inexact(code: str) -> int:
+    assert len(re.findall(r"\bFMUL\b", code)) > 50, "this is not the code of a draw"
+    return len(re.findall(r"\bFFMA|\.FTZ", code))
 
 
 def compiled_all() -> Iterator[tuple[str, str, Resources]]:
     for shape in SHAPES:
         for launch in launches_of(shape):
             yield shape.name, launch.kernel.__name__, compiled(launch)
+    for name, launch in draws():
+        yield name, launch.kernel.__name__, compiled(launch)
+
+
+def _cell(fact: object) -> object:
+    return "-" if fact is None else fact
 
 
 def main() -> None:
@@ -120,7 +137,7 @@ def main() -> None:
         sys.stdout.write(line.format(*HEADER) + "\n")
     for shape, kernel, resources in compiled_all():
         facts = {"shape": shape, "kernel": kernel, **resources._asdict()}
-        row = json.dumps(facts) if as_json else line.format(*facts.values())
+        row = json.dumps(facts) if as_json else line.format(*map(_cell, facts.values()))
         sys.stdout.write(row + "\n")
         sys.stdout.flush()
 

