@@ -54,7 +54,7 @@ def assemble(config: EngineConfig, info: EngineInfo, model: CausalModel) -> Engi
         KvSlab.allocate(layout, count, info.shape.device)
         for layout, count in zip(info.cache.layouts, info.cache.num_blocks, strict=True)
     ]
-    host_slabs = _host_slabs(config, info.cache)
+    host_slabs = _host_slabs(config, info)
     closing = threading.Event()
     touch_in_background(slabs + host_slabs, closing)
     cache = _make_cache(config, info)
@@ -110,12 +110,13 @@ def _make_runner(
     return ModelRunner(model, sampler, parameters, slots, grammars, slabs, host_slabs, eos)
 
 
-def _host_slabs(config: EngineConfig, plan: CachePlan) -> list[KvSlab]:
+def _host_slabs(config: EngineConfig, info: EngineInfo) -> list[KvSlab]:
     """Swap space in the ratio of the groups' own blocks; none without swapping."""
     if config.preemption_mode != "swap":
         return []
+    plan, pinned = info.cache, info.shape.device.type == "cuda"
     share = config.swap_space_bytes / plan.num_bytes
     return [
-        KvSlab.allocate(layout, max(1, int(count * share)), torch.device("cpu"))
+        KvSlab.allocate(layout, max(1, int(count * share)), torch.device("cpu"), pinned)
         for layout, count in zip(plan.layouts, plan.num_blocks, strict=True)
     ]

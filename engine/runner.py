@@ -10,6 +10,7 @@ from engine.grammar.table import GrammarTable
 from engine.kernels.interface import StepBatch
 from engine.launched import LaunchedStep
 from engine.models.interface import CausalModel
+from engine.moves import BlockMoves
 from engine.sampler.interface import Draws, History, IntArray, Sampler
 from engine.sampler.report import logprob_entries, make_samples
 from engine.sampler.table import SamplingTable
@@ -51,7 +52,7 @@ class ModelRunner:
         self._slots = slots
         self._grammars = grammars
         self._slabs = slabs
-        self._host_slabs = host_slabs
+        self._moves = BlockMoves(slabs, host_slabs)
         self._eos_token_ids = eos_token_ids
         self._device = slabs[0].data.device
         self._staging = Staging(self._device)
@@ -66,12 +67,18 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan, on_written: Callable[[], None]) -> LaunchedStep:
         """On a GPU the step's work is queued, and is waited for only where a prompt's logprobs
-        or a swap need it; a CPU does it here.
+        need it, and what is swapped out; a CPU does it here.
 
         `on_written`: all that the step writes to the cache is there, and nothing is drawn yet.
         Called only where that is known without waiting for a device.
         """
-        self._move_blocks(plan)
+        self._moves.issue(plan)
+        try:
+            return self._launch(plan, on_written)
+        finally:
+            self._moves.wait_for_host()
+
+    def _launch(self, plan: StepPlan, on_written: Callable[[], None]) -> LaunchedStep:
         for sequence in plan.entering:
             self._enter(sequence)
         self._slots.update_tables(plan.updates)
@@ -136,14 +143,6 @@ class ModelRunner:
         drawing = [bool(s.samples) for s in plan.slices]
         rows = torch.from_numpy(ends[drawing] - 1).to(self._device)
         return self._draw(plan, hidden[rows], prompt_logprobs)
-
-    def _move_blocks(self, plan: StepPlan) -> None:
-        for group, device_block, host_block in plan.swap_out:
-            self._host_slabs[group].blob(host_block).copy_(self._slabs[group].blob(device_block))
-        for group, source, target in plan.copies:
-            self._slabs[group].blob(target).copy_(self._slabs[group].blob(source))
-        for group, device_block, host_block in plan.swap_in:
-            self._slabs[group].blob(device_block).copy_(self._host_slabs[group].blob(host_block))
 
     def _draw(
         self,

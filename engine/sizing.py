@@ -177,8 +177,10 @@ def check_host(
     if config.preemption_mode != "swap":
         return
     left = max(available_bytes - stays * (to_load_bytes + plan.num_bytes), 0)
+    if not stays:  # pinned memory, of which torch takes a power of two
+        left = 1 << left.bit_length() >> 1
     if config.swap_space_bytes > left:
-        beside = " beside weights and cache" if stays else ""
+        beside = " beside weights and cache" if stays else " to be pinned, in a power of two"
         raise ConfigError(
             "swap_space_bytes",
             f"{format_bytes(config.swap_space_bytes)}, and {format_bytes(left)} of the host's"

@@ -44,15 +44,19 @@ class KvSlab:
     data: torch.Tensor  # [num_blocks * block_stride]
 
     @classmethod
-    def allocate(cls, layout: BlockLayout, num_blocks: int, device: torch.device) -> "KvSlab":
+    def allocate(
+        cls, layout: BlockLayout, num_blocks: int, device: torch.device, pinned: bool = False
+    ) -> "KvSlab":
         """Zeroed memory: kernels may read the tail of a block that was never written.
 
-        On a CPU its pages come as they are touched, see `touch`.
+        On a CPU its pages come as they are touched, see `touch`. Those of `pinned` memory, which
+        a GPU copies from and to by itself, are there at once; torch takes a power of two of it.
         """
         dtype = ELEMENT_DTYPES[layout.format.name]
         num_bytes = num_blocks * layout.blob_bytes
-        if device.type != "cpu":
-            return cls(layout, torch.zeros(num_bytes // dtype.itemsize, dtype=dtype, device=device))
+        if device.type != "cpu" or pinned:
+            count = num_bytes // dtype.itemsize
+            return cls(layout, torch.zeros(count, dtype=dtype, device=device, pin_memory=pinned))
         return cls(layout, torch.frombuffer(anonymous_memory(num_bytes), dtype=dtype))
 
     @property

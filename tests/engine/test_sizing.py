@@ -159,11 +159,11 @@ def host_refusal(
     return caught.value
 
 
-@pytest.mark.parametrize(("device", "left"), [("cpu", 3 * GIB // 2), ("cuda", 6 * GIB)])
+@pytest.mark.parametrize(("device", "left"), [("cpu", 3 * GIB // 2), ("cuda", 4 * GIB)])
 def test_swap_space_that_the_host_has_not_is_refused_with_what_it_has(
     device: str, left: int
 ) -> None:
-    """6 GiB; on a CPU 4 are the weights', and half a GiB is the cache's."""
+    """6 GiB; on a CPU 4 are the weights', half a GiB is the cache's. A GPU's is a power of two."""
     config = EngineConfig(preemption_mode="swap", swap_space_bytes=7 * GIB)
     error = host_refusal(config, device, MODEL, 6 * GIB)
     assert error.field == "swap_space_bytes"
