@@ -25,6 +25,7 @@ class Part:
 
 PARTS = (
     Part("check-kernels", "check_kernels", 170, measures=False),
+    Part("check-quantised", "check_quantised", 170, measures=False),
     Part("check-sampler", "check_sampler", 170, measures=False),
     Part("check-model", "check_model", 170, measures=False),
     Part("check-families", "check_families", 170, measures=False),

@@ -45,8 +45,8 @@ def test_checks_together_and_all_measures_fit_the_time_as_a_rule() -> None:
     checks_s = max(p.limit_s for p in PARTS if not p.measures)
     assert checks_s <= MINUTES * 60 / 3
     assert all(p.limit_s <= 120 for p in PARTS if p.measures)
-    assert PARTS[5].name == LIMITS_PART
-    assert all(p.measures for p in PARTS[5:])
+    assert PARTS[6].name == LIMITS_PART
+    assert all(p.measures for p in PARTS[6:])
 
 
 SCRIPT = """
