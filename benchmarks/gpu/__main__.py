@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.gpu import results
 from benchmarks.gpu.machine import describe
-from benchmarks.gpu.parts import BY_NAME, PARTS, Part
+from benchmarks.gpu.parts import CHOICES, Part, chosen
 from benchmarks.gpu.running import Running
 
 TOTAL_S = 540.0
@@ -61,7 +61,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", action="append", choices=BY_NAME, help="default: all")
+    parser.add_argument(
+        "--part", action="append", default=[], choices=CHOICES, help="or a group; default: all"
+    )
     parser.add_argument("--out", type=Path, help="default: $OUT, or benchmarks/results/gpu")
     parser.add_argument("--total-s", type=float, default=TOTAL_S)
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU too")
@@ -72,7 +74,7 @@ def main() -> int:
     args = _arguments()
     out = args.out or Path(os.environ.get("OUT", "benchmarks/results/gpu"))
     out.mkdir(parents=True, exist_ok=True)
-    parts = [part for part in PARTS if not args.part or part.name in args.part]
+    parts = chosen(args.part)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         session = Session(Path(folder), args.smoke, args.total_s)

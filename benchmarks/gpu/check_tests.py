@@ -23,6 +23,7 @@ SUITES = {
     "token-exact": ("tests/engine/test_exact.py",),
     "random weights": ("tests/engine/test_random_tensors.py",),
     "hand-over": ("tests/engine/test_hand_over.py",),
+    "collective": ("tests/kv_transfer/test_collective_gpu.py",),
 }
 SMOKE_SUITES = {"tiles": ("tests/engine/kernels/triton/test_tiles.py",)}
 

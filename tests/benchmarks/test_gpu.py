@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from benchmarks.gpu import results
-from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.__main__ import TOTAL_S, main
 from benchmarks.gpu.bench import COPY, GEMM, LIMITS_PART, Bench
-from benchmarks.gpu.parts import BY_NAME, PARTS
+from benchmarks.gpu.parts import BY_NAME, PARTS, Group, chosen
 from benchmarks.gpu.results import Check, Figure
 from benchmarks.gpu.running import Running
 
 # without those that start processes or make a second model of transformers'
-SMOKED = [p.name for p in PARTS if p.name not in ("check-tests", "check-families")]
-MINUTES = 9
+OTHERS = ("check-tests", "check-families", "check-workers")
+SMOKED = [p.name for p in PARTS if p.name not in OTHERS]
+VISIT_S = 1800.0
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +41,17 @@ def test_a_part_finds_something_and_nothing_wrong(name: str, folder: Path) -> No
     assert any(isinstance(r, Figure if part.measures else Check) for r in found)
 
 
-def test_checks_together_and_all_measures_fit_the_time_as_a_rule() -> None:
-    """Limits are for what goes wrong: more than all of them is cut off by the whole's."""
-    checks_s = max(p.limit_s for p in PARTS if not p.measures)
-    assert checks_s <= MINUTES * 60 / 3
-    assert all(p.limit_s <= 120 for p in PARTS if p.measures)
-    assert PARTS[6].name == LIMITS_PART
-    assert all(p.measures for p in PARTS[6:])
+def test_each_group_is_a_command_of_a_lent_card() -> None:
+    """And all of them a visit, with the card's start and what is tried out beside them. Limits are
+    for what goes wrong: more than all of them is cut off by the whole's."""
+    checks, measures, attempts = (chosen([group]) for group in Group)
+    assert [*checks, *measures, *attempts] == list(PARTS) == chosen([])
+    assert measures[0].name == LIMITS_PART
+    together_s = max(part.expected_s for part in checks)
+    alone_s = [sum(part.expected_s for part in parts) for parts in (measures, attempts)]
+    assert max(part.limit_s for part in checks) <= TOTAL_S / 2
+    assert max(together_s, *alone_s) <= TOTAL_S * 2 / 3
+    assert together_s + sum(alone_s) <= VISIT_S / 2
 
 
 SCRIPT = """

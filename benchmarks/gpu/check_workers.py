@@ -1,0 +1,106 @@
+"""Two `kvrelay worker` processes: one reads the prompts, the other answers, over NIXL.
+
+Each connector is named with what moved the blocks under it. A sandbox may keep UCX from the card's
+memory: then NIXL is refused and says so, and what workers choose by themselves must serve.
+"""
+
+import asyncio
+import re
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from urllib.request import urlopen
+
+import torch
+
+from benchmarks.gpu.bench import Bench
+from cluster.session import SessionBackend
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
+from engine.errors import EngineError
+from engine.request import GenerationRequest, RequestId
+from engine.sampling import SamplingParams
+from protos.rpc import Plane
+from tests.engine.models_on_disk import VOCAB, make_tiny
+from tests.processes import python
+
+CONNECTORS = ("nixl", "auto")
+LENGTHS = (40, 1500)  # of prompts; the longer one in several chunks
+NUM_TOKENS = 16
+ANSWER_S = 30.0
+KNOBS = ("--dtype", "float32", "--max-num-seqs", "4", "--kv-cache-memory-bytes", "67108864")
+LINKS = re.compile(r'^kvrelay:links\{.*connector="(\w+)".*transport="([^"]+)"', re.M)
+
+
+def run(bench: Bench) -> None:
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        with torch.inference_mode(False):
+            model = make_tiny("llama", folder / "model", max_position_embeddings=2048)
+        prompts = [torch.randint(3, VOCAB, (length,)).tolist() for length in LENGTHS]
+        expected = [model.greedy(prompt, NUM_TOKENS) for prompt in prompts]
+        for connector in CONNECTORS:
+            try:
+                asyncio.run(_served(bench, folder, connector, prompts, expected))
+            except (EngineError, TimeoutError) as error:
+                bench.say(f"{connector}: {error!r}")
+                refused = f"{connector} is refused, see the log"
+                bench.check(refused, 0.0 if connector == "nixl" else 1.0, 0.0)
+
+
+async def _served(
+    bench: Bench, folder: Path, connector: str, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    async with AsyncExitStack() as stack:
+        roles = ("prefill", "decode")
+        starting = [
+            stack.enter_async_context(
+                python(
+                    *("-m", "cluster.cli", "worker", str(folder / "model")),
+                    *("--role", role, "--connector", connector, *KNOBS),
+                    log=folder / f"{connector} {role}.log",
+                )
+            )
+            for role in roles
+        ]
+        lines = [line for _, line in await asyncio.gather(*starting)]
+        logs = [(folder / f"{connector} {role}.log").read_text() for role in roles]
+        bench.say(f"{connector}: workers say {''.join(logs)[-3000:]}")
+        if not all(lines):
+            raise TimeoutError("a worker did not start")
+        prefill, decode = (line.split()[-1] for line in lines)
+        route = Route((PrefillCandidate(prefill),), (), LocalPrefill.NEVER)
+        backend = SessionBackend(decode, Plane(), route=route)
+        await backend.start()
+        started = time.monotonic()
+        answers = [await _answer(backend, number, prompt) for number, prompt in enumerate(prompts)]
+        bench.say(f"{connector}: answered in {time.monotonic() - started:.2f} s")
+        await backend.stop()
+        carried = await asyncio.to_thread(_carried, logs[1])
+        wrong = sum(
+            a != e
+            for answer, tokens in zip(answers, expected, strict=True)
+            for a, e in zip(answer, tokens, strict=True)
+        )
+        bench.check(f"two workers, {connector}: {carried}, tokens that differ", wrong, 0.0)
+
+
+async def _answer(backend: SessionBackend, number: int, prompt: list[int]) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    tokens: list[int] = []
+    async with asyncio.timeout(ANSWER_S):
+        async for update in backend.submit(
+            GenerationRequest(RequestId(str(number)), prompt, params)
+        ):
+            for delta in update.deltas:
+                tokens += delta.token_ids
+    return tokens
+
+
+def _carried(log: str) -> str:
+    """By the decode worker's own page: connector and transport of its link."""
+    found = re.search(r"metrics at (\S+)", log)
+    assert found is not None, log
+    with urlopen(found[1]) as page:
+        (link,) = LINKS.findall(page.read().decode())
+    return " over ".join(link)
