@@ -17,11 +17,8 @@ from engine.sampler.table import SamplingTable
 from engine.slots import DrawnTokens, SlotTable
 from engine.staging import Array, Staging
 from engine.step import EnteringSequence, Slice, StepPlan, StepResult, TokenLogprobs
+from engine.step_memory import PROMPT_LOGPROB_ROWS
 from kv_cache.slab import KvSlab
-
-# rows of logits at a time where every token of a prompt needs them: 128 rows of a vocabulary
-# of 128k are 67 MB in fp32
-PROMPT_LOGPROB_ROWS = 128
 
 Rows = npt.NDArray[np.int64]
 

@@ -12,6 +12,7 @@ from engine.kernels.interface import Kernels
 from engine.machine import available_memory, num_cpus
 from engine.memory import CachePlan, bytes_needed, format_bytes, plan_cache
 from engine.models.interface import ModelDescription
+from engine.step_memory import step_bytes
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvFormat
 
 DTYPES = {
@@ -33,8 +34,6 @@ DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 # machine has other work. One longest sequence fits in any case.
 CPU_CACHE_BYTES = 512 << 20
 CPU_CACHE_SHARE = 0.25
-# what a step needs on a GPU beside weights and cache: activations, logits, workspaces
-GPU_STEP_BYTES = 2 << 30
 
 
 class Memory(NamedTuple):
@@ -122,6 +121,12 @@ def weight_bytes(model: ModelDescription, dtype: torch.dtype, kernels: Kernels) 
     return model.weight_bytes(dtype.itemsize, kernels.copies_tied(dtype))
 
 
+def gpu_step_bytes(config: EngineConfig, shape: EngineShape, model: ModelDescription) -> int:
+    return step_bytes(
+        model, shape.dtype.itemsize, config.max_num_batched_tokens, config.max_num_seqs
+    )
+
+
 def size_cache(
     config: EngineConfig,
     shape: EngineShape,
@@ -143,8 +148,9 @@ def size_cache(
                 f"{format_bytes(budget)}, and {format_bytes(left)} are available{beside}",
             )
     elif shape.device.type == "cuda":
-        left -= GPU_STEP_BYTES
-        budget = _gpu_budget(config, memory, to_load_bytes)
+        for_steps = gpu_step_bytes(config, shape, model)
+        left -= for_steps
+        budget = _gpu_budget(config, memory, to_load_bytes + for_steps)
         if budget <= 0:
             least = _least(shape, model)
             raise ConfigError("gpu_memory_utilization", _too_small(config, memory, left, least))
@@ -195,9 +201,9 @@ def _least(shape: EngineShape, model: ModelDescription) -> int:
     return bytes_needed(layouts, shape.max_model_len, shape.chunk_tokens)
 
 
-def _gpu_budget(config: EngineConfig, memory: Memory, to_load_bytes: int) -> int:
-    used = memory.total_bytes - memory.available_bytes + to_load_bytes
-    return int(memory.total_bytes * config.gpu_memory_utilization) - used - GPU_STEP_BYTES
+def _gpu_budget(config: EngineConfig, memory: Memory, to_come_bytes: int) -> int:
+    used = memory.total_bytes - memory.available_bytes + to_come_bytes
+    return int(memory.total_bytes * config.gpu_memory_utilization) - used
 
 
 def _no_room(shape: EngineShape, model: ModelDescription, available: int, weights: int) -> str:

@@ -23,7 +23,7 @@ from benchmarks.gpu.models import make_model, write_config
 from benchmarks.gpu.rig import BLOCK_SIZE, Rig
 from engine.memory import plan_cache
 from engine.models.interface import CausalModel, ModelDescription
-from engine.sizing import GPU_STEP_BYTES
+from engine.step_memory import step_bytes
 from kv_cache.layout import KV_FORMATS
 
 FP8 = "fp8_e4m3"
@@ -31,6 +31,7 @@ FP8 = "fp8_e4m3"
 GOALS = {FP8: GOAL, "fp8_e5m2": GOAL}
 OUTPUT_GOAL, FITTING_GOAL = 1.6, 1.9  # times as much as with elements as wide as the model's
 MEMORY_SHARE = 0.9  # for weights and cache, as the engine has it
+STEP_TOKENS, MOST_SEQS = 2048, 256  # of a step that memory is kept for
 STEPS = 10
 SPARE = 64  # tokens that a sequence may grow by
 
@@ -76,14 +77,15 @@ def _fitting(bench: Bench, description: ModelDescription, kv_format: str, contex
     """What the engine would make of this card."""
     total = 1 << 30 if bench.smoke else torch.cuda.mem_get_info()[1]
     weights = description.num_parameters * bench.dtype.itemsize
-    budget = total // 2 if bench.smoke else int(total * MEMORY_SHARE) - weights - GPU_STEP_BYTES
+    steps = step_bytes(description, bench.dtype.itemsize, STEP_TOKENS, MOST_SEQS)
+    budget = total // 2 if bench.smoke else int(total * MEMORY_SHARE) - weights - steps
     plan = plan_cache(
         description.groups,
         KV_FORMATS[kv_format],
         BLOCK_SIZE,
         budget,
         context,
-        min(context, 2048),
+        min(context, STEP_TOKENS),
     )
     num_seqs = plan.num_sequences(context)
     bench.figure(f"{kv_format}, sequences of {context} by the plan", "sequences", num_seqs)

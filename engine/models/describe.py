@@ -33,6 +33,7 @@ def describe_decoder(config: DecoderConfig) -> ModelDescription:
         hidden_size=config.hidden_size,
         num_layers=len(config.layers),
         num_heads=config.num_heads,
+        mlp_size=config.mlp_size,
         max_model_len=config.max_context,
         dtype=config.dtype,
         num_parameters=decoder_tensors(config, "").num_parameters,

@@ -60,6 +60,7 @@ class ModelDescription:
     hidden_size: int
     num_layers: int
     num_heads: int  # of queries
+    mlp_size: int  # elements between an MLP's products, of all experts that a token goes to
     max_model_len: int  # positions that the config promises to handle
     dtype: DtypeName  # the checkpoint's
     num_parameters: int  # tied weights once

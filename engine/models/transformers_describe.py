@@ -33,6 +33,7 @@ def describe_transformers(source: ModelSource) -> ModelDescription:
         hidden_size=found.config.hidden_size,
         num_layers=len(attentions),
         num_heads=attentions[0].spec.num_heads,
+        mlp_size=_mlp_size(model, found.config),
         max_model_len=max_positions(found.architecture, found.config),
         dtype=parse_dtype(source.config, "float32"),
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -55,6 +56,21 @@ def probe(found: TransformersClass) -> tuple[Any, list[ProbedAttention]]:
                 f"attention was called {len(attentions)} times for its {num_layers} layers"
             )
     return model, attentions
+
+
+def _mlp_size(model: Any, config: Any) -> int:
+    """The widest weight but of embedding and head. Where a router chooses among experts, their
+    number is under the one name that most configs have for it."""
+    sizes: list[int] = [
+        max(weight.shape[-2:])
+        for module in model.modules()
+        if not isinstance(module, torch.nn.Embedding)
+        and module is not model.get_output_embeddings()
+        for weight in module.parameters(recurse=False)
+        if weight.dim() > 1
+    ]
+    chosen: int = getattr(config, "num_experts_per_tok", None) or 1
+    return max(sizes, default=config.hidden_size) * chosen
 
 
 def attention_groups(specs: list[AttentionSpec]) -> tuple[KvGroup, ...]:

@@ -79,6 +79,7 @@ def test_capacity_counts_formats_that_are_only_planned() -> None:
         hidden_size=64,
         num_layers=4,
         num_heads=2,
+        mlp_size=128,
         max_model_len=4096,
         dtype="bfloat16",
         num_parameters=10_000_000,

@@ -17,18 +17,18 @@ from engine.kernels.reference import ReferenceKernels
 from engine.models.interface import ModelDescription
 from engine.sizing import (
     CPU_CACHE_BYTES,
-    GPU_STEP_BYTES,
     EngineShape,
     Memory,
     check_host,
     decide_shape,
+    gpu_step_bytes,
     size_cache,
     weight_bytes,
 )
 from kv_cache.layout import KvGroup
 from tests.engine.models_on_disk import make_tiny
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 # 2 billion parameters in bf16; 64 KiB of cache a token, so a longest sequence has half a GiB
 MODEL = ModelDescription(
     architecture="LlamaForCausalLM",
@@ -37,6 +37,7 @@ MODEL = ModelDescription(
     hidden_size=2048,
     num_layers=16,
     num_heads=16,
+    mlp_size=8192,
     max_model_len=8192,
     dtype="bfloat16",
     num_parameters=2 * GIB,
@@ -107,27 +108,29 @@ def test_nobody_is_advised_to_ask_for_more_than_there_is() -> None:
 
 
 def test_a_share_of_a_gpu_that_leaves_nothing_is_told_with_one_that_does() -> None:
-    """8 GiB: 1 is others', 4 the weights', 2 a step's."""
+    """8 GiB: 1 is others', 4 the weights', some a step's."""
     memory = Memory(7 * GIB, 8 * GIB)
-    error = refusal(EngineConfig(gpu_memory_utilization=0.5), "cuda", memory)
+    config = EngineConfig(gpu_memory_utilization=0.5)
+    steps = gpu_step_bytes(config, shape_of(config, "cuda"), MODEL)
+    error = refusal(config, "cuda", memory)
     assert error.field == "gpu_memory_utilization"
-    assert "take 7.00 GiB" in str(error)
+    assert f"take {5 + steps / GIB:.2f} GiB" in str(error)
     assert "-" not in str(error), "bytes are never negative"
     share = float(re.findall("at least ([0-9.]+)", str(error))[0])
-    assert share == 0.94
+    assert share * 8 * GIB - 5.5 * GIB - steps < 8 * GIB / 100 + 4 * MIB, "no more than it takes"
     config = EngineConfig(gpu_memory_utilization=share)
     plan = size_cache(config, shape_of(config, "cuda"), MODEL, memory, WEIGHTS)
     assert plan.num_sequences(8192) == 1
-    assert plan.num_bytes <= share * 8 * GIB - GIB - WEIGHTS - GPU_STEP_BYTES
+    assert plan.num_bytes <= share * 8 * GIB - GIB - WEIGHTS - steps
 
 
 def test_a_gpu_that_is_too_small_is_told_so() -> None:
-    memory = Memory(6 * GIB, 6 * GIB)
+    memory = Memory(5 * GIB, 5 * GIB)
     error = refusal(EngineConfig(), "cuda", memory)
     assert error.field == "gpu_memory_utilization"
     assert "set it" not in str(error)
     assert "a sequence of the longest needs 514.0 MiB" in str(error)
-    assert refusal(EngineConfig(), "cuda", Memory(3 * GIB, 6 * GIB)).field == "model"
+    assert refusal(EngineConfig(), "cuda", Memory(3 * GIB, 5 * GIB)).field == "model"
 
 
 def test_a_cpus_cache_is_modest() -> None:
