@@ -10,7 +10,15 @@ from itertools import islice
 
 import torch
 
-from engine.kernels.interface import NO_SLOT, AttentionSpec, GroupBatch, StepBatch
+from engine.kernels.interface import (
+    NO_SLOT,
+    AttentionSpec,
+    GroupBatch,
+    HeadNorm,
+    Kernels,
+    Rotary,
+    StepBatch,
+)
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import KvSlab
 
@@ -45,6 +53,36 @@ class AttentionCase:
         )
         slab = KvSlab(self.slab.layout, self.slab.data.to(device))
         return replace(self, slab=slab, batch=batch, group=group, q=self.q.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class RotateCase:
+    """What `rotate_and_write` gets of a step, for layer 1; every fourth token has no slot."""
+
+    spec: AttentionSpec
+    qkv: torch.Tensor
+    positions: torch.Tensor
+    rotary: Rotary
+    norm: HeadNorm | None
+    slots: torch.Tensor
+
+    def to(self, device: torch.device) -> "RotateCase":
+        norm = self.norm
+        if norm is not None:
+            norm = HeadNorm(norm.q_weight.to(device), norm.k_weight.to(device), norm.eps)
+        return RotateCase(
+            self.spec,
+            self.qkv.to(device),
+            self.positions.to(device),
+            Rotary(self.rotary.cos.to(device), self.rotary.sin.to(device)),
+            norm,
+            self.slots.to(device),
+        )
+
+    def run(self, kernels: Kernels, slab: KvSlab) -> torch.Tensor:
+        return kernels.rotate_and_write(
+            self.qkv, self.positions, self.rotary, self.norm, self.spec, slab, 1, self.slots
+        )
 
 
 def make_spec(
@@ -182,6 +220,28 @@ def step_batch(
         max_kv_len=max(kv_lens),
     )
     return batch, group
+
+
+def rotate_case(
+    spec: AttentionSpec,
+    half: int,
+    normed: bool,
+    num_slots: int,
+    num_tokens: int = 13,
+    dtype: torch.dtype = torch.float32,
+) -> RotateCase:
+    width = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    width += spec.num_kv_heads * spec.value_dim
+    angles = torch.rand(200, half) * 6.3
+    weights = torch.randn(2, spec.head_dim)
+    return RotateCase(
+        spec,
+        torch.randn(num_tokens, width).to(dtype),
+        torch.randint(0, 200, (num_tokens,)),
+        Rotary(angles.cos(), angles.sin()),
+        HeadNorm(weights[0], weights[1], 1e-6) if normed else None,
+        random_slots(num_tokens, num_slots),
+    )
 
 
 def random_slots(num_tokens: int, num_slots: int, seed: int = 0) -> torch.Tensor:

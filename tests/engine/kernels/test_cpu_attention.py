@@ -4,64 +4,42 @@ import pytest
 import torch
 
 from engine.kernels.cpu.decode_state import SPLIT
-from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
-from engine.kernels.interface import GroupBatch, StepBatch
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.interface import AttentionSpec
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import KvSlab
-from tests.engine.kernels.cases import AttentionCase, attention_case, make_spec, step_batch
-
-REFERENCE = ReferenceKernels()
-PLAIN_CPU = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False)
-BEST, PLAIN = CpuKernels(), CpuKernels(PLAIN_CPU)
-
-# With bf16 products the weights are rounded to bf16 too, half a unit in 2 ** -8 each, and the
-# result is rounded once more; the other types only round the result.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-DTYPES = [
-    pytest.param(torch.float32, BEST, id="fp32"),
-    pytest.param(torch.float16, BEST, id="fp16"),
-    pytest.param(torch.bfloat16, BEST, id="bf16"),
-    pytest.param(torch.bfloat16, PLAIN, id="bf16-plain-cpu"),
-]
-MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (1, 16), (33, 33), (70, 200), (1, SPLIT + 9)]
-
-
-def attended(kernels: CpuKernels | ReferenceKernels, case: AttentionCase) -> torch.Tensor:
-    return kernels.attention(case.q, case.spec, case.slab, case.layer, case.batch, case.group)
-
-
-def assert_as_reference(kernels: CpuKernels, case: AttentionCase) -> None:
-    tolerance = TOLERANCE[case.q.dtype]
-    ours, theirs = attended(kernels, case), attended(REFERENCE, case)
-    assert ours.dtype == theirs.dtype
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+from tests.engine.kernels.cases import attention_case, make_spec, step_batch
+from tests.engine.kernels.cpu import (
+    BEST,
+    DTYPES,
+    MIXED,
+    REFERENCE,
+    assert_as_reference,
+    assert_same_bits_alone,
+    assert_same_bits_in_chunks,
+    attended,
+)
 
 
 @pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "value_dim", "block_size"),
+    ("spec", "block_size"),
     [
-        (4, 2, 16, 16, 16),
-        (6, 1, 80, 80, 8),
-        (3, 3, 96, 32, 16),
-        (12, 4, 64, 64, 16),
-        (8, 2, 256, 256, 64),
-        (70, 2, 24, 40, 8),
-        (2, 1, 15, 15, 16),
+        (make_spec(4, 2, 16, 16), 16),
+        (make_spec(6, 1, 80, 80), 8),
+        (make_spec(3, 3, 96, 32), 16),
+        (make_spec(12, 4, 64, 64), 16),
+        (make_spec(8, 2, 256, 256), 64),
+        (make_spec(70, 2, 24, 40), 8),
+        (make_spec(2, 1, 15, 15), 16),
     ],
 )
 def test_attention_of_any_shape(
     dtype: torch.dtype,
     kernels: CpuKernels,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    spec: AttentionSpec,
     block_size: int,
 ) -> None:
-    spec = make_spec(heads, kv_heads, head_dim, value_dim)
     assert_as_reference(kernels, attention_case(spec, MIXED, block_size, dtype))
 
 
@@ -98,13 +76,7 @@ def test_a_sequence_gets_the_same_bits_beside_any_others(
 ) -> None:
     spec = make_spec(6, 2, 64, window=window)
     case = attention_case(spec, [(1, 3 * SPLIT), (1, 50), (90, 150), (1, 700)], 16, dtype)
-    together = attended(BEST, case)
-    starts = case.batch.query_starts.tolist()
-    for s, kv_len in enumerate(case.batch.kv_lens.tolist()):
-        tokens = slice(starts[s], starts[s + 1])
-        batch, group = sub_batch(case, s, [(starts[s + 1] - starts[s], kv_len)])
-        alone = BEST.attention(case.q[tokens], spec, case.slab, case.layer, batch, group)
-        assert torch.equal(alone, together[tokens])
+    assert_same_bits_alone(case)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -112,21 +84,7 @@ def test_a_sequence_gets_the_same_bits_beside_any_others(
 def test_a_prompt_gets_the_same_bits_in_any_chunks(dtype: torch.dtype, window: int | None) -> None:
     spec = make_spec(6, 2, 64, window=window)
     case = attention_case(spec, [(230, 230)], 16, dtype)
-    whole = attended(BEST, case)
-    start = 0
-    for size in (3, 64, 90, 73):
-        batch, group = sub_batch(case, 0, [(size, start + size)])
-        q = case.q[start : start + size]
-        chunk = BEST.attention(q, spec, case.slab, case.layer, batch, group)
-        assert torch.equal(chunk, whole[start : start + size])
-        start += size
-
-
-def sub_batch(
-    case: AttentionCase, sequence: int, lengths: list[tuple[int, int]]
-) -> tuple[StepBatch, GroupBatch]:
-    table = case.group.block_tables[sequence].tolist()
-    return step_batch(lengths, [table], case.slab.layout.block_size)
+    assert_same_bits_in_chunks(case, (3, 64, 90, 73))
 
 
 def test_offsets_beyond_32_bits() -> None:

@@ -8,24 +8,16 @@ import torch
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.cpu.packing import BY_COLUMNS, IN_TILES, Packing, WeightMemory
-from engine.kernels.interface import Activation, HeadNorm, Rotary
-from engine.kernels.reference import ReferenceKernels, activated
-from tests.engine.kernels.cases import make_slab, make_spec, random_slots
+from engine.kernels.interface import Activation, AttentionSpec
+from engine.kernels.reference import activated
+from tests.engine.kernels.cases import make_slab, make_spec, random_slots, rotate_case
+from tests.engine.kernels.cpu import BEST, DTYPES, REFERENCE
 
-REFERENCE = ReferenceKernels()
-PLAIN_CPU = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False)
-BEST, PLAIN = CpuKernels(), CpuKernels(PLAIN_CPU)
 PAIRS = CpuKernels(replace(CpuFeatures.of_this_machine(), bf16_tiles=False))
 
 # Both sides compute in fp32 and round once: half precision may differ by one unit in the last
 # place where the fp32 results lie on two sides of a rounding boundary.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-DTYPES = [
-    pytest.param(torch.float32, BEST, id="fp32"),
-    pytest.param(torch.float16, BEST, id="fp16"),
-    pytest.param(torch.bfloat16, BEST, id="bf16"),
-    pytest.param(torch.bfloat16, PLAIN, id="bf16-plain-cpu"),
-]
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -119,36 +111,25 @@ def test_linear_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtype) 
 @pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "value_dim", "half", "normed"),
+    ("spec", "half", "normed"),
     [
-        (4, 2, 64, 64, 32, False),
-        (3, 1, 16, 16, 8, True),
-        (2, 2, 96, 40, 12, True),
-        (5, 1, 80, 80, 40, False),
+        (make_spec(4, 2, 64, 64), 32, False),
+        (make_spec(3, 1, 16, 16), 8, True),
+        (make_spec(2, 2, 96, 40), 12, True),
+        (make_spec(5, 1, 80, 80), 40, False),
     ],
 )
 def test_rotate_and_write(
     dtype: torch.dtype,
     kernels: CpuKernels,
     block_size: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    spec: AttentionSpec,
     half: int,
     normed: bool,
 ) -> None:
-    spec, tokens = make_spec(heads, kv_heads, head_dim, value_dim), 13
-    width = (heads + kv_heads) * head_dim + kv_heads * value_dim
-    qkv = torch.randn(tokens, width).to(dtype)
-    positions = torch.randint(0, 50, (tokens,))
-    rotary = Rotary(torch.randn(50, half), torch.randn(50, half))
-    weights = torch.randn(head_dim), torch.randn(head_dim)
-    norm = HeadNorm(*weights, 1e-6) if normed else None
-    slots = random_slots(tokens, 12 * block_size)
+    case = rotate_case(spec, half, normed, 12 * block_size, dtype=dtype)
     ours, theirs = (make_slab(spec, 12, block_size, dtype=dtype) for _ in range(2))
-    q = kernels.rotate_and_write(qkv, positions, rotary, norm, spec, ours, 1, slots)
-    expected = REFERENCE.rotate_and_write(qkv, positions, rotary, norm, spec, theirs, 1, slots)
+    q, expected = case.run(kernels, ours), case.run(REFERENCE, theirs)
     assert_same(q, expected)
     assert_same(ours.data, theirs.data)
 
@@ -166,13 +147,10 @@ def test_write_kv_copies_every_bit(dtype: torch.dtype, kernels: CpuKernels) -> N
 
 
 def test_a_cache_of_another_type_than_the_model() -> None:
-    spec, tokens = make_spec(4, 2, 32), 9
-    qkv = torch.randn(tokens, 8 * 32)
-    rotary = Rotary(torch.randn(20, 16), torch.randn(20, 16))
-    positions, slots = torch.arange(tokens), random_slots(tokens, 64)
+    spec = make_spec(4, 2, 32)
+    case = rotate_case(spec, half=16, normed=False, num_slots=64)
     ours, theirs = (make_slab(spec, 4, dtype=torch.bfloat16) for _ in range(2))
-    q = BEST.rotate_and_write(qkv, positions, rotary, None, spec, ours, 0, slots)
-    expected = REFERENCE.rotate_and_write(qkv, positions, rotary, None, spec, theirs, 0, slots)
+    q, expected = case.run(BEST, ours), case.run(REFERENCE, theirs)
     assert q.dtype == torch.float32
     torch.testing.assert_close(q, expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(ours.data, theirs.data, rtol=2e-2, atol=2e-2, equal_nan=True)

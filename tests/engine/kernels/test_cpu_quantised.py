@@ -5,8 +5,7 @@ import torch
 
 from engine.kernels.cpu.decode_state import SPLIT
 from engine.kernels.cpu.kernels import CpuKernels
-from engine.kernels.interface import NO_SLOT, HeadNorm, Rotary
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.interface import NO_SLOT, AttentionSpec
 from kv_cache.slab import KvSlab
 from tests.engine.kernels.cases import (
     MASKED_VALUE,
@@ -15,20 +14,22 @@ from tests.engine.kernels.cases import (
     make_slab,
     make_spec,
     random_slots,
+    rotate_case,
     row,
     scale,
     step_batch,
 )
-from tests.engine.kernels.test_cpu_attention import (
+from tests.engine.kernels.cpu import (
     BEST,
     MIXED,
     PLAIN,
+    REFERENCE,
     assert_as_reference,
+    assert_same_bits_alone,
+    assert_same_bits_in_chunks,
     attended,
-    sub_batch,
 )
 
-REFERENCE = ReferenceKernels()
 FORMATS = pytest.mark.parametrize("format", QUANTISED)
 # Every format with every way to compute once; all of both would compile for minutes.
 KINDS = pytest.mark.parametrize(
@@ -54,25 +55,21 @@ def largest_of(slab: KvSlab) -> float:
 
 @KINDS
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "value_dim", "block_size"),
+    ("spec", "block_size"),
     [
-        (4, 2, 16, 16, 16),
-        (6, 1, 80, 80, 8),
-        (3, 3, 96, 32, 16),
-        (8, 2, 64, 128, 64),
+        (make_spec(4, 2, 16, 16), 16),
+        (make_spec(6, 1, 80, 80), 8),
+        (make_spec(3, 3, 96, 32), 16),
+        (make_spec(8, 2, 64, 128), 64),
     ],
 )
 def test_attention_of_any_shape(
     format: str,
     dtype: torch.dtype,
     kernels: CpuKernels,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    spec: AttentionSpec,
     block_size: int,
 ) -> None:
-    spec = make_spec(heads, kv_heads, head_dim, value_dim)
     case = attention_case(spec, MIXED, block_size, dtype, format=format)
     assert_as_reference(kernels, case)
 
@@ -112,26 +109,13 @@ def test_a_sequence_gets_the_same_bits_beside_any_others(format: str) -> None:
     spec = make_spec(6, 2, 64, window=300)
     lengths = [(1, 2 * SPLIT + 3), (1, 50), (90, 150)]
     case = attention_case(spec, lengths, 16, torch.bfloat16, format=format)
-    together = attended(BEST, case)
-    starts = case.batch.query_starts.tolist()
-    for s, kv_len in enumerate(case.batch.kv_lens.tolist()):
-        tokens = slice(starts[s], starts[s + 1])
-        batch, group = sub_batch(case, s, [(starts[s + 1] - starts[s], kv_len)])
-        alone = BEST.attention(case.q[tokens], spec, case.slab, case.layer, batch, group)
-        assert torch.equal(alone, together[tokens])
+    assert_same_bits_alone(case)
 
 
 @FORMATS
 def test_a_prompt_gets_the_same_bits_in_any_chunks(format: str) -> None:
     case = attention_case(make_spec(6, 2, 64), [(230, 230)], 16, torch.bfloat16, format=format)
-    whole = attended(BEST, case)
-    start = 0
-    for size in (3, 64, 90, 73):
-        batch, group = sub_batch(case, 0, [(size, start + size)])
-        q = case.q[start : start + size]
-        chunk = BEST.attention(q, case.spec, case.slab, case.layer, batch, group)
-        assert torch.equal(chunk, whole[start : start + size])
-        start += size
+    assert_same_bits_in_chunks(case, (3, 64, 90, 73))
 
 
 @FORMATS
@@ -153,35 +137,29 @@ def test_every_byte_is_read_as_torch_reads_it(format: str) -> None:
 
 @KINDS
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "value_dim", "half", "normed", "block_size"),
-    [(4, 2, 64, 64, 32, False, 16), (2, 2, 96, 40, 12, True, 8), (3, 1, 15, 15, 4, True, 8)],
+    ("spec", "half", "normed", "block_size"),
+    [
+        (make_spec(4, 2, 64), 32, False, 16),
+        (make_spec(2, 2, 96, 40), 12, True, 8),
+        (make_spec(3, 1, 15), 4, True, 8),
+    ],
 )
 def test_rotate_and_write(
     format: str,
     dtype: torch.dtype,
     kernels: CpuKernels,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    spec: AttentionSpec,
     half: int,
     normed: bool,
     block_size: int,
 ) -> None:
-    spec, tokens = make_spec(heads, kv_heads, head_dim, value_dim), 13
-    width = (heads + kv_heads) * head_dim + kv_heads * value_dim
-    qkv = torch.randn(tokens, width).to(dtype)
-    positions = torch.randint(0, 50, (tokens,))
-    rotary = Rotary(torch.randn(50, half), torch.randn(50, half))
-    norm = HeadNorm(torch.randn(head_dim), torch.randn(head_dim), 1e-6) if normed else None
-    slots = random_slots(tokens, 12 * block_size)
+    case = rotate_case(spec, half, normed, 12 * block_size, dtype=dtype)
     ours, theirs = (make_slab(spec, 12, block_size, format=format) for _ in range(2))
-    q = kernels.rotate_and_write(qkv, positions, rotary, norm, spec, ours, 1, slots)
-    expected = REFERENCE.rotate_and_write(qkv, positions, rotary, norm, spec, theirs, 1, slots)
+    q, expected = case.run(kernels, ours), case.run(REFERENCE, theirs)
     torch.testing.assert_close(q, expected, rtol=2**-7, atol=2**-7)
     for plane in (0, 1):
-        for slot in slots[slots != NO_SLOT].tolist():
-            for head in range(kv_heads):
+        for slot in case.slots[case.slots != NO_SLOT].tolist():
+            for head in range(spec.num_kv_heads):
                 place = 1, plane, head, slot // block_size, slot % block_size
                 torch.testing.assert_close(scale(ours, *place), scale(theirs, *place))
                 x, y = (row(slab, *place).view(torch.int8).int() for slab in (ours, theirs))

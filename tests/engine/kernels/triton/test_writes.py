@@ -3,26 +3,22 @@ import mmap
 import pytest
 import torch
 
-from engine.kernels.interface import (
-    NO_SLOT,
-    AttentionSpec,
-    GroupBatch,
-    HeadNorm,
-    Rotary,
-    StepBatch,
-)
+from engine.kernels.interface import NO_SLOT, AttentionSpec, GroupBatch, StepBatch
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.triton.kernels import TritonKernels
 from kv_cache.slab import KvSlab
-from tests.engine.kernels.cases import QUANTISED, make_slab, make_spec, random_slots, row, scale
+from tests.engine.kernels.cases import (
+    QUANTISED,
+    make_slab,
+    make_spec,
+    random_slots,
+    rotate_case,
+    row,
+    scale,
+)
 
 KERNELS, REFERENCE = TritonKernels(num_programs=4), ReferenceKernels()
 GIB = 1 << 30
-
-
-def rotary_table(half: int) -> Rotary:
-    angles = torch.rand(200, half) * 6.3
-    return Rotary(angles.cos(), angles.sin())
 
 
 def copy_of(slab: KvSlab, device: torch.device) -> KvSlab:
@@ -50,29 +46,11 @@ def test_rotate_and_write(
     tolerance: float,
     device: torch.device,
 ) -> None:
-    torch.manual_seed(spec.head_dim)
-    rows = spec.num_kv_heads * spec.value_dim
-    rows += (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    qkv = torch.randn(7, rows).to(dtype)
-    positions, slots = torch.randint(0, 200, (7,)), random_slots(7, 64)
-    rotary = rotary_table(rotary_dim // 2)
-    weights = torch.rand(2, spec.head_dim)
-    norm = HeadNorm(weights[0], weights[1], 1e-6) if with_norm else None
+    case = rotate_case(spec, rotary_dim // 2, with_norm, num_slots=64, num_tokens=7, dtype=dtype)
     slab = make_slab(spec, num_blocks=4, dtype=dtype)
     there = copy_of(slab, device)
-    expected = REFERENCE.rotate_and_write(qkv, positions, rotary, norm, spec, slab, 2, slots)
-    if norm is not None:
-        norm = HeadNorm(norm.q_weight.to(device), norm.k_weight.to(device), norm.eps)
-    q = KERNELS.rotate_and_write(
-        qkv.to(device),
-        positions.to(device),
-        Rotary(rotary.cos.to(device), rotary.sin.to(device)),
-        norm,
-        spec,
-        there,
-        2,
-        slots.to(device),
-    )
+    expected = case.run(REFERENCE, slab)
+    q = case.to(device).run(KERNELS, there)
     assert q.dtype == dtype
     torch.testing.assert_close(q.cpu(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(
@@ -109,27 +87,12 @@ def test_write(
 def test_rotate_and_write_quantised(
     spec: AttentionSpec, rotary_dim: int, dtype: torch.dtype, format: str, device: torch.device
 ) -> None:
-    rows = spec.num_kv_heads * spec.value_dim
-    rows += (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    qkv = torch.randn(7, rows).to(dtype)
-    positions, slots = torch.randint(0, 200, (7,)), random_slots(7, 64)
-    rotary = rotary_table(rotary_dim // 2)
-    weights = torch.rand(2, spec.head_dim)
+    case = rotate_case(spec, rotary_dim // 2, True, num_slots=64, num_tokens=7, dtype=dtype)
     slab = make_slab(spec, num_blocks=4, format=format)
     there = copy_of(slab, device)
-    norm = HeadNorm(weights[0], weights[1], 1e-6)
-    REFERENCE.rotate_and_write(qkv, positions, rotary, norm, spec, slab, 2, slots)
-    KERNELS.rotate_and_write(
-        qkv.to(device),
-        positions.to(device),
-        Rotary(rotary.cos.to(device), rotary.sin.to(device)),
-        HeadNorm(weights[0].to(device), weights[1].to(device), 1e-6),
-        spec,
-        there,
-        2,
-        slots.to(device),
-    )
-    assert_stored_alike(there, slab, slots, layer=2)
+    case.run(REFERENCE, slab)
+    case.to(device).run(KERNELS, there)
+    assert_stored_alike(there, slab, case.slots)
 
 
 @pytest.mark.parametrize("format", QUANTISED)
@@ -145,17 +108,17 @@ def test_write_quantised(dtype: torch.dtype, format: str, device: torch.device) 
     v[5, 1, 7], v[7, :, 7], v[8, 2, 7], k[9, 0, 0] = torch.inf, torch.nan, -torch.inf, torch.nan
     REFERENCE.write_kv(k, v, slab, 1, slots)
     KERNELS.write_kv(k.to(device), v.to(device), there, 1, slots.to(device))
-    assert_stored_alike(there, slab, slots, layer=1)
+    assert_stored_alike(there, slab, slots)
 
 
-def assert_stored_alike(ours: KvSlab, theirs: KvSlab, slots: torch.Tensor, layer: int) -> None:
+def assert_stored_alike(ours: KvSlab, theirs: KvSlab, slots: torch.Tensor) -> None:
     """Scales as sums round, elements one unit apart at most where these do, no other byte."""
     ours = KvSlab(ours.layout, ours.data.cpu())
     size = theirs.layout.block_size
     for slot in slots[slots != NO_SLOT].tolist():
         for head in range(theirs.layout.group.num_kv_heads):
             for plane in (0, 1):
-                place = layer, plane, head, slot // size, slot % size
+                place = 1, plane, head, slot // size, slot % size
                 (own,), (expected,) = scale(ours, *place), scale(theirs, *place)
                 torch.testing.assert_close(own, expected, rtol=1e-5, atol=0)
                 if expected.isinf():
