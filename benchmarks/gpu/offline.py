@@ -5,6 +5,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from benchmarks import bounds
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.generation import add, generate
@@ -14,8 +16,10 @@ from benchmarks.gpu.workload import OFFLINE, OUTPUT, SMOKE_OFFLINE, Offline
 from benchmarks.workloads import Workload
 from engine.engine import Engine
 from engine.models.interface import CausalModel
+from engine.step_memory import step_bytes
 
 HOST_GOAL = 0.05
+MOST_SEQS, MOST_TOKENS = 256, 8192  # of a step
 REPEATS = 2
 
 
@@ -34,15 +38,31 @@ def run(bench: Bench) -> None:
             source,
             wrap=watch,
             dtype=str(bench.dtype).removeprefix("torch."),
-            max_num_seqs=4 if bench.smoke else 256,
-            max_num_batched_tokens=64 if bench.smoke else 8192,
+            max_num_seqs=4 if bench.smoke else MOST_SEQS,
+            max_num_batched_tokens=64 if bench.smoke else MOST_TOKENS,
             max_model_len=2048,
             kv_cache_memory_bytes=1 << (24 if bench.smoke else 36),
             async_scheduling=True,
         )
+    free = _free_bytes(bench)
     _throughput(bench, engine, work)
     _host(bench, engine, watched[0])
+    _memory(bench, engine, free - _free_bytes(bench))
     engine.close()
+
+
+def _free_bytes(bench: Bench) -> int:
+    return 0 if bench.device.type == "cpu" else torch.cuda.mem_get_info()[0]
+
+
+def _memory(bench: Bench, engine: Engine, taken: int) -> None:
+    """What steps took, code that they loaded included: torch gives nothing back."""
+    info = engine.info
+    kept = step_bytes(info.model, info.shape.dtype.itemsize, MOST_TOKENS, MOST_SEQS)
+    bench.figure(
+        "memory of steps", "MiB", taken / (1 << 20), share=taken / kept,
+        share_of="what is kept for them", goal=1.0, goal_is_most=True,
+    )  # fmt: skip
 
 
 def _throughput(bench: Bench, engine: Engine, work: Offline) -> None:
