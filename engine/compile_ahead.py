@@ -49,7 +49,7 @@ def compile_ahead(dtype: torch.dtype, kv_format: KvFormat) -> None:
     folder = cache_directory(home) / cache_part()
     element = CpuFeatures.of_this_machine().element(dtype)
     kinds = f"{element}-{kv_format.name}" if kv_format.quantised else element
-    complete = folder / f"complete-{kinds}-{_cpu()}"
+    complete = folder / f"complete-{kinds}-{_place()}"
     if complete.exists():
         return
     started = time.monotonic()
@@ -108,7 +108,8 @@ def _child(
             child.kill()
 
 
-def _cpu() -> str:
-    """What Numba's own key tells CPUs apart by: a home may be shared by unlike machines."""
-    words = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+def _place() -> str:
+    """What Numba's own keys tell apart: a home may be shared by unlike CPUs, and by installations
+    of the same sources."""
+    words = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {__file__}"
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
