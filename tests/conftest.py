@@ -1,8 +1,12 @@
-"""What must be decided before a library is loaded."""
+"""What must be decided before a library is loaded, and what holds for every test."""
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 # Triton chooses when it is imported whether its kernels are interpreted or compiled.
 if not Path("/dev/nvidia0").exists():
@@ -14,3 +18,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # What a shell runs in the background ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def no_handler_stays() -> Iterator[None]:
+    """A command's log goes to the stream that a test captures, and must end with it."""
+    root = logging.getLogger()
+    before = set(root.handlers)
+    yield
+    for handler in set(root.handlers) - before:
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, and one process has it: there is one Ray at a time."""
+    first = ("tests/engine/kernels/triton/test_aot.py", "tests/e2e/")
+    items.sort(key=lambda item: not item.nodeid.startswith(first))

@@ -1,11 +1,9 @@
 """The command line: its flags are the engine's knobs, and its errors name what is wrong."""
 
 import argparse
-import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from importlib import metadata
 
@@ -18,17 +16,6 @@ from cluster.openai.plan import Plan
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
 from tests.cluster.fakes import small_model, small_tokenizer
-
-
-@pytest.fixture(autouse=True)
-def no_handler_stays() -> Iterator[None]:
-    """A command's log goes to the stream that a test captures, and must end with it."""
-    root = logging.getLogger()
-    before = set(root.handlers)
-    yield
-    for handler in set(root.handlers) - before:
-        if type(handler) is logging.StreamHandler:
-            root.removeHandler(handler)
 
 
 def parse(words: list[str]) -> argparse.Namespace:
