@@ -21,6 +21,7 @@ import httpx
 import openai
 import pytest
 
+from cluster.commands.serve import END_S
 from protos.ingress_pb2 import ListModels
 from tests.e2e.cluster import CONTROLLER, Cluster, is_idle, kill, page_of, total, wait_until
 from tests.e2e.other_model import write_other_model
@@ -45,7 +46,7 @@ PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(
 NUM_TOKENS = 400
 BACK_S = 60.0
 GONE_S = 1.0  # what a client has left
-STOP_S = 15.0  # as promised; what is left of it is killed a second before
+EXIT_S = 5.0  # of a process that has said its last, on a machine that is busy
 MOST_ASKED_AGAIN = 2  # of the hundreds of requests of a rollout
 # Between two requests of one asker, so that those who start meanwhile have cores to start on.
 PAUSE_S = 0.2
@@ -502,7 +503,7 @@ def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
         readers = [threads.submit(read, number) for number in range(8)]
         assert begun.wait(60)
         cluster.interrupt()
-        cluster.process.wait(STOP_S)
+        cluster.process.wait(END_S + EXIT_S)
         streams = [lines for reader in readers if len(lines := reader.result(30)) > 1]
     assert all(lines[-1] == "data: [DONE]" for lines in streams)
     assert any("the server is stopping" in lines[-2] for lines in streams)
