@@ -29,7 +29,8 @@ from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import DrainProgress, DrainRequest, HealthReport, HealthRequest
 from protos.worker_pb2_grpc import WorkerStub
 from tests.engine.pair import Answer
-from tests.processes import python
+from tests.forked import Forked, forked
+from tests.processes import START_S, python
 
 SETTLED_S = 10.0  # within which nothing may be left of what failed
 NOTICED_S = 2.0  # within which a stopped peer is noticed
@@ -88,7 +89,7 @@ class Worker:
         self._apart = apart
         self._environment = dict(environment or {})
         self.address = "127.0.0.1:0"
-        self.child: Process
+        self.child: Process | Forked
         self.pid: int
         self._stack = AsyncExitStack()
 
@@ -96,9 +97,15 @@ class Worker:
         """At the address of the process before it, if there was one."""
         words = ("worker", "--config", str(self._config), "--listen", self.address)
         environment = {**self._environment, "KVRELAY_FAULTS": f"@{self._faults}"}
-        prefix = APART if self._apart else ()
-        child = python("-m", "cluster.cli", *words, prefix=prefix, log=self.log, **environment)
-        self.child, line = await self._stack.enter_async_context(child)
+        if self._apart:
+            module = ("-m", "cluster.cli")
+            child = python(*module, *words, prefix=APART, log=self.log, **environment)
+            self.child, line = await self._stack.enter_async_context(child)
+        else:
+            start = forked("cluster.cli", *words, log=self.log, environment=environment)
+            self.child = await self._stack.enter_async_context(start)
+            async with asyncio.timeout(START_S):
+                line = (await self.child.stdout.readline()).decode().strip()
         assert line, self.log.read_text()
         self.pid = _only_child(self.child.pid) if self._apart else self.child.pid
         self.address = line.split()[-1]

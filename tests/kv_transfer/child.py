@@ -133,8 +133,12 @@ async def serve(answers: Any) -> None:
     os._exit(0)  # a reader that never ends must not keep us
 
 
-if __name__ == "__main__":
+def main() -> None:
     # UCX and NIXL write to standard output.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     asyncio.run(serve(channel))
+
+
+if __name__ == "__main__":
+    main()

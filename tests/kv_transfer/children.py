@@ -2,14 +2,15 @@
 
 import asyncio
 import json
-import os
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.forked import Forked, forked
 from tests.kv_transfer.pools import GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ class ChildError(Exception):
 
 
 class ChildHandle:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Forked | Process) -> None:
         self.process = process
         self.incarnation = 0
         self.metadata = b""
@@ -73,23 +74,29 @@ async def child(
     prefix: Sequence[str] = (),
 ) -> AsyncIterator[ChildHandle]:
     """With its connector open. Killed at the end, with a process that it runs under."""
-    process = await asyncio.create_subprocess_exec(
-        *prefix,
-        sys.executable,
-        "-m",
-        "tests.kv_transfer.child",
-        json.dumps([name, groups, seed, secret, memory]),
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+    words = json.dumps([name, groups, seed, secret, memory])
+    module = "tests.kv_transfer.child"
+    start = (
+        _under(prefix, module, words) if prefix else forked(module, words, environment=environment)
     )
-    handle = ChildHandle(process)
-    try:
+    async with start as process:
+        handle = ChildHandle(process)
         handle.incarnation, metadata = await handle.ask("open")
         handle.metadata = bytes.fromhex(metadata)
         yield handle
+
+
+@asynccontextmanager
+async def _under(prefix: Sequence[str], module: str, words: str) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(*prefix, sys.executable, "-m", module, words),
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
     finally:
-        if handle.alive:
+        if process.returncode is None:
             process.kill()
         await process.wait()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,7 +13,8 @@ from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.nixl_connector import NixlConfig
 from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
 from kv_transfer.socket_connector import SocketConfig
-from tests.kv_transfer.children import ROOT, ChildError, ChildHandle, child
+from tests.forked import forked
+from tests.kv_transfer.children import ChildError, ChildHandle, child
 from tests.kv_transfer.pools import Pool
 
 LARGE = ((256, 262144),)  # 64 MiB: far more than sockets buffer
@@ -144,24 +144,16 @@ async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> No
 
 async def kill_readers(name: str, holder: ChildHandle, counts: list[int]) -> None:
     reads = json.dumps([name, LARGE, holder.incarnation, holder.metadata.hex()])
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tests.kv_transfer.doomed", reads),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin
-    assert process.stdout
-    for count in counts:
-        await holder.ask("expect_peer")
-        process.stdin.write(f"{count}\n".encode())
-        while line := await asyncio.wait_for(process.stdout.readline(), 60):
-            if line == b"killed\n":  # NIXL writes to standard output
-                break
-        assert line, f"it ended: {await process.wait()}"
-    process.stdin.close()
-    assert await process.wait() == 0
+    async with forked("tests.kv_transfer.doomed", reads) as process:
+        for count in counts:
+            await holder.ask("expect_peer")
+            process.stdin.write(f"{count}\n".encode())
+            while line := await asyncio.wait_for(process.stdout.readline(), 60):
+                if line == b"killed\n":  # NIXL writes to standard output
+                    break
+            assert line, f"it ended: {await process.wait()}"
+        process.stdin.close()
+        assert await process.wait() == 0
 
 
 async def test_nixl_reads_from_a_stopped_holder() -> None:
