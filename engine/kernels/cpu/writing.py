@@ -51,7 +51,7 @@ class KvWriter:
             tokens,
             share(tokens, threads),
             *_places(slab, layer),
-            *self._scratch(spec.head_dim, spec.value_dim, threads),
+            *self._scratch(spec.head_dim, spec.value_dim),
             0.0 if norm is None else norm.eps,
         )
         return q
@@ -74,14 +74,15 @@ class KvWriter:
             tokens,
             share(tokens, threads),
             *_places(slab, layer),
-            *self._scratch(dim, v.shape[2], threads),
+            *self._scratch(dim, v.shape[2]),
             0.0,
         )
 
-    def _scratch(self, dim: int, value_dim: int, threads: int) -> tuple[int, int]:
-        """A row of fp32 for each thread, and its size."""
+    def _scratch(self, dim: int, value_dim: int) -> tuple[int, int]:
+        """A row of fp32 for each thread, and its size. For all threads that there are: where a
+        step is repeated, every one of them comes to every call, also to one for a single thread."""
         row_bytes = -(-max(dim, value_dim) * 4 // LINE_BYTES) * LINE_BYTES
-        return self._rows.address(threads * row_bytes), row_bytes
+        return self._rows.address(torch.get_num_threads() * row_bytes), row_bytes
 
 
 def _places(slab: KvSlab, layer: int) -> tuple[int, ...]:

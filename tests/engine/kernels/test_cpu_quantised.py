@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine.kernels.cpu.decode_state import SPLIT
+from engine.kernels.cpu.kernel import LINE_BYTES, WorkingMemory
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.interface import NO_SLOT, AttentionSpec
 from kv_cache.slab import KvSlab
@@ -223,3 +224,24 @@ def test_rows_without_a_finite_scale(format: str) -> None:
                 assert torch.equal(out, torch.zeros_like(out))
             else:
                 assert not out.isfinite().any()
+
+
+@FORMATS
+def test_a_call_for_one_thread_has_room_for_all(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step is repeated every thread comes to every call, and may be the one to do it."""
+    given: list[int] = []
+    address = WorkingMemory.address
+
+    def noted(memory: WorkingMemory, num_bytes: int) -> int:
+        given.append(num_bytes)
+        return address(memory, num_bytes)
+
+    monkeypatch.setattr(WorkingMemory, "address", noted)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    spec = make_spec(1, 1, 16)
+    slab, rotated = make_slab(spec, 12, format=format), rotate_case(spec, 8, False, 12 * 16)
+    BEST.write_kv(torch.ones(2, 1, 16), torch.ones(2, 1, 16), slab, 0, torch.arange(2))
+    rotated.run(BEST, slab)
+    assert given == [3 * LINE_BYTES] * 2
