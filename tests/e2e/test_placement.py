@@ -199,5 +199,6 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     assert (end, rest) == ("data: [DONE]", "")
     assert httpx.post(url, json={**body, "max_tokens": 0}).json()["error"]["param"] == "max_tokens"
     served.process.send_signal(signal.SIGINT)
-    served.process.wait(END_S + 5)
+    was_cut = served.process.wait(END_S + 5)
+    assert was_cut == ("stopped at once" in served.said())
     wait_until(lambda: APP_NAME not in applications(), UP_S, served.said)
