@@ -10,6 +10,9 @@ JOBS ?= 2
 
 BIN := .venv/bin
 
+# Every process compiles what it imports anew where this is set, as it is in many containers.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup serve test check format protos wheel
 
 help:
@@ -23,10 +26,12 @@ help:
 
 setup: .venv/installed
 
+# A quarter of the modules is ever imported, and compiled then. An old pip takes twice as long.
 .venv/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@
 
 serve: setup
