@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.cluster.metrics.samples import read
-from tests.e2e.cluster import Cluster, page_of, total, wait_until
+from tests.e2e.cluster import Cluster, http, page_of, total, wait_until
 
 # A thread for each worker: they share no core, and prompts are handed off.
 CONFIG = """
@@ -74,7 +74,7 @@ def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> No
     num_prompt = 0
     for number in range(NUM_REQUESTS):
         body = {"prompt": f"{SECRET} {number}", "max_tokens": NUM_TOKENS, "ignore_eos": True}
-        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).json()
+        answer = http.post(f"{cluster.url}/v1/completions", json=body, timeout=60).json()
         num_prompt += answer["usage"]["prompt_tokens"]
     page = page_of(cluster)
 
@@ -91,9 +91,9 @@ def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> No
     legs, whole = (done(f"time_to_first_token{part}_seconds_sum") for part in ("_leg", ""))
     assert legs == pytest.approx(whole, rel=1e-6)
     said = json.loads(targets.read_text())
-    assert httpx.get(f"{cluster.url}/metrics/targets", timeout=10).json() == said
+    assert http.get(f"{cluster.url}/metrics/targets", timeout=10).json() == said
     for target in said:
-        response = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=10)
+        response = http.get(f"http://{target['targets'][0]}/metrics", timeout=10)
         assert read(response.content)
 
 
@@ -125,7 +125,7 @@ def ask(url: str, client: int) -> str:
         "ignore_eos": True,
         "temperature": 0,
     }
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    response = http.post(f"{url}/v1/completions", json=body, timeout=120)
     assert response.status_code == 200, response.text
     text = response.json()["choices"][0]["text"]
     assert isinstance(text, str)
@@ -142,7 +142,7 @@ def status(cluster: Cluster, name: str = "decode") -> dict[str, Any]:
 def test_one_scrape_is_the_whole_cluster_through_either_ingress(cluster: Cluster) -> None:
     for _ in range(NUM_ASKED):
         wait_until(lambda: up(page_of(cluster)) == ALL_UP, 30)
-    targets = [httpx.get(f"{cluster.url}/metrics/targets").json() for _ in range(NUM_ASKED)]
+    targets = [http.get(f"{cluster.url}/metrics/targets").json() for _ in range(NUM_ASKED)]
     assert all(one == targets[0] for one in targets)
     assert len(targets[0]) == 4
 
@@ -150,7 +150,7 @@ def test_one_scrape_is_the_whole_cluster_through_either_ingress(cluster: Cluster
 def keep_reading(cluster: Cluster, done: threading.Event) -> None:
     while not done.is_set():
         body = {"prompt": f"{uuid.uuid4()}\n{PROMPT_WORDS}", "max_tokens": 1}
-        response = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
+        response = http.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
         assert response.status_code == 200, response.text
 
 
@@ -221,7 +221,7 @@ def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
 
 def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
     def answer() -> httpx.Response:
-        return httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+        return http.post(f"{cluster.url}/v1/completions", json={"prompt": "x"}, timeout=60)
 
     assert answer().status_code == 200
     with cluster.second_node() as leave:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 import ray
 import yaml
@@ -28,7 +27,7 @@ from cluster.commands.serve import END_S
 from cluster.ray_cluster import nodes as nodes_alive
 from cluster.serve_details import serve_details
 from protos.port import free_port
-from tests.e2e.cluster import wait_until
+from tests.e2e.cluster import http, wait_until
 
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
 FILE = Path(__file__).parents[2] / "deploy/ray-cluster.yaml"
@@ -192,12 +191,12 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     url = f"http://127.0.0.1:{port}/v1/completions"
     body = {"prompt": "x", "max_tokens": 5, "ignore_eos": True, "stream": True}
     usage = {"stream_options": {"include_usage": True}}
-    answer = httpx.post(url, json={**body, **usage}, timeout=60)
+    answer = http.post(url, json={**body, **usage}, timeout=60)
     assert answer.status_code == 200, answer.text
     *_, last, end, rest = answer.text.split("\n\n")
     assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 5
     assert (end, rest) == ("data: [DONE]", "")
-    assert httpx.post(url, json={**body, "max_tokens": 0}).json()["error"]["param"] == "max_tokens"
+    assert http.post(url, json={**body, "max_tokens": 0}).json()["error"]["param"] == "max_tokens"
     served.process.send_signal(signal.SIGINT)
     was_cut = served.process.wait(END_S + 5)
     assert was_cut == ("stopped at once" in served.said())
