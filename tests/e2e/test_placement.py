@@ -54,7 +54,9 @@ def placed() -> Iterator[Placed]:
         for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
             environment.delenv(name, raising=False)
         environment.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
-        nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+        nodes = Nodes(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
         try:
             placed = Placed(nodes, described)
             for kind in ("prefill", *["decode"] * DECODE_NODES):
