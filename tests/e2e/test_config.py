@@ -227,14 +227,21 @@ def test_pools_grow_with_their_loads(cluster: Cluster, expected: list[str]) -> N
 
 def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
     def answer() -> httpx.Response:
-        return http.post(f"{cluster.url}/v1/completions", json={"prompt": "x"}, timeout=60)
+        body = {"prompt": "x", "max_tokens": 1}
+        return http.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+
+    def are_all(status: int) -> bool:
+        return {answer().status_code for _ in range(NUM_ASKED)} == {status}
+
+    def wait_for(status: int) -> None:
+        wait_until(lambda: are_all(status), JOIN_S, cluster.said, period_s=SEEN_S)
 
     assert answer().status_code == 200
     with cluster.second_node() as leave:
-        wait_until(lambda: answer().status_code == 503, JOIN_S, cluster.said)
+        wait_for(503)
         assert "the cluster has 2 nodes" in answer().text
         leave()
-        wait_until(lambda: answer().status_code == 200, JOIN_S, cluster.said)
+        wait_for(200)
 
 
 def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
