@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from engine import compile_ahead
+from engine.kernels.cpu.cache import cache_directory
+from engine.sampler.cpu.launch import cache_part
 from kv_cache.layout import KV_FORMATS
 
 HOLD = """
@@ -29,7 +31,7 @@ class Start:
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compiled: list[int] = []
-        self._folder = compile_ahead.cache_directory(home) / compile_ahead.cache_part()
+        self._folder = cache_directory(home) / cache_part()
         self._folder.mkdir(parents=True)
         monkeypatch.setattr(compile_ahead, "cache_home", lambda: home)
         monkeypatch.setattr(compile_ahead, "_run_children", self._run_children)
