@@ -32,6 +32,7 @@ logger = logging.getLogger("kvrelay.ray")
 _MARK = "KVRELAY_CLUSTER"
 _FOLDER = "KVRELAY_FRONT_FOLDER"  # of HAProxy's files
 _KILL_S = 2.0
+_LAST_BYTES_S = 0.5  # for a front to hand on what ingresses have said
 
 # Serve's own processes read these from their environment.
 HAPROXY_SETTINGS = {
@@ -73,10 +74,21 @@ def ray_cluster(own: bool, num_cpus: int) -> Iterator[None]:
             yield
         finally:
             if own:
-                serve.shutdown()  # type: ignore[no-untyped-call]
+                _leave_serve()
             ray.shutdown()
     finally:
         kill_processes()
+
+
+def _leave_serve() -> None:
+    """Its answers have ended, and its processes are killed in a moment: there is no wait until
+    load balancers have forgotten the ingresses, for which Serve lets them stay 2 s."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # or it tells of its haste
+        client.shutdown(timeout_s=_LAST_BYTES_S)
 
 
 def kill_processes() -> None:

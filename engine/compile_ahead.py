@@ -8,6 +8,7 @@ The children end with this process, however it ends: their standard input is a p
 are no part of the terminal's process group, so Ctrl-C reaches this process alone.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 MOST_CHILDREN = 2  # the sampler alone takes half of the CPU time, so more would not be faster
 DEADLINE_S = 300.0  # for some 15 s of CPU time; where it takes longer, something is stuck
+_LOOK_S = 0.1  # between two looks whether another engine is done
 
 
 class CompileError(Exception):
@@ -57,12 +59,30 @@ def compile_ahead(dtype: torch.dtype, kv_format: KvFormat) -> None:
     logger.info("compiling kernels, once on a machine, in %d processes", num_children)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _run_children(num_children, home, folder / "lock", dtype, kv_format)
-        complete.touch()
+        with _turn(folder / "turn"):
+            if not complete.exists():
+                _run_children(num_children, home, folder / "lock", dtype, kv_format)
+                complete.touch()
     except (OSError, CompileError) as error:
         logger.warning("%s; compiling in this process instead", error)
     else:
         logger.info("kernels compiled in %.1f s", time.monotonic() - started)
+
+
+@contextmanager
+def _turn(file: Path) -> Iterator[None]:
+    """Of engines that start at once, one has children: those of the others would wait for its
+    kernels, each with torch in memory, for which it takes 4 s of CPU time. The turn of an engine
+    that is killed is over, and one that takes too long is not waited for."""
+    deadline = time.monotonic() + DEADLINE_S
+    with file.open("ab") as turn:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):  # systems differ
+                time.sleep(_LOOK_S)
+        yield
 
 
 def _run_children(

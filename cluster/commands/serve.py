@@ -38,7 +38,7 @@ from router.workers import Leg
 
 GRACE_S = 8.0  # after the first Ctrl-C, for answers under way
 _LAST_WORDS_S = 2.0
-END_S = 14.0  # after it, for everything
+END_S = 12.0  # after it, for everything; what is left then takes a moment to kill
 _INTERRUPTED = 130
 _POLL_S = 0.25
 

@@ -21,6 +21,10 @@ START_S = 240.0
 CONTROLLER = "ray::ServeController"
 _MARK = "KVRELAY_TEST_CLUSTER"
 
+# A connection for each request, as by `httpx.get`, which loads all certificates for each of them:
+# 50 ms of a core.
+http = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
+
 
 class Cluster:
     """Started when made. Its processes are known by a variable that they all inherit."""
@@ -156,7 +160,7 @@ class Cluster:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/ready", timeout=30).status_code == 200
+            return http.get(f"{self.url}/ready", timeout=30).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -183,16 +187,20 @@ def _command_line(pid: int) -> str:
 
 
 def wait_until(
-    condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = lambda: ""
+    condition: Callable[[], bool],
+    timeout_s: float,
+    why: Callable[[], str] = lambda: "",
+    *,
+    period_s: float = 0.05,
 ) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"not within {timeout_s:g} s\n{why()}"
-        time.sleep(0.05)
+        time.sleep(period_s)
 
 
 def page_of(cluster: Cluster) -> str:
-    response = httpx.get(f"{cluster.url}/metrics", timeout=10)
+    response = http.get(f"{cluster.url}/metrics", timeout=10)
     assert response.status_code == 200
     return response.text
 

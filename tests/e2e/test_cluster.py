@@ -8,22 +8,30 @@ import socket
 import subprocess
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
-import httpx
 import openai
 import pytest
 
-from cluster.commands.serve import END_S
 from protos.ingress_pb2 import ListModels
-from tests.e2e.cluster import CONTROLLER, Cluster, is_idle, kill, page_of, total, wait_until
+from tests.e2e.asking import (
+    NUM_ASKERS,
+    NUM_TOKENS,
+    PROMPTS,
+    Load,
+    all_at_once,
+    body,
+    hardly_any_asked_again,
+    idle_meanwhile,
+    keep_asking,
+    keep_asking_otherwise,
+    streamed,
+)
+from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, kill, page_of, total, wait_until
 from tests.e2e.other_model import write_other_model
 from tests.e2e.tokens import TokenClient
 
@@ -42,14 +50,11 @@ ARGS = {
 }
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
 SMALL += ["--num-threads", "1"]
-PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
-NUM_TOKENS = 400
 BACK_S = 60.0
+NUM_READERS = 3  # when all ends: two of them are all that a worker takes at once
 GONE_S = 1.0  # what a client has left
-EXIT_S = 5.0  # of a process that has said its last, on a machine that is busy
-MOST_ASKED_AGAIN = 2  # of the hundreds of requests of a rollout
-# Between two requests of one asker, so that those who start meanwhile have cores to start on.
-PAUSE_S = 0.2
+ENDED_S = 15.0  # after Ctrl-C, whatever is asked for
+SEEN_S = 0.25  # between two looks, where a replica needs the cores to start
 
 
 @pytest.fixture(scope="module")
@@ -61,95 +66,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.kill()
 
 
-def body(prompt: str, **more: Any) -> dict[str, Any]:
-    return {
-        "model": "mine",
-        "prompt": prompt,
-        "temperature": 0,
-        "max_tokens": NUM_TOKENS,
-        "ignore_eos": True,
-        **more,
-    }
-
-
-T = TypeVar("T")
-
-
-asked_again: list[str] = []  # requests that had to be, and why
-
-
-def asked(ask: Callable[[], T]) -> T:
-    """Once more where the connection was closed before a word of an answer, as it may be when
-    HAProxy is replaced by another one at that moment; OpenAI's client does so, too."""
-    try:
-        return ask()
-    except httpx.RemoteProtocolError as error:
-        if "without sending a response" not in str(error):
-            raise
-        asked_again.append(str(error))
-    return ask()
-
-
-@contextmanager
-def hardly_any_asked_again() -> Iterator[None]:
-    asked_again.clear()
-    yield
-    assert len(asked_again) <= MOST_ASKED_AGAIN, asked_again
-
-
-def streamed(url: str, prompt: str, begun: threading.Event | None = None) -> tuple[str, int]:
-    """The whole text and the number of tokens."""
-    return asked(lambda: _streamed(url, prompt, begun))
-
-
-def _streamed(url: str, prompt: str, begun: threading.Event | None) -> tuple[str, int]:
-    text, usage = "", {"completion_tokens": 0}
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    with (
-        httpx.Client(timeout=120) as client,
-        client.stream("POST", f"{url}/v1/completions", json=body(prompt, **options)) as response,
-    ):
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            text += "".join(choice["text"] for choice in event["choices"])
-            usage = event.get("usage") or usage
-            if begun is not None and text:
-                begun.set()
-    return text, usage["completion_tokens"]
-
-
 @pytest.fixture(scope="module")
 def expected(cluster: Cluster) -> list[tuple[str, int]]:
-    """What an undisturbed cluster answers, one prompt after the other."""
-    return [streamed(cluster.url, prompt) for prompt in PROMPTS]
-
-
-class Load:
-    """All prompts at once, each begun when it is entered."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._threads = ThreadPoolExecutor(len(PROMPTS))
-        begun = [threading.Event() for _ in PROMPTS]
-        self.answers: list[Future[tuple[str, int]]] = [
-            self._threads.submit(streamed, cluster.url, prompt, event)
-            for prompt, event in zip(PROMPTS, begun, strict=True)
-        ]
-        assert all(event.wait(60) for event in begun)
-
-    def results(self) -> list[tuple[str, int]]:
-        return [answer.result(120) for answer in self.answers]
-
-    def kept(self) -> list[tuple[str, int] | None]:
-        """None for those that broke off."""
-        lost = [isinstance(one.exception(120), httpx.HTTPError) for one in self.answers]
-        return [
-            None if is_lost else answer.result()
-            for is_lost, answer in zip(lost, self.answers, strict=True)
-        ]
+    """What an undisturbed cluster answers. Some of the prompts are asked again by themselves."""
+    return all_at_once(cluster, PROMPTS)
 
 
 def test_the_pools_are_told_when_they_run(cluster: Cluster) -> None:
@@ -174,7 +94,7 @@ def test_ready_is_said_when_a_prompt_was_handed_over(cluster: Cluster) -> None:
 
 def usable_workers(cluster: Cluster) -> list[str]:
     """Those of either pool that the ingress which is asked would give a request to."""
-    view = httpx.get(f"{cluster.url}/debug/routing", timeout=10).json()
+    view = http.get(f"{cluster.url}/debug/routing", timeout=10).json()
     return [one["address"] for one in view["workers"] if one["takes_new"]]
 
 
@@ -271,10 +191,12 @@ def test_a_decode_worker_that_is_killed_costs_no_request_and_is_used_again(
 ) -> None:
     before = by_replica(cluster, "drawn_tokens_total", "decode").keys()
     assert len(before) == 2
+    known = usable_workers(cluster)
     load = Load(cluster)
     kill(cluster.replicas("decode")[:1])
     assert load.results() == expected
-    wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said)
+    wait_until(lambda: bool(set(usable_workers(cluster)) - set(known)), BACK_S, period_s=SEEN_S)
+    wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said, period_s=SEEN_S)
 
 
 def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
@@ -286,7 +208,7 @@ def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
     assert load.results() == expected
     assert [streamed(cluster.url, prompt) for prompt in PROMPTS[:2]] == expected[:2]
     wait_until(lambda: bool(set(cluster.replicas("prefill")) - set(before)), BACK_S, cluster.said)
-    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
+    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said, period_s=SEEN_S)
 
 
 def another_decodes(cluster: Cluster, before: Collection[str]) -> bool:
@@ -294,7 +216,7 @@ def another_decodes(cluster: Cluster, before: Collection[str]) -> bool:
 
     def ask(_: int) -> int:
         said = body(str(uuid.uuid4()), max_tokens=4)
-        return httpx.post(f"{cluster.url}/v1/completions", json=said, timeout=60).status_code
+        return http.post(f"{cluster.url}/v1/completions", json=said, timeout=60).status_code
 
     with ThreadPoolExecutor(4) as threads:
         assert set(threads.map(ask, range(4))) == {200}
@@ -340,13 +262,18 @@ def test_an_ingress_that_is_killed_takes_its_own_streams_alone_and_comes_back(
     assert streamed(cluster.url, PROMPTS[0]) == expected[0]
 
 
-def test_a_front_that_is_killed_comes_back(
+def test_a_front_that_is_killed_under_load_comes_back(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
+    """With it go at most the answers that go through it, of which workers keep nothing."""
+    load = Load(cluster)
     kill(cluster.pids("ray::HAProxyManager"))
     wait_until(lambda: not cluster.is_ready(), BACK_S)
+    kept = load.kept()
+    assert all(one in (None, whole) for one, whole in zip(kept, expected, strict=True))
     wait_until(cluster.is_ready, BACK_S, cluster.said)
-    assert streamed(cluster.url, PROMPTS[0]) == expected[0]
+    assert all_at_once(cluster, PROMPTS[:2]) == expected[:2]
+    wait_until(lambda: is_idle(page_of(cluster)), GONE_S, lambda: page_of(cluster))
 
 
 def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[str, int]]) -> None:
@@ -362,7 +289,9 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
         keep_asking_otherwise(cluster, *expected[0]) as counts,
     ):
         cluster.redeploy(**ARGS, engine={**ENGINE, "max_num_seqs": 12}, drain_s=0.2)
-        wait_until(lambda: len(cluster.replicas("ingress")) == 1, BACK_S, cluster.said)
+        wait_until(
+            lambda: len(cluster.replicas("ingress")) == 1, BACK_S, cluster.said, period_s=SEEN_S
+        )
     assert all(answer in expected for answer in answers)
     assert answers
     assert counts.keys() == {"tokens", "official"}
@@ -372,114 +301,35 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
 def test_another_model_rolls_out_under_load(
     cluster: Cluster, expected: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    """Each answer is the one model's or the other's, from its beginning to its end."""
+    """Each answer is the one model's or the other's, from its beginning to its end. The other one
+    is served by a worker alone, to which nobody hands over anything."""
     write_other_model(tmp_path / "other")
     args = {**ARGS, "model": str(tmp_path / "other"), "served_model_name": ["mine", "other"]}
+    args |= {"prefill": {"replicas": 0}, "decode": {"replicas": 1}}
     with hardly_any_asked_again(), keep_asking(cluster) as answers:
         cluster.redeploy(**args, engine=ENGINE, drain_s=0.2)
-        wait_until(lambda: model_names(cluster) == ["mine", "other"], BACK_S, cluster.said)
-    of_other = [streamed(cluster.url, prompt) for prompt in PROMPTS]
+        wait_until(
+            lambda: model_names(cluster) == ["mine", "other"],
+            BACK_S,
+            cluster.said,
+            period_s=SEEN_S,
+        )
+    of_other = all_at_once(cluster, PROMPTS[:NUM_ASKERS])
     assert not set(of_other) & set(expected)
     assert all(answer in expected or answer in of_other for answer in answers)
     assert any(answer in expected for answer in answers)
-    wait_until(lambda: len(cluster.replicas("decode")) == 2, BACK_S, cluster.said)
-
-
-@contextmanager
-def idle_meanwhile(cluster: Cluster) -> Iterator[None]:
-    """Clients that ask once and, when all is over, once more, and would do so on the connections
-    that they have: those were of a front that knows none of the ingresses that are there."""
-    forever = httpx.Limits(keepalive_expiry=None)
-    with ExitStack() as stack:
-        clients = [stack.enter_context(httpx.Client(limits=forever, timeout=60)) for _ in range(4)]
-
-        def ask() -> None:
-            for client in clients:
-                said = body(PROMPTS[0], max_tokens=2)
-                assert client.post(f"{cluster.url}/v1/completions", json=said).status_code == 200
-
-        ask()
-        yield
-        ask()
-
-
-@contextmanager
-def keep_asking(cluster: Cluster) -> Iterator[list[tuple[str, int]]]:
-    """Three of the prompts, again and again, and short requests, of which some come at any moment;
-    every request must succeed. The short ones' answers are left out."""
-    answers: list[tuple[str, int]] = []
-    stop = threading.Event()
-
-    def ask(prompt: str) -> None:
-        while not stop.is_set():
-            answers.append(streamed(cluster.url, prompt))
-            stop.wait(PAUSE_S)
-
-    def ask_shortly(prompt: str) -> None:
-        short = body(prompt, max_tokens=2)
-        while not stop.is_set():
-            answer = asked(
-                lambda: httpx.post(f"{cluster.url}/v1/completions", json=short, timeout=20)
-            )
-            assert answer.status_code == 200, answer.text
-            stop.wait(PAUSE_S)
-
-    with ThreadPoolExecutor(4) as threads:
-        asking = [threads.submit(ask, prompt) for prompt in PROMPTS[:3]]
-        asking.append(threads.submit(ask_shortly, PROMPTS[4]))
-        try:
-            yield answers
-        finally:
-            stop.set()
-        for one in asking:
-            one.result(120)
-
-
-@contextmanager
-def keep_asking_otherwise(cluster: Cluster, text: str, num_tokens: int) -> Iterator[Counter[str]]:
-    """For the first prompt's answer: by gRPC over one connection, and by the official client,
-    which asks again by itself where it is not answered."""
-    counts: Counter[str] = Counter()
-    stop = threading.Event()
-
-    def ask_for_tokens() -> None:
-        client = TokenClient(cluster.grpc_address, cluster.url)
-        request = client.request(PROMPTS[0], num_tokens)
-        while not stop.is_set():
-            assert client.text(client.tokens(request)) == text
-            counts["tokens"] += 1
-            stop.wait(PAUSE_S)
-
-    def ask_officially() -> None:
-        with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none") as client:
-            while not stop.is_set():
-                raw = client.completions.with_raw_response.create(
-                    model="mine", prompt=PROMPTS[0], temperature=0, max_tokens=4
-                )
-                asked_again.extend(["official"] * raw.retries_taken)
-                answer = raw.parse()
-                assert text.startswith(answer.choices[0].text)
-                counts["official"] += 1
-                stop.wait(PAUSE_S)
-
-    with ThreadPoolExecutor(2) as threads:
-        asking = [threads.submit(ask_for_tokens), threads.submit(ask_officially)]
-        try:
-            yield counts
-        finally:
-            stop.set()
-        for one in asking:
-            one.result(120)
+    wait_until(lambda: len(cluster.replicas("decode")) == 1, BACK_S, cluster.said)
+    assert not cluster.replicas("prefill")
 
 
 def workers(cluster: Cluster) -> set[str]:
     """Replicas of both pools that answer."""
-    page = httpx.get(f"{cluster.url}/metrics", timeout=30).text
+    page = http.get(f"{cluster.url}/metrics", timeout=30).text
     return set(re.findall(r'^kvrelay:drawn_tokens_total{.*replica="(\w+)"', page, re.MULTILINE))
 
 
 def model_names(cluster: Cluster) -> list[str]:
-    return [one["id"] for one in httpx.get(f"{cluster.url}/v1/models").json()["data"]]
+    return [one["id"] for one in http.get(f"{cluster.url}/v1/models").json()["data"]]
 
 
 def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
@@ -488,7 +338,7 @@ def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
 
     def read(_: int) -> list[str]:
         lines: list[str] = []
-        with httpx.stream(
+        with http.stream(
             "POST",
             f"{cluster.url}/v1/completions",
             json=body(PROMPTS[0], max_tokens=1900, n=8, stream=True),
@@ -499,12 +349,13 @@ def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
                 begun.set()
         return lines
 
-    with ThreadPoolExecutor(8) as threads:
-        readers = [threads.submit(read, number) for number in range(8)]
+    with ThreadPoolExecutor(NUM_READERS) as threads:
+        readers = [threads.submit(read, number) for number in range(NUM_READERS)]
         assert begun.wait(60)
         cluster.interrupt()
-        cluster.process.wait(END_S + EXIT_S)
+        was_cut = cluster.process.wait(ENDED_S)
         streams = [lines for reader in readers if len(lines := reader.result(30)) > 1]
+    assert was_cut == ("stopped at once" in cluster.said())
     assert all(lines[-1] == "data: [DONE]" for lines in streams)
     assert any("the server is stopping" in lines[-2] for lines in streams)
     wait_until(lambda: not cluster.pids(), 10, cluster.left)

@@ -13,14 +13,14 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
 import yaml
 
 from tests.cluster.metrics.samples import read
-from tests.e2e.cluster import Cluster, page_of, total, wait_until
+from tests.e2e.cluster import Cluster, http, page_of, total, wait_until
 
 # A thread for each worker: they share no core, and prompts are handed off.
 CONFIG = """
@@ -36,11 +36,14 @@ SECRET = "Xylophone quartz"
 NUM_REQUESTS, NUM_TOKENS = 6, 5
 NUM_ASKED = 6  # times: the front gives each ingress its share
 ALL_UP = {"ingress": [1, 1], "decode": [1], "prefill": [1]}
-NUM_CLIENTS = 8  # half of a worker, which is more than a fifth
+SCALED = ("decode", "prefill")
+NUM_PROMPTS = 4
+NUM_CLIENTS, FEW_CLIENTS = 8, 4  # half of a worker, or a quarter: more than a fifth
 # Of long prompts, of which a prefill worker is given two or so at a time: the others wait.
-NUM_READERS = 24
+NUM_READERS, FEW_READERS = 24, 3
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
 UP_S, DOWN_S, JOIN_S = 90.0, 90.0, 40.0
+SEEN_S = 0.25  # between two looks, where a replica needs the cores to start
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> No
     num_prompt = 0
     for number in range(NUM_REQUESTS):
         body = {"prompt": f"{SECRET} {number}", "max_tokens": NUM_TOKENS, "ignore_eos": True}
-        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).json()
+        answer = http.post(f"{cluster.url}/v1/completions", json=body, timeout=60).json()
         num_prompt += answer["usage"]["prompt_tokens"]
     page = page_of(cluster)
 
@@ -91,9 +94,9 @@ def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> No
     legs, whole = (done(f"time_to_first_token{part}_seconds_sum") for part in ("_leg", ""))
     assert legs == pytest.approx(whole, rel=1e-6)
     said = json.loads(targets.read_text())
-    assert httpx.get(f"{cluster.url}/metrics/targets", timeout=10).json() == said
+    assert http.get(f"{cluster.url}/metrics/targets", timeout=10).json() == said
     for target in said:
-        response = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=10)
+        response = http.get(f"http://{target['targets'][0]}/metrics", timeout=10)
         assert read(response.content)
 
 
@@ -117,96 +120,150 @@ def test_a_worker_that_is_stopped_holds_up_no_scrape(cluster: Cluster) -> None:
     wait_until(lambda: up(page_of(cluster)) == ALL_UP, 30)
 
 
-def ask(url: str, client: int) -> str:
+@pytest.fixture(scope="module")
+def expected(cluster: Cluster) -> list[str]:
+    """Of each client's own prompt, while nobody else asks."""
+    return [ask(cluster.url, client) for client in range(NUM_PROMPTS)]
+
+
+def ask(url: str, client: int, num_tokens: int = 100) -> str:
     body = {
         "model": "bundled",
-        "prompt": f"def function_{client}(argument):\n    ",
-        "max_tokens": 100,
+        "prompt": f"def function_{client % NUM_PROMPTS}(argument):\n    ",
+        "max_tokens": num_tokens,
         "ignore_eos": True,
         "temperature": 0,
     }
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    response = http.post(f"{url}/v1/completions", json=body, timeout=120)
     assert response.status_code == 200, response.text
     text = response.json()["choices"][0]["text"]
     assert isinstance(text, str)
     return text
 
 
-def status(cluster: Cluster, name: str = "decode") -> dict[str, Any]:
-    """Of a pool."""
-    (pool,) = [one for one in cluster.status()["pools"] if one["name"] == name]
-    assert isinstance(pool, dict)
-    return pool
+def status(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Of each pool."""
+    return {pool["name"]: pool for pool in cluster.status()["pools"]}
 
 
 def test_one_scrape_is_the_whole_cluster_through_either_ingress(cluster: Cluster) -> None:
     for _ in range(NUM_ASKED):
         wait_until(lambda: up(page_of(cluster)) == ALL_UP, 30)
-    targets = [httpx.get(f"{cluster.url}/metrics/targets").json() for _ in range(NUM_ASKED)]
+    targets = [http.get(f"{cluster.url}/metrics/targets").json() for _ in range(NUM_ASKED)]
     assert all(one == targets[0] for one in targets)
     assert len(targets[0]) == 4
 
 
-def keep_reading(cluster: Cluster, done: threading.Event) -> None:
-    while not done.is_set():
-        body = {"prompt": f"{uuid.uuid4()}\n{PROMPT_WORDS}", "max_tokens": 1}
-        response = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
-        assert response.status_code == 200, response.text
+class Asking:
+    """Clients and readers in threads, until the block ends; `fewer` sends most of them home."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.answers: list[tuple[int, str]] = []
+        self._url = cluster.url
+        self._fewer, self._done = threading.Event(), threading.Event()
+
+    def __enter__(self) -> Self:
+        self._threads = ThreadPoolExecutor(NUM_CLIENTS + NUM_READERS)
+        self._asking = [
+            self._threads.submit(ask_again, self._done if number < few else self._fewer, number)
+            for ask_again, few, number in [
+                *((self._keep_asking, FEW_CLIENTS, number) for number in range(NUM_CLIENTS)),
+                *((self._keep_reading, FEW_READERS, number) for number in range(NUM_READERS)),
+            ]
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fewer()
+        self._done.set()
+        with self._threads:
+            for one in self._asking:
+                one.result()
+
+    def fewer(self) -> None:
+        """Those that stay are a load for two of each pool, and leave cores to those that start."""
+        self._fewer.set()
+
+    def _keep_asking(self, end: threading.Event, client: int) -> None:
+        while not end.is_set():
+            self.answers.append((client, ask(self._url, client)))
+
+    def _keep_reading(self, end: threading.Event, _: int) -> None:
+        while not end.is_set():
+            body = {"prompt": f"{uuid.uuid4()}\n{PROMPT_WORDS}", "max_tokens": 1}
+            response = http.post(f"{self._url}/v1/completions", json=body, timeout=120)
+            assert response.status_code == 200, response.text
 
 
-def wait_for_one(cluster: Cluster, pool: str) -> None:
-    wait_until(lambda: len(cluster.replicas(pool)) == 1, DOWN_S, cluster.said)
+def test_pools_grow_with_their_loads(cluster: Cluster, expected: list[str]) -> None:
+    """The decode pool with that of its sequences, the prefill pool with that of the prompts which
+    wait at the routers."""
 
+    def have(number: int) -> bool:
+        return all(len(cluster.replicas(pool)) == number for pool in SCALED)
 
-def test_pools_follow_their_loads(cluster: Cluster) -> None:
-    """The decode pool that of its sequences, the prefill pool that of the prompts which wait at
-    the routers."""
-    assert [len(cluster.replicas(pool)) for pool in ("decode", "prefill")] == [1, 1]
-    expected = [ask(cluster.url, client) for client in range(NUM_CLIENTS)]
-    done = threading.Event()
-
-    def keep_asking(client: int) -> list[str]:
-        answers = []
-        while not done.is_set():
-            answers.append(ask(cluster.url, client))
-        return answers
-
-    def num_up() -> tuple[int, int]:
+    def num_up() -> list[int]:
         found = up(page_of(cluster))
-        return len(found["decode"]), len(found["prefill"])
+        return [len(found[pool]) for pool in SCALED]
 
-    with ThreadPoolExecutor(NUM_CLIENTS + NUM_READERS) as threads:
-        answers = [threads.submit(keep_asking, client) for client in range(NUM_CLIENTS)]
-        reading = [threads.submit(keep_reading, cluster, done) for _ in range(NUM_READERS)]
-        try:
-            wait_until(lambda: num_up() == (2, 2), UP_S, cluster.said)
-        finally:
-            done.set()
-    grown, read_by = status(cluster), status(cluster, "prefill")
-    for pool in (grown, read_by):
-        assert [one["state"] for one in pool["replicas"]] == ["RUNNING"] * 2
-        assert all(one["load"] for one in pool["replicas"])
-    links = [link for one in grown["replicas"] for link in one["load"]["links"]]
+    assert have(1)
+    with Asking(cluster) as asking:
+        wait_until(lambda: have(2), UP_S, cluster.said, period_s=SEEN_S)
+        asking.fewer()
+        wait_until(lambda: num_up() == [2, 2], UP_S, cluster.said, period_s=SEEN_S)
+    grown = status(cluster)
+    for pool in SCALED:
+        assert [one["state"] for one in grown[pool]["replicas"]] == ["RUNNING"] * 2
+        assert all(one["load"] for one in grown[pool]["replicas"])
+    links = [link for one in grown["decode"]["replicas"] for link in one["load"]["links"]]
     assert {link["connector"] for link in links} == {"nixl"}
-    assert grown["scaling"]["change"].startswith("1 -> 2: sequences")
-    assert read_by["scaling"]["change"].startswith("1 -> 2: prompts wait")
-    assert " at the router, " in read_by["scaling"]["change"]
-    for client, future in enumerate(answers):
-        assert set(future.result()) == {expected[client]}
-    assert [one.result() for one in reading] == [None] * NUM_READERS
-    for name in ("decode", "prefill"):
-        wait_for_one(cluster, name)
-        assert status(cluster, name)["scaling"]["change"].startswith("2 -> 1")
+    changes = [grown[pool]["scaling"]["change"] for pool in SCALED]
+    assert changes[0].startswith("1 -> 2: sequences")
+    assert changes[1].startswith("1 -> 2: prompts wait")
+    assert " at the router, " in changes[1]
+    assert {client for client, _ in asking.answers} == set(range(NUM_CLIENTS))
+    assert all(text == expected[client % NUM_PROMPTS] for client, text in asking.answers)
+
+
+def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
+    def answer() -> httpx.Response:
+        body = {"prompt": "x", "max_tokens": 1}
+        return http.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+
+    def are_all(status: int) -> bool:
+        return {answer().status_code for _ in range(NUM_ASKED)} == {status}
+
+    def wait_for(status: int) -> None:
+        wait_until(lambda: are_all(status), JOIN_S, cluster.said, period_s=SEEN_S)
+
+    assert answer().status_code == 200
+    with cluster.second_node() as leave:
+        wait_for(503)
+        assert "the cluster has 2 nodes" in answer().text
+        leave()
+        wait_for(200)
+
+
+def test_pools_shrink_when_their_loads_are_gone(cluster: Cluster, expected: list[str]) -> None:
+    for pool in SCALED:
+        wait_until(
+            lambda pool=pool: len(cluster.replicas(pool)) == 1,  # type: ignore[misc]
+            DOWN_S,
+            cluster.said,
+            period_s=SEEN_S,
+        )
+    shrunk = status(cluster)
+    for pool in SCALED:
+        assert shrunk[pool]["scaling"]["change"].startswith("2 -> 1")
     assert ask(cluster.url, 0) == expected[0]
     assert cluster.is_ready()
-    loads = [one["ingress"] for one in status(cluster, "ingress")["replicas"]]
+    loads = [one["ingress"] for one in shrunk["ingress"]["replicas"]]
     assert loads == [{"num_open": 0, "num_waiting": 0}] * 2
 
 
 def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
     """As `serve deploy` would bring it: it fails with the key's name, and the old one serves on."""
-    pools = ("prefill", "decode", "ingress")
-    before = {pool: cluster.replicas(pool) for pool in pools}
+    before = {pool: set(cluster.replicas(pool)) for pool in (*SCALED, "ingress")}
     config = yaml.safe_load(SERVE_CONFIG.read_text())
     args = yaml.safe_load(CONFIG)
     config["applications"][0]["args"] = {**args, "decode": {**args["decode"], "blok_size": 16}}
@@ -214,18 +271,5 @@ def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
     assert became["status"] == "DEPLOY_FAILED"
     assert "decode.blok_size" in became["message"]
     for client in range(NUM_ASKED):
-        assert ask(cluster.url, client)
-    for pool, pids in before.items():
-        assert set(pids) <= set(cluster.replicas(pool))
-
-
-def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
-    def answer() -> httpx.Response:
-        return httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "x"}, timeout=60)
-
-    assert answer().status_code == 200
-    with cluster.second_node() as leave:
-        wait_until(lambda: answer().status_code == 503, JOIN_S, cluster.said)
-        assert "the cluster has 2 nodes" in answer().text
-        leave()
-        wait_until(lambda: answer().status_code == 200, JOIN_S, cluster.said)
+        assert ask(cluster.url, client, num_tokens=5)
+    assert {pool: set(cluster.replicas(pool)) for pool in before} == before

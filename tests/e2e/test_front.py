@@ -27,7 +27,7 @@ from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
 from tests.cluster.test_hostile import GOOD as STRANGE_BODIES
 from tests.cluster.test_hostile import PATHS, broken, check
-from tests.e2e.cluster import CONTROLLER, Cluster, is_idle, page_of, wait_until
+from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, page_of, wait_until
 
 KEY, HURRIED = "sk-of-one-caller", "sk-of-a-hurried-one"
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
@@ -53,7 +53,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def post(cluster: Cluster, content: bytes, **headers: str) -> httpx.Response:
     said = {"Authorization": f"Bearer {KEY}", **headers}
     url = f"{cluster.url}/v1/completions"
-    return httpx.post(url, content=content, headers=said, timeout=60)
+    return http.post(url, content=content, headers=said, timeout=60)
 
 
 def raw(cluster: Cluster, data: bytes) -> bytes:
@@ -66,10 +66,10 @@ def raw(cluster: Cluster, data: bytes) -> bytes:
 def test_who_has_no_key_gets_nothing_but_health(cluster: Cluster) -> None:
     for key in (None, "sk-of-nobody"):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        response = httpx.get(f"{cluster.url}/v1/models", headers=headers)
+        response = http.get(f"{cluster.url}/v1/models", headers=headers)
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
-    assert httpx.get(f"{cluster.url}/health").status_code == 200
+    assert http.get(f"{cluster.url}/health").status_code == 200
     with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=KEY, max_retries=0) as client:
         answer = client.completions.create(model="bundled", prompt="The", max_tokens=3)
         assert answer.choices[0].text
@@ -112,7 +112,7 @@ def test_a_hurried_caller_waits_and_no_other(cluster: Cluster) -> None:
 
 def ingresses(cluster: Cluster) -> list[str]:
     """That the one which is asked knows of."""
-    targets = httpx.get(f"{cluster.url}/metrics/targets").json()
+    targets = http.get(f"{cluster.url}/metrics/targets").json()
     return [one for one in targets if one["labels"]["__meta_kvrelay_pool"] == "ingress"]
 
 

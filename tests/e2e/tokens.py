@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import grpc
-import httpx
 
 from protos.generation_pb2 import SamplingParams
 from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
+from tests.e2e.cluster import http
 
 TIMEOUT_S = 120.0
 
@@ -32,7 +32,7 @@ class TokenClient:
         return str(self._post("detokenize", {"tokens": tokens})["prompt"])
 
     def _post(self, path: str, body: dict[str, object]) -> dict[str, list[int]]:
-        response = httpx.post(f"{self._url}/{path}", json=body, timeout=TIMEOUT_S)
+        response = http.post(f"{self._url}/{path}", json=body, timeout=TIMEOUT_S)
         assert response.status_code == 200, response.text
         answer: dict[str, list[int]] = response.json()
         return answer
