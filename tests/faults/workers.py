@@ -29,8 +29,8 @@ from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import DrainProgress, DrainRequest, HealthReport, HealthRequest
 from protos.worker_pb2_grpc import WorkerStub
 from tests.engine.pair import Answer
-from tests.forked import Forked, forked
-from tests.processes import START_S, python
+from tests.forked import Forked, first_line, forked
+from tests.processes import python
 
 SETTLED_S = 10.0  # within which nothing may be left of what failed
 NOTICED_S = 2.0  # within which a stopped peer is noticed
@@ -101,12 +101,11 @@ class Worker:
             module = ("-m", "cluster.cli")
             child = python(*module, *words, prefix=APART, log=self.log, **environment)
             self.child, line = await self._stack.enter_async_context(child)
+            assert line, self.log.read_text()
         else:
             start = forked("cluster.cli", *words, log=self.log, environment=environment)
             self.child = await self._stack.enter_async_context(start)
-            async with asyncio.timeout(START_S):
-                line = (await self.child.stdout.readline()).decode().strip()
-        assert line, self.log.read_text()
+            line = await first_line(self.child, self.log)
         self.pid = _only_child(self.child.pid) if self._apart else self.child.pid
         self.address = line.split()[-1]
         self.channel = Plane().channel(self.address)
