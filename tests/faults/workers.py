@@ -65,6 +65,7 @@ class Worker:
         *,
         stuck_after_s: float = 1.0,
         max_quarantined_share: float = 0.25,
+        unreachable_patience_s: float = RESTARTED_S,
         apart: bool = False,  # in a PID namespace of its own, as in another pod of the host
         environment: Mapping[str, str] | None = None,
         **engine: object,
@@ -80,7 +81,7 @@ class Worker:
                 "checksums": True,
                 "stuck_after_s": stuck_after_s,
                 "max_quarantined_share": max_quarantined_share,
-                "unreachable_patience_s": RESTARTED_S,
+                "unreachable_patience_s": unreachable_patience_s,
             },
             "engine": {"model": str(model), **ENGINE, **engine},
         }
