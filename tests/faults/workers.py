@@ -284,7 +284,8 @@ class Relay:
         """All have settled, and the next twenty requests are answered as they should be."""
         for worker in self.workers:
             await worker.check_settled()
-        names = [list(prompts)[i % len(prompts)] for i in range(20)]
+        shortest = min(prompts, key=lambda name: len(prompts[name]))
+        names = [*prompts, *prompts, *[shortest] * 20][:20]
         salts = [f"well {next(_serial)}" for _ in names]
         answers = await asyncio.gather(
             *(self.ask(prompts[n], params, salt=s) for n, s in zip(names, salts, strict=True))
