@@ -27,6 +27,23 @@ def points(*others: str, reading: Sequence[str] = ()) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("relay_of_module", "point"), rows, indirect=["relay_of_module"])
 
 
+@pytest.hookimpl(trylast=True)  # pytest's own order would start workers for every one of `points`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A module's tests with one connector, then those with another."""
+    places = [number for number, item in enumerate(items) if _connector(item)]
+    ours = [items[number] for number in places]
+    modules = list(dict.fromkeys(item.path for item in ours))
+    ours.sort(key=lambda item: (modules.index(item.path), _connector(item)))
+    for number, item in zip(places, ours, strict=True):
+        items[number] = item
+
+
+def _connector(item: pytest.Item) -> str:
+    """Of the workers that it goes through; none where it has others."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("relay_of_module", "") if callspec else ""
+
+
 @pytest.fixture(scope="package")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
