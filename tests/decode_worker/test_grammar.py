@@ -43,7 +43,7 @@ def alone() -> Engine:
     return make_engine()
 
 
-@pytest.mark.parametrize(("workers", "case"), CASES.items(), indirect=["workers"])
+@pytest.mark.parametrize(("workers", "case"), CASES.items(), indirect=["workers"], scope="module")
 async def test_two_workers_say_what_one_does(
     pair: WorkerPair, alone: Engine, case: tuple[int, int]
 ) -> None:

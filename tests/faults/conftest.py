@@ -24,10 +24,11 @@ def points(*others: str, reading: Sequence[str] = ()) -> pytest.MarkDecorator:
     at the others with one of them in turn."""
     rows = [(connector, point) for point in reading for connector in CONNECTORS]
     rows += zip(cycle(CONNECTORS), others)
-    return pytest.mark.parametrize(("relay_of_module", "point"), rows, indirect=["relay_of_module"])
+    names = ("relay_of_module", "point")
+    return pytest.mark.parametrize(names, rows, indirect=["relay_of_module"], scope="module")
 
 
-@pytest.hookimpl(trylast=True)  # pytest's own order would start workers for every one of `points`
+@pytest.hookimpl(trylast=True)  # pytest would group by point, too, and start workers for each
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A module's tests with one connector, then those with another."""
     places = [number for number, item in enumerate(items) if _connector(item)]

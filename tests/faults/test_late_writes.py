@@ -101,7 +101,7 @@ async def relay(
     await prefill.end()
 
 
-@pytest.mark.parametrize(("decode", "kind"), KINDS, indirect=["decode"])
+@pytest.mark.parametrize(("decode", "kind"), KINDS, indirect=["decode"], scope="module")
 async def test_not_one_byte_changes(kind: str, relay: Relay, right: list[Answer]) -> None:
     holder, decode = relay.first, relay.decode
     await relay.ask(PROMPTS[0][:40], PARAMS, holder, salt=kind)
