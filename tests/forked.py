@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
-from tests.processes import ROOT
+from tests.processes import ROOT, START_S
 
 # torch most of all; not nixl, which must find its environment when it is loaded
 IMPORTED = (
@@ -34,6 +34,10 @@ IMPORTED = (
     "engine.sampler.cpu",
     "kv_transfer.collective_connector",
 )
+BEFORE_IMPORTS = {
+    "OPENBLAS_NUM_THREADS": "1",  # or numpy starts threads
+    "GRPC_VERBOSITY": "ERROR",  # as our command has it
+}
 MOST_BYTES = 1 << 16  # of a request
 
 
@@ -95,6 +99,14 @@ async def forked(
         child.stdin.close()
 
 
+async def first_line(child: Forked, log: Path) -> str:
+    """Of its standard output; `log` is what it says where there is none."""
+    async with asyncio.timeout(START_S):
+        line = await child.stdout.readline()
+    assert line, log.read_text()
+    return line.decode().strip()
+
+
 @cache
 def _origin() -> socket.socket:
     """To the process that forks them, one for all tests of ours."""
@@ -103,7 +115,7 @@ def _origin() -> socket.socket:
         subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
             cwd=ROOT,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # or numpy starts some
+            env={**os.environ, **BEFORE_IMPORTS},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],

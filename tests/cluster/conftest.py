@@ -1,3 +1,4 @@
+import functools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -69,6 +70,18 @@ def make_server(
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     client = httpx.AsyncClient(transport=transport, base_url="http://test")
     return Server(client, backend, front, model, app, gate)
+
+
+@functools.cache
+def lasting(keys: ApiKeys | None = None) -> Server:
+    """One for everything that is sent, so that each request meets what those before it left."""
+    return make_server(keys=keys)
+
+
+def check_left(server: Server) -> None:
+    """Of what was sent nothing is left running at the engine."""
+    assert all(stream.num_closed for stream in server.backend.streams)
+    server.backend.streams.clear()
 
 
 @pytest.fixture

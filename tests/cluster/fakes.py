@@ -40,14 +40,20 @@ def small_tokenizer() -> Tokenizer:
     return wrapped(byte_level())
 
 
+@functools.cache
+def template() -> ChatTemplate:
+    """To compile it takes longer than to serve a request."""
+    special = SpecialTokens({"bos_token": "<s>"}, (), ())
+    return ChatTemplate({"default": TEMPLATE}, special, "tests")
+
+
 def small_model(defaults: GenerationDefaults | None = None, *, chat: bool = True) -> ServedModel:
     tokenizer = small_tokenizer()
-    special = SpecialTokens({"bos_token": "<s>"}, (), ())
     return ServedModel(
         names=("small", "tiny"),
         root="tests",
         tokenizer=tokenizer,
-        chat_template=ChatTemplate({"default": TEMPLATE}, special, "tests") if chat else None,
+        chat_template=template() if chat else None,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=tokenizer.vocab_size + 10,
         defaults=defaults or GenerationDefaults(),

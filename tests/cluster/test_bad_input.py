@@ -15,7 +15,7 @@ from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from engine.errors import EngineError, RequestError, UnavailableError
-from tests.cluster.conftest import Server, make_server
+from tests.cluster.conftest import Server, check_left, lasting, make_server
 from tests.cluster.fakes import MAX_MODEL_LEN, FakeBackend, say
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -474,13 +474,13 @@ def test_random_bodies_never_break_the_server(path: str, data: st.DataObject) ->
         body = {**{name: data.draw(kind) for name, kind in usual.items()}, **body}
 
     async def send() -> None:
-        server = make_server()
+        server = lasting()
         response = await server.client.post(path, content=json.dumps(body).encode())
         assert response.status_code in (200, 400, 413, 422), response.text
         if response.status_code == 200:
             assert response.text
         else:
             error_of(response)
-        assert all(stream.num_closed for stream in server.backend.streams)
+        check_left(server)
 
     asyncio.run(send())

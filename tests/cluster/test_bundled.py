@@ -1,24 +1,28 @@
 """The command as a user starts it, with the bundled model and a real engine."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from tests.forked import forked
+
 SMALL = ["--kernels", "reference", "--dtype", "float32", "--kv-cache-memory-bytes", "32MiB"]
 PROMPT = "What does os.path.join do?"
-COMMAND = [sys.executable, "-m", "cluster.cli"]
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    words = [*COMMAND, "local", "bundled", "--port", "0", "--served-model-name", "mine", *SMALL]
+    words = [sys.executable, "-m", "cluster.cli", "local", "bundled", "--port", "0"]
+    words += ["--served-model-name", "mine", *SMALL]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said: list[str] = []
@@ -38,7 +42,7 @@ def served() -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 
 def test_serves_the_official_client_and_ends_by_ctrl_c(
-    served: tuple[str, subprocess.Popen[str]],
+    served: tuple[str, subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     url, process = served
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
@@ -55,7 +59,7 @@ def test_serves_the_official_client_and_ends_by_ctrl_c(
         stop = text.split()[1]
         stopped = client.chat.completions.create(**chat, stop=stop)
         assert stopped.choices[0].message.content == text[: text.index(stop)]
-        assert text == generated(PROMPT)
+        assert text == asyncio.run(generated(PROMPT, tmp_path / "log"))
 
         # An answer is under way when Ctrl-C comes, and its client leaves.
         endless: dict[str, Any] = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
@@ -69,9 +73,13 @@ def test_serves_the_official_client_and_ends_by_ctrl_c(
     assert "Traceback" not in rest
 
 
-def generated(prompt: str) -> str:
-    words = [*COMMAND, "generate", "bundled", "--prompt", "-", "--chat", *SMALL]
+async def generated(prompt: str, log: Path) -> str:
+    words = ["generate", "bundled", "--prompt", "-", "--chat", *SMALL]
     words += ["--temperature", "0", "--max-tokens", "24"]
-    result = subprocess.run(words, input=prompt, capture_output=True, text=True, check=True)
-    assert re.search(r"\d+ tokens in, \d+ out in", result.stderr)
-    return result.stdout.removesuffix("\n")
+    async with forked("cluster.cli", *words, log=log) as child:
+        child.stdin.write(prompt.encode())
+        child.stdin.write_eof()
+        text = await child.stdout.read()
+        assert await child.wait() == 0, log.read_text()
+    assert re.search(r"\d+ tokens in, \d+ out in", log.read_text())
+    return text.decode().removesuffix("\n")

@@ -16,7 +16,7 @@ from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.token_requests import TokenizeRequest
-from tests.cluster.conftest import Server, make_server
+from tests.cluster.conftest import Server, check_left, lasting
 from tests.cluster.test_bad_input import error_of
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/embeddings")
@@ -47,6 +47,9 @@ LEAK = re.compile(
 )
 
 
+KEYS = ApiKeys.load(None, {VARIABLE: "sk-0123456789"})
+
+
 def check(response: httpx.Response) -> None:
     if response.status_code != 200:
         assert 400 <= response.status_code < 500, (response.status_code, response.text[:500])
@@ -58,12 +61,12 @@ def check(response: httpx.Response) -> None:
 async def still_works(server: Server) -> None:
     answer = await server.ok("/v1/completions", prompt="x", max_tokens=2)
     assert answer["usage"]["completion_tokens"] == 2
-    assert all(stream.num_closed for stream in server.backend.streams)
+    check_left(server)
 
 
 def send(path: str, data: bytes, headers: dict[bytes, bytes] | None = None) -> None:
     async def go() -> None:
-        server = make_server()
+        server = lasting()
         check(await server.client.post(path, content=data, headers=headers or {}))
         await still_works(server)
 
@@ -117,7 +120,7 @@ def test_depth_in_any_place(depth: int, text: str) -> None:
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "9" * 4000])
 def test_numbers_that_are_none(name: str, number: str) -> None:
     async def go() -> None:
-        server = make_server()
+        server = lasting()
         data = f'{{"prompt": "x", "{name}": {number}}}'.encode()
         response = await server.client.post("/v1/completions", content=data)
         assert response.status_code == 400, response.text[:200]
@@ -148,8 +151,8 @@ def test_headers_of_any_bytes(headers: dict[str, bytes], path: str) -> None:
     request_id = headers.get("x-request-id")
 
     async def go() -> None:
-        for keys in (None, ApiKeys.load(None, {VARIABLE: "sk-0123456789"})):
-            server = make_server(keys=keys)
+        for keys in (None, KEYS):
+            server = lasting(keys)
             response = await call(server, path, encoded)
             check(response)
             if keys is not None:
@@ -159,7 +162,7 @@ def test_headers_of_any_bytes(headers: dict[str, bytes], path: str) -> None:
                 assert re.fullmatch(rb"[\x21-\x7e]{1,128}", request_id or b"x")
                 assert float(timeout.decode("latin-1")) > 0
             assert "x-evil" not in response.headers
-            assert all(stream.num_closed for stream in server.backend.streams)
+            check_left(server)
 
     asyncio.run(go())
 
@@ -203,7 +206,7 @@ async def call(server: Server, path: str, headers: dict[bytes, bytes]) -> httpx.
 )
 def test_paths_and_methods(method: str, path: str) -> None:
     async def go() -> None:
-        server = make_server()
+        server = lasting()
         try:
             request = server.client.build_request(method, "/" + path, content=b"{")
         except httpx.InvalidURL:

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from cluster.cli import main
 from cluster.commands.plan import weight_bytes
 from engine import sizing
 from engine.config import EngineConfig
@@ -17,22 +18,27 @@ from engine.models.describe import describe
 from kv_cache.layout import KV_FORMATS
 
 
-def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cluster.cli", "plan", "bundled", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def plan(*arguments: str) -> int:
+    """In this process; its exit code."""
+    try:
+        return main(["plan", "bundled", *arguments])
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
 
 
 def test_the_table_names_every_format() -> None:
-    done = plan("--memory", "1GiB", "--context", "1024")
+    command = [sys.executable, "-m", "cluster.cli", "plan", "bundled"]
+    command += ["--memory", "1GiB", "--context", "1024"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
     assert set(KV_FORMATS) <= rows
 
 
-def test_json_adds_up() -> None:
-    done = plan("--memory", "1GiB", "--context", "1024", "--json")
-    found = json.loads(done.stdout)
+def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--memory", "1GiB", "--context", "1024", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["cache_bytes"] == (1 << 30) - found["weight_bytes"]
     bf16 = next(row for row in found["formats"] if row["kv_format"] == "bf16")
     (num_blocks,) = bf16["num_blocks"]
@@ -62,8 +68,8 @@ def test_weights_are_counted_as_an_engine_here_has_them(monkeypatch: pytest.Monk
         (["--dtype", "int8"], "dtype"),
     ],
 )
-def test_a_wrong_value_is_named(arguments: list[str], named: str) -> None:
-    done = plan(*arguments)
-    assert done.returncode != 0
-    assert named in done.stderr.replace("-", "_")
-    assert "Traceback" not in done.stderr
+def test_a_wrong_value_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    assert plan(*arguments) == 2
+    assert named in capsys.readouterr().err.replace("-", "_")

@@ -18,7 +18,7 @@ from protos.rpc import Plane
 from router.config import RouterConfig
 from router.router import Router
 from router.workers import Leg
-from tests.cluster.fake_fleet import END, RELEASE, FakeWorker, Fleet, request
+from tests.cluster.fake_fleet import END, RELEASE, FakeWorker, Fleet, make_pools, request
 from tests.cluster.fakes import small_model
 from tests.decode_worker.fakes import PushedStream
 
@@ -96,8 +96,9 @@ async def test_with_never_nothing_is_well_without_prefill_workers() -> None:
     await fleet.close()
 
 
-async def test_a_prefill_worker_that_leaves_before_it_is_asked(fleet: Fleet) -> None:
+async def test_a_prefill_worker_that_leaves_before_it_is_asked() -> None:
     """The one who asked is told; the next one needs it no more."""
+    fleet = Fleet(Relay(make_pools(), RelayConfig(max_wait_s=0.5)))
     decode, prefill = await with_quick_decode(fleet), await with_slow_prefill(fleet)
     decode.loads.report.step_times.prompt_token_s = 1.0
     decode.loads.report.num_queued_tokens = prefill.loads.report.num_queued_tokens = 5000
@@ -114,3 +115,4 @@ async def test_a_prefill_worker_that_leaves_before_it_is_asked(fleet: Fleet) -> 
         asked = asyncio.create_task(client.get("/ready"))
         answer(await decode.stream())
         assert (await asked).status_code == 200
+    await fleet.close()

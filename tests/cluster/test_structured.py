@@ -12,6 +12,7 @@ import pytest
 
 from cluster.http import build_app
 from cluster.local_engine import LocalEngine, load_local_engine
+from cluster.served_model import ServedModel
 from engine.config import EngineConfig
 from engine.generation_defaults import GenerationDefaults
 from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind
@@ -28,13 +29,19 @@ NUMBERS = "[0-9]+"
 EOS = GenerationDefaults(eos_token_ids=(2,))
 
 
-@pytest.fixture
-async def constrained() -> AsyncIterator[Server]:
+@pytest.fixture(scope="module")
+def model() -> Iterator[ServedModel]:
+    """With one process that tries all grammars."""
     model = small_model(EOS)
+    yield model
+    model.grammar_trial.close()
+
+
+@pytest.fixture
+async def constrained(model: ServedModel) -> AsyncIterator[Server]:
     server = make_server(model=model)
     async with server.client:
         yield server
-    model.grammar_trial.close()
 
 
 def json_schema(value: Any, **more: Any) -> dict[str, Any]:

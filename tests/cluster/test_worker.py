@@ -17,6 +17,7 @@ from engine.sampling import SamplingParams
 from protos.rpc import Plane
 from protos.secret import Secret
 from tests.engine.models_on_disk import make_tiny
+from tests.forked import Forked, first_line, forked
 from tests.processes import python
 
 SECRET = "of all the clusters in the world"
@@ -39,10 +40,17 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def running(*words: str) -> AsyncIterator[tuple[Process, str]]:
+async def running(log: Path, *words: str) -> AsyncIterator[tuple[Forked, str]]:
     """A worker that is ready, and its address."""
-    async with python("-m", "cluster.cli", "worker", *words) as (child, line):
-        yield child, line.split()[-1]
+    async with forked("cluster.cli", "worker", *words, log=log) as child:
+        yield child, (await first_line(child, log)).split()[-1]
+
+
+async def drains(log: Path) -> None:
+    """Returns when it has said so."""
+    async with asyncio.timeout(30):
+        while "draining" not in log.read_text():
+            await asyncio.sleep(0.005)
 
 
 def request(max_tokens: int) -> GenerationRequest:
@@ -55,21 +63,23 @@ async def to_the_end(stream: SessionStream) -> None:
         pass
 
 
-async def ended(child: Process, seconds: float) -> int:
+async def ended(child: Process | Forked, seconds: float) -> int:
     async with asyncio.timeout(seconds):
         return await child.wait()
 
 
-async def test_a_told_worker_finishes_its_answers_and_takes_no_new_ones(config: Path) -> None:
-    async with running("--config", str(config)) as (child, address):
-        backend = SessionBackend(address, Plane(Secret(SECRET.encode())))
+async def test_a_told_worker_finishes_its_answers_and_takes_no_new_ones(
+    config: Path, tmp_path: Path
+) -> None:
+    words, log = ("-m", "cluster.cli", "worker", "--config", str(config)), tmp_path / "log"
+    async with python(*words, log=log) as (child, line):
+        assert line, log.read_text()
+        backend = SessionBackend(line.split()[-1], Plane(Secret(SECRET.encode())))
         await backend.start()
         stream = backend.submit(request(300))
         num_tokens = sum(len(delta.token_ids) for delta in (await anext(stream)).deltas)
         child.send_signal(signal.SIGTERM)
-        assert child.stderr is not None
-        while b"draining" not in await child.stderr.readline():
-            pass
+        await drains(log)
         with pytest.raises(UnavailableError, match="draining"):
             await anext(backend.submit(request(3)))
         async for update in stream:
@@ -81,19 +91,18 @@ async def test_a_told_worker_finishes_its_answers_and_takes_no_new_ones(config: 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, None])
 async def test_a_drain_ends_with_its_time_or_a_second_signal(
-    config: Path, second: signal.Signals | None
+    config: Path, tmp_path: Path, second: signal.Signals | None
 ) -> None:
+    log = tmp_path / "log"
     limit = ["--drain", "0.2"] if second is None else ["--drain", "600"]
-    async with running("--config", str(config), *limit) as (child, address):
+    async with running(log, "--config", str(config), *limit) as (child, address):
         backend = SessionBackend(address, Plane(Secret(SECRET.encode())))
         await backend.start()
         streams = [backend.submit(request(n)) for n in range(1990, 2000)]
         for stream in streams:
             await anext(stream)
         child.send_signal(signal.SIGINT)
-        assert child.stderr is not None
-        while b"draining" not in await child.stderr.readline():
-            pass
+        await drains(log)
         if second is not None:
             child.send_signal(second)
         with pytest.raises(UnavailableError):
@@ -102,8 +111,9 @@ async def test_a_drain_ends_with_its_time_or_a_second_signal(
         await backend.stop()
 
 
-async def test_strangers_are_refused(config: Path) -> None:
-    async with running("--config", str(config), "--role", "prefill") as (_, address):
+async def test_strangers_are_refused(config: Path, tmp_path: Path) -> None:
+    words = ("--config", str(config), "--role", "prefill")
+    async with running(tmp_path / "log", *words) as (_, address):
         with pytest.raises(UnavailableError, match="secret"):
             await SessionBackend(address, Plane()).start()
         known = SessionBackend(address, Plane(Secret(SECRET.encode())))

@@ -1,18 +1,17 @@
 """Workers and their client with TLS and a secret, as their user starts them."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 import pytest_asyncio
 import trustme
 
-from tests.processes import ROOT, python
+from tests.forked import first_line, forked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -64,33 +63,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers(folder: Path) -> AsyncIterator[Workers]:
     ours, theirs = Identity(folder), Identity(folder, "theirs", "theirs")
+    config = folder / "worker.yaml"
+    config.write_text("exchange:\n  unreachable_patience_s: 0.5\n")
     started = (("decode", ours), ("prefill", ours), ("prefill", theirs))
     async with AsyncExitStack() as stack:
         addresses = []
         for number, (role, identity) in enumerate(started):
-            words = ("worker", "bundled", "--role", role, *ENGINE, *identity.flags)
+            words = ("worker", "bundled", "--config", str(config), "--role", role)
             log = folder / f"{number}.log"
-            child = python("-m", "cluster.cli", *words, log=log)
-            _, line = await stack.enter_async_context(child)
-            assert line, log.read_text()
-            addresses.append(line.split()[-1])
+            child = await stack.enter_async_context(
+                forked("cluster.cli", *words, *ENGINE, *identity.flags, log=log)
+            )
+            addresses.append((await first_line(child, log)).split()[-1])
         decode, prefill, stranger = addresses
         yield Workers(decode, prefill, stranger, folder / "0.log")
 
 
 async def generate(workers: Workers, prefill: str, *flags: str) -> tuple[str, str]:
     """What `kvrelay generate` says, on its output and beside it."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cluster.cli", "generate", "bundled", "--prompt", "import os\n"),
-        *("--max-tokens", "4", "--temperature", "0", "--session", workers.decode),
+    words = [
+        *("generate", "bundled", "--prompt", "import os\n", "--max-tokens", "4"),
+        *("--temperature", "0", "--session", workers.decode),
         *("--prefill", prefill, "--local-prefill", "never", *flags),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    async with asyncio.timeout(60):
-        out, err = await child.communicate()
-    return out.decode(), err.decode()
+    ]
+    with NamedTemporaryFile() as errors:
+        async with forked("cluster.cli", *words, log=Path(errors.name)) as child:
+            async with asyncio.timeout(60):
+                out = await child.stdout.read()
+                await child.wait()
+        return out.decode(), errors.read().decode()
 
 
 async def test_prompt_cache_and_answer_travel_encrypted(folder: Path, workers: Workers) -> None:

@@ -22,16 +22,16 @@ from tests.engine.pair import make_engine
 from tests.engine.test_exact import greedy, random_prompts
 from tests.engine.test_hand_over import answer
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.crossed("folder", "workers")]
 
 CONNECTORS = ["inprocess", "socket", "nixl", "collective"]
-HOT = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+HOT = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
 PROMPTS = {n: random_prompts(1, n, n, seed=n)[0] for n in (1, 16, 17, 64, 100, 150)}
 ASKED = [
     replace(HOT, max_tokens=1),
     replace(HOT, n=3, logprobs=2),
     replace(HOT, logprobs=0, prompt_logprobs=3),
-    greedy(n=2, logprobs=3, prompt_logprobs=0, max_tokens=9),
+    greedy(n=2, logprobs=3, prompt_logprobs=0, max_tokens=7),
     replace(HOT, repetition_penalty=1.7, presence_penalty=0.5, frequency_penalty=0.3),
     replace(HOT, logit_bias={7: 100.0}, max_tokens=3),
     replace(HOT, allowed_token_ids=(3, 4, 5), stop_token_ids=(4, 5), min_tokens=4),

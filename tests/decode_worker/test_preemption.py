@@ -20,6 +20,8 @@ from tests.engine.pair import Answer, make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
 
+pytestmark = pytest.mark.crossed("folder", "mode", "connector")
+
 HOT = SamplingParams(temperature=1.0, seed=5, max_tokens=50, ignore_eos=True)
 PROMPTS = random_prompts(12, 18, 40, seed=4)
 SMALL = {"max_model_len": 96, "max_num_batched_tokens": 32}

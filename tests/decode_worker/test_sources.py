@@ -24,7 +24,7 @@ from tests.engine.pair import make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.crossed("folder", "running")]
 
 HOT = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
 PROMPT = random_prompts(1, 150, 150, seed=150)[0]

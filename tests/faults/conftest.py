@@ -1,4 +1,5 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,35 @@ from tests.faults.workers import ENGINE, Relay, Worker
 
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
 QUARANTINED_SHARE = 0.004  # two blocks
-ANY_CONNECTOR = pytest.mark.parametrize("relay_of_module", ["nixl"], indirect=True)
+CONNECTORS = ("socket", "nixl")
+ANY_CONNECTOR = pytest.mark.parametrize("relay_of_module", ["socket"], indirect=True)
 PROMPTS = {str(n): random_prompts(1, n, n, seed=n)[0] for n in (300, 33, 250, 100)}
+
+
+def points(*others: str, reading: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """Where a test's fault happens: with every connector at those where blobs may be under way,
+    at the others with one of them in turn."""
+    rows = [(connector, point) for point in reading for connector in CONNECTORS]
+    rows += zip(cycle(CONNECTORS), others)
+    names = ("relay_of_module", "point")
+    return pytest.mark.parametrize(names, rows, indirect=["relay_of_module"], scope="module")
+
+
+@pytest.hookimpl(trylast=True)  # pytest would group by point, too, and start workers for each
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A module's tests with one connector, then those with another."""
+    places = [number for number, item in enumerate(items) if _connector(item)]
+    ours = [items[number] for number in places]
+    modules = list(dict.fromkeys(item.path for item in ours))
+    ours.sort(key=lambda item: (modules.index(item.path), _connector(item)))
+    for number, item in zip(places, ours, strict=True):
+        items[number] = item
+
+
+def _connector(item: pytest.Item) -> str:
+    """Of the workers that it goes through; none where it has others."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("relay_of_module", "") if callspec else ""
 
 
 @pytest.fixture(scope="package")
@@ -30,7 +58,7 @@ def expected(model: Path) -> dict[str, Answer]:
     return {name: answer(engine, prompt, PARAMS) for name, prompt in PROMPTS.items()}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["socket", "nixl"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=CONNECTORS)
 async def relay_of_module(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Relay]:

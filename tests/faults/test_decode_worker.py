@@ -14,18 +14,15 @@ from kv_transfer.faults import BREAK, READ
 from protos.events_pb2 import LoadReport
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
-from tests.faults.conftest import PARAMS, PROMPTS
+from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS, points
 from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, Relay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Expected = dict[str, Answer]
-POINTS = ["puller.chunk:2", "puller.reading", "puller.finished", "puller.commit"]
-KILLS = ["worker.reserved", "puller.reading:2", "puller.finished", "puller.commit"]
-STOPS = ["puller.chunk:2", "puller.reading", "puller.commit"]
 
 
-@pytest.mark.parametrize("point", KILLS)
+@points("worker.reserved", "puller.commit", reading=["puller.reading:2", "puller.finished"])
 async def test_killed(relay: Relay, point: str) -> None:
     relay.decode.set_faults(f"{point}=kill")
     shown = Answer()
@@ -37,7 +34,7 @@ async def test_killed(relay: Relay, point: str) -> None:
     await relay.reconnect()
 
 
-@pytest.mark.parametrize("point", STOPS)
+@points("puller.chunk:2", "puller.commit", reading=["puller.reading"])
 async def test_stopped(relay: Relay, point: str) -> None:
     """Its client and the holder notice, each by its own stream."""
     relay.decode.set_faults(f"{point}=stop")
@@ -58,13 +55,14 @@ async def test_stopped(relay: Relay, point: str) -> None:
     await relay.reconnect()
 
 
-@pytest.mark.parametrize("point", POINTS)
+@points("puller.chunk:2", "puller.commit", reading=["puller.reading", "puller.finished"])
 async def test_a_failure_is_another_ones_turn(relay: Relay, expected: Expected, point: str) -> None:
     relay.decode.set_faults(f"{point}=fail")
     told = await relay.ask(PROMPTS["300"], PARAMS, salt=f"fail {point}")
     told.check_equal(expected["300"])
 
 
+@ANY_CONNECTOR
 async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
     relay: Relay, expected: Expected
 ) -> None:
@@ -82,6 +80,7 @@ async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
     await relay.reconnect()
 
 
+@ANY_CONNECTOR
 async def test_what_is_left_when_it_has_drained_long_enough_fails(relay: Relay) -> None:
     """A prompt that never comes, as its holder is stopped and its link not given up yet."""
     relay.first.set_faults("holder.chunk:2=stop")
@@ -98,6 +97,7 @@ async def test_what_is_left_when_it_has_drained_long_enough_fails(relay: Relay) 
     await relay.reconnect()
 
 
+@ANY_CONNECTOR
 async def test_an_engine_that_is_stuck_is_seen(relay: Relay, expected: Expected) -> None:
     """By its steps, which stand still, and by whoever asks for the worker's health."""
     relay.decode.set_faults("worker.reserved=stuck")
@@ -122,6 +122,7 @@ async def test_an_engine_that_is_stuck_is_seen(relay: Relay, expected: Expected)
     assert (await relay.decode.load()).num_steps > health.num_steps
 
 
+@ANY_CONNECTOR
 async def test_an_event_loop_that_is_blocked_is_seen(relay: Relay, expected: Expected) -> None:
     """Its reports stop, which must come twice a second; nobody's connection breaks."""
     async with aclosing(relay.decode.loads(period_ms=100)) as reports:
@@ -136,7 +137,7 @@ async def test_an_event_loop_that_is_blocked_is_seen(relay: Relay, expected: Exp
         (await asked).check_equal(expected["300"])
 
 
-@pytest.mark.parametrize("point", ["source.open", "holder.chunk:2", "holder.finished"])
+@points("source.open", "holder.finished", reading=["holder.chunk:2"])
 async def test_a_client_that_leaves_while_its_prompt_is_fetched(relay: Relay, point: str) -> None:
     """The holder says nothing more: before a chunk, between two, when all of it has been read."""
     relay.first.set_faults(f"{point}=stop")
@@ -162,6 +163,7 @@ async def test_a_client_that_leaves_while_a_read_is_under_way(relay: Relay) -> N
     assert (health.healthy, health.reason) == (False, load.unhealthy)
 
 
+@ANY_CONNECTOR
 async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> None:
     relay.first.set_faults("holder.commit=stop")
     asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="leave"))
@@ -171,6 +173,7 @@ async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> 
     relay.first.go_on()
 
 
+@ANY_CONNECTOR
 async def test_clients_that_leave_a_queue_and_a_batch(relay: Relay, expected: Expected) -> None:
     """Eight run, as many as may; one of them and all that wait leave, but for one."""
     relay.decode.set_faults("worker.reserved=slow")
@@ -219,6 +222,7 @@ async def test_clients_that_leave_at_any_time(relay: Relay) -> None:
         await asyncio.gather(*(leave_after(0.004 * i + 0.001 * turn) for i in range(12)))
 
 
+@ANY_CONNECTOR
 async def test_a_session_that_breaks(relay: Relay) -> None:
     streams = [
         relay.session.submit(

@@ -24,7 +24,7 @@ PROMPT_BLOCKS = 19
 SMALL = 45 * BLOB_BYTES  # room for two of the longest prompts
 LARGE = 1000 * BLOB_BYTES
 PATIENT_S = 2.5  # longer than a silent holder is waited for
-LONG_S = 10.0  # longer than messages may take
+LONG_S = 6.0  # longer than a first answer, or a holder that says nothing, is waited for
 CONNECTORS = ["nixl", "socket"]
 SHORT = {name: PROMPTS[name] for name in ("33", "100")}
 TAILS = random_prompts(16, 20, 60, seed=3)
@@ -85,14 +85,21 @@ def check_answers(told: list[Answer], names: list[str], expected: dict[str, Answ
 
 
 @pytest.mark.parametrize(
-    ("decode", "prefill"), [("narrow", "wide"), ("wide", "narrow"), ("narrow", "narrow")]
+    ("relays", "decode", "prefill"),
+    [
+        ("nixl", "narrow", "wide"),
+        ("socket", "wide", "narrow"),
+        ("nixl", "narrow", "narrow"),
+        ("socket", "narrow", "narrow"),
+    ],
+    indirect=["relays"],
 )
 async def test_everybody_waits_and_finishes(
     relays: dict[str, Relay], expected: dict[str, Answer], decode: str, prefill: str
 ) -> None:
     relay = relays[decode]
     worker = relay.first if prefill == "narrow" else relay.second
-    names = ["300", "250", "100", "300"] * 8
+    names = ["300", "250", "100", "300"] * 5
     asked = [
         relay.ask(PROMPTS[name], PARAMS, worker, salt=f"{decode} {prefill} {i}")
         for i, name in enumerate(names)
@@ -132,6 +139,7 @@ async def test_full_workers_that_pull_from_each_other_all_finish(
     assert (await computing.load()).num_prefix_tokens > loads[computing].num_prefix_tokens
 
 
+@pytest.mark.parametrize("relays", ["socket"], indirect=True)
 async def test_a_prefill_worker_whose_blocks_are_all_leased_waits_too(
     relays: dict[str, Relay], expected: dict[str, Answer]
 ) -> None:
@@ -163,9 +171,9 @@ async def test_a_long_queue_times_nobody_out(
 ) -> None:
     """A prefill worker whose steps are slow, beside a decode worker with enough to do."""
     relay = relays["wide"]
-    names = ["300", "250"] * 16
+    names = ["300", "250"] * 9
     over = asyncio.Event()
-    busy = [asyncio.ensure_future(answer_without_end(relay, expected, over)) for _ in range(4)]
+    busy = [asyncio.ensure_future(answer_without_end(relay, expected, over)) for _ in range(2)]
     worker = relay.second
     worker.set_faults("source.open=slow")
     steps = (await worker.load()).num_steps
@@ -174,7 +182,7 @@ async def test_a_long_queue_times_nobody_out(
         *(relay.ask(PROMPTS[n], PARAMS, worker, salt=f"long {i}") for i, n in enumerate(names))
     )
     assert time.monotonic() - began > LONG_S
-    assert (await worker.load()).num_steps - steps > 1000, "it is slow, and never stands still"
+    assert (await worker.load()).num_steps - steps > 500, "it is slow, and never stands still"
     worker.set_faults("")
     check_answers(told, names, expected)
     over.set()

@@ -166,7 +166,7 @@ async def test_events_cut_swapped_doubled_lost_and_changed(
 async def test_clients_that_hang_up(fleet: Fleet, local: LocalPrefill) -> None:
     random = Random(local.value)
     async with fleet.ingress(RelayConfig(local)) as relay, http_front(relay) as client:
-        for _ in range(4):
+        for _ in range(2):
             turns = [random.expovariate(5.0) for _ in JOBS]
             await asyncio.gather(*map(lambda *one: hang_up(client, *one), JOBS.values(), turns))
             await until_nothing_is_left(fleet, relay)

@@ -29,8 +29,8 @@ from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import DrainProgress, DrainRequest, HealthReport, HealthRequest
 from protos.worker_pb2_grpc import WorkerStub
 from tests.engine.pair import Answer
-from tests.forked import Forked, forked
-from tests.processes import START_S, python
+from tests.forked import Forked, first_line, forked
+from tests.processes import python
 
 SETTLED_S = 10.0  # within which nothing may be left of what failed
 NOTICED_S = 2.0  # within which a stopped peer is noticed
@@ -65,6 +65,7 @@ class Worker:
         *,
         stuck_after_s: float = 1.0,
         max_quarantined_share: float = 0.25,
+        unreachable_patience_s: float = RESTARTED_S,
         apart: bool = False,  # in a PID namespace of its own, as in another pod of the host
         environment: Mapping[str, str] | None = None,
         **engine: object,
@@ -80,7 +81,7 @@ class Worker:
                 "checksums": True,
                 "stuck_after_s": stuck_after_s,
                 "max_quarantined_share": max_quarantined_share,
-                "unreachable_patience_s": RESTARTED_S,
+                "unreachable_patience_s": unreachable_patience_s,
             },
             "engine": {"model": str(model), **ENGINE, **engine},
         }
@@ -101,12 +102,11 @@ class Worker:
             module = ("-m", "cluster.cli")
             child = python(*module, *words, prefix=APART, log=self.log, **environment)
             self.child, line = await self._stack.enter_async_context(child)
+            assert line, self.log.read_text()
         else:
             start = forked("cluster.cli", *words, log=self.log, environment=environment)
             self.child = await self._stack.enter_async_context(start)
-            async with asyncio.timeout(START_S):
-                line = (await self.child.stdout.readline()).decode().strip()
-        assert line, self.log.read_text()
+            line = await first_line(self.child, self.log)
         self.pid = _only_child(self.child.pid) if self._apart else self.child.pid
         self.address = line.split()[-1]
         self.channel = Plane().channel(self.address)
@@ -284,7 +284,8 @@ class Relay:
         """All have settled, and the next twenty requests are answered as they should be."""
         for worker in self.workers:
             await worker.check_settled()
-        names = [list(prompts)[i % len(prompts)] for i in range(20)]
+        shortest = min(prompts, key=lambda name: len(prompts[name]))
+        names = [*prompts, *prompts, *[shortest] * 20][:20]
         salts = [f"well {next(_serial)}" for _ in names]
         answers = await asyncio.gather(
             *(self.ask(prompts[n], params, salt=s) for n, s in zip(names, salts, strict=True))
