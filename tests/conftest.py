@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +15,6 @@ if not Path("/dev/nvidia0").exists():
 # Several test processes share the cores: OpenMP threads that spin while they wait make the suite
 # three times as slow.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-# Where images say that no bytecode is kept, each of the many processes that tests start would
-# compile our sources anew: a quarter of a worker's start.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 # What a shell runs in the background ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,7 +24,7 @@ PROMPT_BLOCKS = 19
 SMALL = 45 * BLOB_BYTES  # room for two of the longest prompts
 LARGE = 1000 * BLOB_BYTES
 PATIENT_S = 2.5  # longer than a silent holder is waited for
-LONG_S = 6.0  # longer than a first answer, or a holder that says nothing, is waited for
+LONG_S = 10.0  # longer than messages may take
 CONNECTORS = ["nixl", "socket"]
 SHORT = {name: PROMPTS[name] for name in ("33", "100")}
 TAILS = random_prompts(16, 20, 60, seed=3)
@@ -171,7 +171,7 @@ async def test_a_long_queue_times_nobody_out(
 ) -> None:
     """A prefill worker whose steps are slow, beside a decode worker with enough to do."""
     relay = relays["wide"]
-    names = ["300", "250"] * 9
+    names = ["300", "250"] * 16
     over = asyncio.Event()
     busy = [asyncio.ensure_future(answer_without_end(relay, expected, over)) for _ in range(2)]
     worker = relay.second
@@ -182,7 +182,7 @@ async def test_a_long_queue_times_nobody_out(
         *(relay.ask(PROMPTS[n], PARAMS, worker, salt=f"long {i}") for i, n in enumerate(names))
     )
     assert time.monotonic() - began > LONG_S
-    assert (await worker.load()).num_steps - steps > 500, "it is slow, and never stands still"
+    assert (await worker.load()).num_steps - steps > 1000, "it is slow, and never stands still"
     worker.set_faults("")
     check_answers(told, names, expected)
     over.set()
