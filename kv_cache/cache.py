@@ -304,9 +304,15 @@ class KvCache:
             self._pools, requests, self.transfers.count_owners(), strict=True
         ):
             pool.check_integrity()
-            for block, count in enumerate(counts):
-                known = (count, active.get(block, 0), stuck.get(block, 0))
-                assert pool.owners(block) == known, f"block {block}: {pool.owners(block)} {known}"
+            known = [(count, 0, 0) for count in counts]
+            for block in active.keys() | stuck.keys():
+                known[block] = (counts[block], active.get(block, 0), stuck.get(block, 0))
+            owners = pool.all_owners()
+            assert owners == known, [
+                (block, *pair)
+                for block, pair in enumerate(zip(owners, known, strict=True))
+                if pair[0] != pair[1]
+            ]
 
     def _check_sequence(self, blocks: SequenceBlocks) -> None:
         for g, table in enumerate(blocks.tables):

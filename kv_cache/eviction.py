@@ -163,12 +163,14 @@ class EvictionQueue:
     def check_integrity(self) -> None:
         blocks = list(self)
         assert len(blocks) == len(set(blocks)) == self._count, "the count is not the length"
-        for block in range(self._num_blocks):
-            linked = self._next[block] != block
-            assert linked == (self._prev[block] != block), f"block {block} is half linked"
-        assert sum(block in self for block in range(self._num_blocks)) == self._count
-        for node, after in enumerate(self._next):
-            assert self._prev[after] == node, f"{node} -> {after} does not lead back"
+        after, before = (
+            [block for block, other in enumerate(links[: self._num_blocks]) if block != other]
+            for links in (self._next, self._prev)
+        )
+        assert after == before, f"half linked: {set(after) ^ set(before)}"
+        assert len(after) == self._count
+        back = [self._prev[node] for node in self._next]
+        assert back == list(range(len(back))), "a link that does not lead back"
         for bucket in range(self._policy.num_buckets):
             end = self._num_blocks + bucket
             assert (self._filled >> bucket & 1) == (self._next[end] != end), f"bucket {bucket}"

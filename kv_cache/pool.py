@@ -154,6 +154,10 @@ class BlockPool(Generic[Label]):
         """How many sequences, transfers and unfinished READs own it."""
         return self._requests[block], self._transfers[block], self._reads[block]
 
+    def all_owners(self) -> list[tuple[int, int, int]]:
+        """The same of every block."""
+        return list(zip(self._requests, self._transfers, self._reads, strict=True))
+
     def state(self, block: int) -> BlockState:
         if self._reads[block]:
             return BlockState.QUARANTINED
@@ -178,13 +182,15 @@ class BlockPool(Generic[Label]):
         assert 0 not in free | cached, "block 0 was put into circulation"
         assert self.owners(0) == (0, 0, 0), "block 0 has an owner"
         assert self.labels[0] is None, "block 0 has a label"
-        counts = dict.fromkeys(BlockState, 0)
-        for block in range(1, self.num_blocks):
-            state = self.state(block)
-            counts[state] += 1
-            assert min(self.owners(block)) >= 0, f"block {block} has a negative count"
-            assert (block in free) == (state is BlockState.FREE), f"block {block} is {state}"
-            assert (block in cached) == (state is BlockState.CACHED), f"block {block} is {state}"
-        assert counts[BlockState.HELD] == self.num_held
-        assert counts[BlockState.QUARANTINED] == self.num_quarantined
-        assert sum(counts.values()) == self.total
+        held: set[int] = set()
+        quarantined: set[int] = set()
+        for block, owners in enumerate(self.all_owners()):
+            if any(owners):
+                assert min(owners) >= 0, f"block {block} has a negative count"
+                (quarantined if owners[2] else held).add(block)
+        idle = set(range(1, self.num_blocks)) - held - quarantined
+        labelled = {block for block, label in enumerate(self.labels) if label is not None}
+        assert free == idle - labelled, f"free or not? {free ^ (idle - labelled)}"
+        assert cached == idle & labelled, f"cached or not? {cached ^ (idle & labelled)}"
+        assert len(held) == self.num_held
+        assert len(quarantined) == self.num_quarantined

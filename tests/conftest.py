@@ -16,6 +16,10 @@ if not Path("/dev/nvidia0").exists():
 # three times as slow.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Nor does one that is woken for a tiny model's sums do anything but cost. Engines choose their own
+# number, and so do the tests of kernels.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What a shell runs in the background ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -16,6 +16,9 @@ from benchmarks.gpu.bench import COPY, GEMM, LIMITS_PART, Bench
 from benchmarks.gpu.parts import BY_NAME, PARTS, Group, chosen
 from benchmarks.gpu.results import Check, Figure
 from benchmarks.gpu.running import Running
+from tests.interpreter import language_is_patched_once, sums_are_not_checked_for_overflow
+
+__all__ = ["language_is_patched_once", "sums_are_not_checked_for_overflow"]
 
 # without those that start processes or make a second model of transformers'
 OTHERS = ("check-tests", "check-families", "check-workers")

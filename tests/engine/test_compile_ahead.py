@@ -1,5 +1,6 @@
 """The first start on a machine: who compiles, and what becomes of it where something is missing."""
 
+import asyncio
 import fcntl
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
@@ -18,46 +20,22 @@ import torch
 from engine.compile_ahead import compile_ahead
 from engine.kernels.cpu.cache import cache_directory, cache_home
 from kv_cache.layout import KV_FORMATS
+from tests.engine.first_start import (
+    Step,
+    ahead,
+    engine,
+    false_interpreter,
+    no_folder,
+    no_interpreter,
+    no_room,
+    one_kernel,
+    quantised_engine,
+)
+from tests.forked import Forked, forked
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0  # for what takes ten on a machine at rest
 
-# What a process compiles itself is counted where Numba does it.
-COUNTED = """
-    import logging, sys, tempfile, resource
-    import numba
-    from numba.core.ccallback import CFunc
-
-    logging.basicConfig(level=logging.INFO)
-    compiled_here = []
-    compile_uncached = CFunc._compile_uncached
-
-    def counted(self):
-        compiled_here.append(self.__name__)
-        return compile_uncached(self)
-
-    CFunc._compile_uncached = counted
-"""
-ENGINE = """
-    from engine.config import EngineConfig
-    from engine.engine import Engine
-
-    engine = Engine.create(EngineConfig(model="bundled", num_threads=2))
-    print(compiled_here)
-"""
-AHEAD = """
-    import torch
-    from engine.compile_ahead import compile_ahead
-    from kv_cache.layout import KV_FORMATS
-
-    compile_ahead(torch.bfloat16, KV_FORMATS["bf16"])
-"""
-ONE_KERNEL = """
-    from engine.kernels.cpu.team import lead_function
-
-    assert lead_function()
-    print(sorted(set(compiled_here)))
-"""
 SHARED = """
     import time
     from functools import partial
@@ -89,9 +67,18 @@ def start(cwd: Path, *words: str, **environment: str) -> "subprocess.Popen[str]"
     )
 
 
-def start_program(cache: Path, *parts: str) -> "subprocess.Popen[str]":
-    program = "".join(map(textwrap.dedent, (COUNTED, *parts)))
-    return start(ROOT, "-c", program, NUMBA_CACHE_DIR=str(cache))
+def first_start(cache: Path, *steps: Step) -> AbstractAsyncContextManager[Forked]:
+    words = (str(cache), *(step.__name__ for step in steps))
+    return forked("tests.engine.first_start", *words, environment={"NUMBA_CACHE_DIR": str(cache)})
+
+
+async def told(process: Forked) -> tuple[str, str]:
+    """What it compiled itself, and its log."""
+    async with asyncio.timeout(SECONDS):
+        text = (await process.stdout.read()).decode().strip()
+        assert await process.wait() == 0, text
+    log, _, compiled_here = text.rpartition("\n")
+    return compiled_here, log
 
 
 def start_sharing(folder: Path) -> "subprocess.Popen[str]":
@@ -145,29 +132,29 @@ def started(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_engines_that_start_at_once_compile_nothing_themselves(started: Path) -> None:
-    for out, err in map(ended, [start_program(started, ENGINE), start_program(started, ENGINE)]):
-        assert out == "[]"
-        assert "kernels compiled in" in err
-    out, err = ended(start_program(started, ENGINE))
-    assert out == "[]"
-    assert "kernels compiled in" not in err
+async def test_engines_that_start_at_once_compile_nothing_themselves(started: Path) -> None:
+    async with first_start(started, engine) as one, first_start(started, engine) as other:
+        for process in (one, other):
+            compiled_here, log = await told(process)
+            assert compiled_here == "[]"
+            assert "kernels compiled in" in log
     before = set(started.rglob("*.nbc"))
-    out, err = ended(
-        start_program(started, ENGINE.replace("model=", "kv_cache_dtype='int8', model="))
-    )
-    assert out == "[]"
-    assert "kernels compiled in" in err
+    async with first_start(started, ahead, quantised_engine) as process:
+        compiled_here, log = await told(process)
+    again, _, quantised = log.partition("step: quantised_engine")
+    assert compiled_here == "[]"
+    assert "kernels compiled in" not in again
+    assert "kernels compiled in" in quantised
     new = [path.name.partition("-")[0] for path in set(started.rglob("*.nbc")) - before]
     assert new == ["rotary.rotate_and_write"]
 
 
-def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    process = start_program(tmp_path, AHEAD)
-    until(partial(somebody_compiles, tmp_path))
-    children = children_of(process.pid)
-    process.kill()
-    process.communicate()
+async def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    async with first_start(tmp_path, ahead) as process:
+        until(partial(somebody_compiles, tmp_path))
+        children = children_of(process.pid)
+        process.kill()
+        await process.wait()
     assert children
     until(lambda: all(map(is_gone, children)))
 
@@ -187,27 +174,22 @@ def test_ctrl_c_ends_the_first_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "told"),
+    ("missing", "reason"),
     [
-        ("sys.executable = '/bin/false'\n", "compiling ended with status 1"),
-        ("sys.executable = '/nowhere'\n", "No such file"),
-        (
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n",
-            "cannot be kept on the disk",
-        ),
-        (
-            "tempfile.tempdir = numba.config.CACHE_DIR = '/dev/null'\n",
-            "no folder for compiled kernels",
-        ),
+        (false_interpreter, "compiling ended with status 1"),
+        (no_interpreter, "No such file"),
+        (no_room, "cannot be kept on the disk"),
+        (no_folder, "no folder for compiled kernels"),
     ],
 )
-def test_what_is_not_compiled_ahead_is_compiled_when_it_is_called(
-    tmp_path: Path, missing: str, told: str
+async def test_what_is_not_compiled_ahead_is_compiled_when_it_is_called(
+    tmp_path: Path, missing: Step, reason: str
 ) -> None:
-    out, err = ended(start_program(tmp_path, missing, AHEAD, ONE_KERNEL))
-    assert out == "['lead']"
-    assert told in err
-    assert "compiling in this process" in err
+    async with first_start(tmp_path, missing, ahead, one_kernel) as process:
+        compiled_here, log = await told(process)
+    assert compiled_here == "['lead']"
+    assert reason in log
+    assert "compiling in this process" in log
 
 
 def test_no_kernel_is_compiled_by_two(tmp_path: Path) -> None:

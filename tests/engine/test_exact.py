@@ -28,6 +28,24 @@ BASE: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "kv_cache_memory_bytes": 4 << 20,
 }
+# By family and whether steps are launched ahead. Every budget, mode and caching is once with each
+# family and each of the two, and every mode with and without caching.
+BUDGETS = {
+    ("gemma3", False): (8, 1024),
+    ("gemma3", True): (17,),
+    ("llama", False): (17,),
+    ("llama", True): (8, 1024),
+    ("mistral", False): (8,),
+    ("mistral", True): (17, 1024),
+}
+PREEMPTED = {
+    ("gemma3", False): ("recompute", True),
+    ("gemma3", True): ("swap", False),
+    ("llama", False): ("swap", True),
+    ("llama", True): ("recompute", False),
+    ("mistral", False): ("recompute", False),
+    ("mistral", True): ("swap", True),
+}
 
 
 @dataclass
@@ -74,8 +92,13 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in turn", "ahead"])
-def make(tiny: TinyModel, request: pytest.FixtureRequest) -> Callable[..., Engine]:
-    base = {**BASE, "async_scheduling": request.param}
+def ahead(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def make(tiny: TinyModel, ahead: bool) -> Callable[..., Engine]:
+    base = {**BASE, "async_scheduling": ahead}
     return lambda **knobs: Engine.create(EngineConfig(model=str(tiny.folder), **{**base, **knobs}))
 
 
@@ -87,7 +110,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(tiny: TinyModel, prompts: list[list[int]]) -> list[list[int]]:
-    return [tiny.greedy(prompt, 24) for prompt in prompts]
+    return tiny.greedy(prompts, 24)
 
 
 def check(answers: dict[str, Answer], expected: list[list[int]]) -> None:
@@ -115,8 +138,18 @@ def test_paged_is_dense(
     assert engine.cache_stats().hit_tokens > 0
 
 
-@pytest.mark.parametrize("budget", [8, 17, 1024])
 def test_chunked_is_one_shot(
+    make: Callable[..., Engine],
+    tiny: TinyModel,
+    ahead: bool,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+) -> None:
+    for budget in BUDGETS[tiny.name, ahead]:
+        check_chunked(make, prompts, expected, budget)
+
+
+def check_chunked(
     make: Callable[..., Engine], prompts: list[list[int]], expected: list[list[int]], budget: int
 ) -> None:
     engine = make(max_num_batched_tokens=budget, enable_prefix_caching=False)
@@ -127,12 +160,20 @@ def test_chunked_is_one_shot(
 def growing(tiny: TinyModel) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts that are short when they are admitted, and what they grow into."""
     prompts = random_prompts(8, 4, 12, seed=5)
-    return prompts, [tiny.greedy(prompt, 48) for prompt in prompts]
+    return prompts, tiny.greedy(prompts, 48)
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("caching", [True, False])
 def test_preempted_is_uninterrupted(
+    make: Callable[..., Engine],
+    tiny: TinyModel,
+    ahead: bool,
+    growing: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    mode, caching = PREEMPTED[tiny.name, ahead]
+    check_preempted(make, growing, mode, caching)
+
+
+def check_preempted(
     make: Callable[..., Engine],
     growing: tuple[list[list[int]], list[list[int]]],
     mode: str,
@@ -151,25 +192,27 @@ def test_preempted_is_uninterrupted(
     assert engine.scheduler_stats().num_preemptions > 0
 
 
-@torch.inference_mode()
-def drawn_by_hand(
-    tiny: TinyModel, prompt: list[int], params: SamplingParams, choice: int
-) -> list[int]:
-    """What a request of this choice alone gets: transformers' logits, the slow twin's draws."""
+def drawn_by_hand(tiny: TinyModel, prompt: list[int], params: SamplingParams) -> list[list[int]]:
+    """What a request of each choice alone gets: transformers' logits, the slow twin's draws."""
     assert params.seed is not None
     assert params.max_tokens is not None
-    table = SamplingTable(1, VOCAB)
-    table.enter(0, params, params.seed, choice, len(prompt))
-    sampler, first = ReferenceSampler(table), np.zeros(1, np.int32)
-    tokens = list(prompt)
+    samplers = []
+    for choice in range(params.n):
+        table = SamplingTable(1, VOCAB)
+        table.enter(0, params, params.seed, choice, len(prompt))
+        samplers.append(ReferenceSampler(table))
+    first = np.zeros(1, np.int32)
+    texts = [prompt] * params.n
     for _ in range(params.max_tokens):
-        logits = tiny.twin(torch.tensor([tokens]), use_cache=False).logits[0, -1:].float()
-        history = History(
-            torch.tensor([tokens], dtype=torch.int32),
-            torch.tensor([len(tokens)], dtype=torch.int32),
-        )
-        tokens += sampler.sample(logits, Draws(first, first), history).token_ids.tolist()
-    return tokens[len(prompt) :]
+        rows = tiny.next_logits(texts)
+        for choice, sampler in enumerate(samplers):
+            history = History(
+                torch.tensor([texts[choice]], dtype=torch.int32),
+                torch.tensor([len(texts[choice])], dtype=torch.int32),
+            )
+            drawn = sampler.sample(rows[choice : choice + 1], Draws(first, first), history)
+            texts[choice] = texts[choice] + drawn.token_ids.tolist()
+    return [text[len(prompt) :] for text in texts]
 
 
 def test_a_fork_is_separate_requests(make: Callable[..., Engine], tiny: TinyModel) -> None:
@@ -177,8 +220,7 @@ def test_a_fork_is_separate_requests(make: Callable[..., Engine], tiny: TinyMode
     hot = SamplingParams(temperature=1.3, seed=11, max_tokens=20, ignore_eos=True, n=3)
     answers = run(make(), {"fork": (prompt, hot)})["fork"]
     assert len({tuple(t) for t in answers.tokens.values()}) == 3, "each choice draws its own"
-    for choice, tokens in answers.tokens.items():
-        assert tokens == drawn_by_hand(tiny, prompt, hot, choice)
+    assert answers.tokens == dict(enumerate(drawn_by_hand(tiny, prompt, hot)))
     again = run(make(max_num_batched_tokens=9), {"fork": (prompt, hot)})["fork"]
     assert again.tokens == answers.tokens
 

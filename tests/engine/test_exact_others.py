@@ -39,14 +39,14 @@ def test_paged_is_dense_and_a_hit_is_cold(
 def test_chunked_is_one_shot(
     make: Callable[..., Engine], prompts: Prompts, expected: Prompts
 ) -> None:
-    exact.test_chunked_is_one_shot(make, prompts, expected, 17)
+    exact.check_chunked(make, prompts, expected, 17)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted_is_uninterrupted(
     make: Callable[..., Engine], growing: tuple[Prompts, Prompts], mode: str
 ) -> None:
-    exact.test_preempted_is_uninterrupted(make, growing, mode, caching=False)
+    exact.check_preempted(make, growing, mode, caching=False)
 
 
 def test_a_fork_is_separate_requests(make: Callable[..., Engine], tiny: TinyModel) -> None:

@@ -112,14 +112,24 @@ def test_a_hit_is_cold(
     assert engine.cache_stats().hit_tokens > 100
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_preempted_is_uninterrupted(make: Callable[..., Engine], mode: str) -> None:
+SMALL = {"max_model_len": 64, "block_size": 8, "max_num_batched_tokens": 16}
+
+
+@pytest.fixture(scope="module")
+def growing(make: Callable[..., Engine]) -> tuple[list[list[int]], list[list[int]], int]:
+    """Prompts, what they grow into alone, and the least memory for one of them."""
     prompts = random_prompts(4, 4, 12, seed=5)
-    small: dict[str, int] = {"max_model_len": 64, "block_size": 8, "max_num_batched_tokens": 16}
-    alone = make(**small, enable_prefix_caching=False)
+    alone = make(**SMALL, enable_prefix_caching=False)
     expected = [run(alone, {"x": (p, greedy(40))})["x"].tokens[0] for p in prompts]
-    least = bytes_needed(alone.info.cache.layouts, 64, 16)
-    engine = make(**small, preemption_mode=mode, kv_cache_memory_bytes=least)
+    return prompts, expected, bytes_needed(alone.info.cache.layouts, 64, 16)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted_is_uninterrupted(
+    make: Callable[..., Engine], growing: tuple[list[list[int]], list[list[int]], int], mode: str
+) -> None:
+    prompts, expected, least = growing
+    engine = make(**SMALL, preemption_mode=mode, kv_cache_memory_bytes=least)
     check(run(engine, jobs(prompts, 40)), expected)
     assert engine.scheduler_stats().num_preemptions > 0
 

@@ -1,6 +1,6 @@
 """Compiles the kernels for sm_90 where no GPU is, and reads what they take off the machine code.
 
-    python -m engine.kernels.triton.aot [--json]
+    python -m engine.kernels.triton.aot [--json] [--without SHAPE ...]
 
 prints registers, stack, shared memory and matrix instructions of every kernel, for the shapes
 that serve. The arguments are those of real launches, made over tensors without memory.
@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -114,8 +114,10 @@ def _inexact(code: str) -> int:
     return len(re.findall(r"\bFFMA|\.FTZ", code))
 
 
-def compiled_all() -> Iterator[tuple[str, str, Resources]]:
+def compiled_all(without: Sequence[str] = ()) -> Iterator[tuple[str, str, Resources]]:
     for shape in SHAPES:
+        if shape.name in without:
+            continue
         for launch in launches_of(shape):
             yield shape.name, launch.kernel.__name__, compiled(launch)
     for name, launch in draws():
@@ -129,13 +131,16 @@ def _cell(fact: object) -> object:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.kernels.triton.aot")
     parser.add_argument("--json", action="store_true", help="one object a line instead of a table")
-    as_json = parser.parse_args().json
+    names = [shape.name for shape in SHAPES]
+    parser.add_argument("--without", nargs="+", default=[], choices=names, metavar="SHAPE")
+    args = parser.parse_args()
+    as_json = args.json
     if triton.knobs.runtime.interpret:
         sys.exit("TRITON_INTERPRET is set: interpreted kernels cannot be compiled")
     line = "{:<18} {:<16}" + " {:>7}" * 8
     if not as_json:
         sys.stdout.write(line.format(*HEADER) + "\n")
-    for shape, kernel, resources in compiled_all():
+    for shape, kernel, resources in compiled_all(args.without):
         facts = {"shape": shape, "kernel": kernel, **resources._asdict()}
         row = json.dumps(facts) if as_json else line.format(*map(_cell, facts.values()))
         sys.stdout.write(row + "\n")

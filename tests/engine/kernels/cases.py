@@ -26,6 +26,8 @@ FORMAT_OF_DTYPE = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16:
 QUANTISED = ("fp8_e4m3", "fp8_e5m2", "int8")
 MASKED_VALUE = 500.0  # would show in any result that it leaked into
 
+Place = tuple[int, int]  # a block, and a token of it
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionCase:
@@ -140,20 +142,24 @@ def scale(slab: KvSlab, layer: int, plane: int, head: int, block: int, token: in
 
 
 def put(
-    slab: KvSlab, layer: int, plane: int, head: int, block: int, token: int, values: torch.Tensor
+    slab: KvSlab, layer: int, plane: int, head: int, places: list[Place], values: torch.Tensor
 ) -> torch.Tensor:
-    """Stores a row by torch's own conversions; gives what is read again."""
-    place, format = row(slab, layer, plane, head, block, token), slab.layout.format
+    """Stores rows [tokens, width] by torch's own conversions; gives what is read again."""
+    format = slab.layout.format
     if format.largest is None:
-        place.copy_(values)
-        return place.clone()
-    step = values.float().abs().max() / format.largest
-    stored = values.float() / step
-    if format.name == "int8":
-        stored = stored.round()
-    place.copy_(stored.clamp(-format.largest, format.largest))
-    scale(slab, layer, plane, head, block, token).fill_(step)
-    return place.float() * step
+        stored = again = values.to(slab.data.dtype)
+    else:
+        steps = values.float().abs().amax(1, keepdim=True) / format.largest
+        stored = values.float() / steps
+        if format.name == "int8":
+            stored = stored.round()
+        stored = stored.clamp(-format.largest, format.largest).to(slab.data.dtype)
+        for place, step in zip(places, steps, strict=True):
+            scale(slab, layer, plane, head, *place).copy_(step)
+        again = stored.float() * steps
+    for place, values_there in zip(places, stored, strict=True):
+        row(slab, layer, plane, head, *place).copy_(values_there)
+    return again
 
 
 def attention_case(
@@ -170,12 +176,12 @@ def attention_case(
     num_blocks = 2 * sum(len(table) for table in tables) + 5
     slab = make_slab(spec, num_blocks, block_size, dtype=dtype, format=format)
     layer = 1
-    masked = [torch.full((width,), MASKED_VALUE) for width in slab.layout.group.widths]
-    for block in {0}.union(*tables):
-        for head in range(spec.num_kv_heads):
-            for plane in (0, 1):
-                for token in range(block_size):
-                    put(slab, layer, plane, head, block, token, masked[plane])
+    for head in range(spec.num_kv_heads):
+        for plane, width in enumerate(slab.layout.group.widths):
+            masked = torch.full((block_size, width), MASKED_VALUE)
+            put(slab, layer, plane, head, [(0, token) for token in range(block_size)], masked)
+    blobs = slab.data.view(torch.uint8).view(num_blocks, -1)
+    blobs[[block for table in tables for block in table]] = blobs[0].clone()
     keys, values = [], []
     for (_, kv_len), table in zip(lengths, tables, strict=True):
         k = torch.randn(kv_len, spec.num_kv_heads, spec.head_dim, generator=rng).to(dtype)
@@ -264,14 +270,6 @@ def _filled(
 ) -> torch.Tensor:
     """What is read again of rows [kv_len, kv_heads, width]."""
     size = slab.layout.block_size
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    put(slab, layer, plane, head, table[i // size], i % size, rows[i, head])
-                    for head in range(rows.shape[1])
-                ]
-            )
-            for i in range(rows.shape[0])
-        ]
-    )
+    places = [(table[i // size], i % size) for i in range(len(rows))]
+    heads = [put(slab, layer, plane, h, places, rows[:, h]) for h in range(rows.shape[1])]
+    return torch.stack(heads, 1)

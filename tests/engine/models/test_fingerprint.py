@@ -161,7 +161,11 @@ def test_a_quantised_cache_of_another_type_has_other_names(tmp_path: Path) -> No
 
     def identity(dtype: str) -> str:
         config = EngineConfig(
-            model=folder, dtype=dtype, kv_cache_dtype="int8", kv_cache_memory_bytes=1 << 20
+            model=folder,
+            dtype=dtype,
+            kv_cache_dtype="int8",
+            kv_cache_memory_bytes=1 << 20,
+            kernels="reference",
         )
         engine = Engine.create(config)
         engine.close()

@@ -12,6 +12,9 @@ from engine.sampler.interface import Draws, History, Sampled
 from engine.sampler.reference import ReferenceSampler
 from tests.engine.sampler.cases import all_draws, fill_table, random_sequence, sequence
 from tests.engine.sampler.oracle import Sequence
+from tests.interpreter import language_is_patched_once, sums_are_not_checked_for_overflow
+
+__all__ = ["language_is_patched_once", "sums_are_not_checked_for_overflow"]
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 ROWS, VOCAB = 12, 203

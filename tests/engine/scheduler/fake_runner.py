@@ -13,23 +13,28 @@ VOCAB = 50
 Cell = int | None
 
 
-def digest(tokens: list[int]) -> int:
-    value = 7
+EMPTY = 7  # the digest of no tokens
+
+
+def digest(tokens: list[int], value: int = EMPTY) -> int:
+    """`value`: the digest of what comes before them."""
     for token in tokens:
         value = (value * 1_000_003 + token + 1) % (2**61 - 1)
     return value
 
 
-def draw(tokens: list[int], seed: int, choice: int) -> int:
-    return (digest(tokens) ^ (seed * 31 + choice * 17)) % VOCAB
+def draw(digested: int, seed: int, choice: int) -> int:
+    return (digested ^ (seed * 31 + choice * 17)) % VOCAB
 
 
 def answer(prompt: list[int], seed: int, choice: int, num_tokens: int) -> list[int]:
     """What an undisturbed run says."""
-    tokens = list(prompt)
+    tokens: list[int] = []
+    value = digest(prompt)
     for _ in range(num_tokens):
-        tokens.append(draw(tokens, seed, choice))
-    return tokens[len(prompt) :]
+        tokens.append(draw(value, seed, choice))
+        value = digest(tokens[-1:], value)
+    return tokens
 
 
 @dataclass
@@ -39,6 +44,13 @@ class Row:
     seed: int
     choice: int
     tables: list[list[int]]
+    digests: list[int] = field(default_factory=list)  # up to each of the first tokens
+
+    def digest_at(self, position: int) -> int:
+        """Of the tokens up to it; tokens are only ever added."""
+        for token in self.tokens[len(self.digests) : position + 1]:
+            self.digests.append(digest([token], self.digests[-1] if self.digests else EMPTY))
+        return self.digests[position]
 
 
 @dataclass
@@ -78,8 +90,7 @@ class FakeRunner:
             for position in range(part.start, end):
                 if position >= part.write_start:
                     self._write(row, position)
-            for position in range(part.start, end):
-                self._check_visible(row, position)
+            self._check_visible(row, part.start, end)
             if part.prompt_logprobs is not None:
                 last = min(end + 1, row.num_prompt)
                 prompt_logprobs[part.slot] = tuple(
@@ -90,7 +101,7 @@ class FakeRunner:
                 target = self.rows[slot]
                 assert target.tokens == row.tokens
                 assert end == len(row.tokens)
-                token = draw(target.tokens, target.seed, target.choice)
+                token = draw(target.digest_at(end - 1), target.seed, target.choice)
                 samples.append(Sample(slot, token, None))
         for sample in samples:
             self.rows[sample.slot].tokens.append(sample.token_id)
@@ -110,16 +121,17 @@ class FakeRunner:
             block = table[entry]
             assert block != 0, "a write into the null block"
             cell = self.cells.setdefault((group, block), [None] * self.block_size)
-            cell[offset] = digest(row.tokens[: position + 1])
+            cell[offset] = row.digest_at(position)
 
-    def _check_visible(self, row: Row, query: int) -> None:
+    def _check_visible(self, row: Row, start: int, end: int) -> None:
+        """What the queries from `start` to `end` see: all of it is written by now."""
         for group, spec in enumerate(self.groups):
-            first = 0 if spec.window is None else max(0, query - spec.window + 1)
-            for position in range(first, query + 1):
+            first = 0 if spec.window is None else max(0, start - spec.window + 1)
+            for position in range(first, end):
                 entry, offset = divmod(position, self.block_size)
                 block = row.tables[group][entry]
-                assert block != 0, f"token {position} is freed, query {query} sees it"
+                assert block != 0, f"token {position} is freed, queries from {start} on see it"
                 found = self.cells[group, block][offset]
-                assert found == digest(row.tokens[: position + 1]), (
-                    f"group {group}, token {position} for query {query}"
+                assert found == row.digest_at(position), (
+                    f"group {group}, token {position} for queries from {start} on"
                 )

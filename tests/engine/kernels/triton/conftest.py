@@ -10,6 +10,10 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from tests.interpreter import language_is_patched_once
+
+__all__ = ["language_is_patched_once"]
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -12,6 +12,9 @@ Facts = dict[str, Any]
 SHARED_OF_SM = 227 * 1024
 REGISTERS_OF_SM = 64 * 1024
 PROGRAMS_PER_SM = 2  # of decode attention
+# Others take as many registers and more: head size 256 is there without a window and quantised with
+# one, and a byte an element in the other two formats.
+EASIER = ("gemma-2-9b local", "llama, fp8_e5m2")
 
 
 def test_machine_code(tmp_path: Path) -> None:
@@ -27,7 +30,7 @@ def compiled_for_sm_90(cache: Path) -> Sequence[Facts]:
     """In a process of its own: here the kernels are interpreted."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-m", "engine.kernels.triton.aot", "--json"],
+        [sys.executable, "-m", "engine.kernels.triton.aot", "--json", "--without", *EASIER],
         env={**env, "TRITON_CACHE_DIR": str(cache)},
         cwd=Path(__file__).parents[4],
         capture_output=True,

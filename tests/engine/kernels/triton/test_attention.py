@@ -14,6 +14,9 @@ from tests.engine.kernels.cases import (
     row,
     scale,
 )
+from tests.interpreter import sums_are_not_checked_for_overflow
+
+__all__ = ["sums_are_not_checked_for_overflow"]
 
 REFERENCE = ReferenceKernels()
 DECODE = [(1, 1), (1, 37), (1, 64), (1, 16), (1, 129)]
