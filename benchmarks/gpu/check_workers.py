@@ -38,7 +38,7 @@ def run(bench: Bench) -> None:
         with torch.inference_mode(False):
             model = make_tiny("llama", folder / "model", max_position_embeddings=2048)
         prompts = [torch.randint(3, VOCAB, (length,)).tolist() for length in LENGTHS]
-        expected = [model.greedy(prompt, NUM_TOKENS) for prompt in prompts]
+        expected = model.greedy(prompts, NUM_TOKENS)
         for connector in CONNECTORS:
             try:
                 asyncio.run(_served(bench, folder, connector, prompts, expected))
