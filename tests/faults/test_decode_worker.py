@@ -152,8 +152,8 @@ async def test_a_client_that_leaves_while_its_prompt_is_fetched(relay: Relay, po
 async def test_a_client_that_leaves_while_a_read_is_under_way(relay: Relay) -> None:
     """Its blocks wait in quarantine, of which there may be two, for the read's end."""
     await relay.ask(PROMPTS["33"], PARAMS, relay.first)  # the link's first read
-    relay.decode.set_faults(f"{READ}:5=block")  # of five chunks
-    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="leave"))
+    relay.decode.set_faults(f"{READ}=block")  # of a single chunk, so of all three blocks
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["33"], PARAMS, relay.first, salt="leave"))
     await relay.first.until(lambda load: load.num_leases == 1 and not load.num_running)
     await relay.decode.until(lambda load: load.num_fetching == load.transfer.num_reads == 1)
     await leave(asked)
