@@ -1,5 +1,4 @@
-from collections.abc import AsyncIterator, Sequence
-from itertools import cycle
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,7 @@ ANY_CONNECTOR = pytest.mark.parametrize("relay_of_module", ["socket"], indirect=
 PROMPTS = {str(n): random_prompts(1, n, n, seed=n)[0] for n in (300, 33, 250, 100)}
 
 
-def points(*others: str, reading: Sequence[str] = ()) -> pytest.MarkDecorator:
-    """Where a test's fault happens: with every connector at those where blobs may be under way,
-    at the others with one of them in turn."""
-    rows = [(connector, point) for point in reading for connector in CONNECTORS]
-    rows += zip(cycle(CONNECTORS), others)
-    names = ("relay_of_module", "point")
-    return pytest.mark.parametrize(names, rows, indirect=["relay_of_module"], scope="module")
-
-
-@pytest.hookimpl(trylast=True)  # pytest would group by point, too, and start workers for each
+@pytest.hookimpl(trylast=True)  # pytest would start workers anew for those of one connector
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A module's tests with one connector, then those with another."""
     places = [number for number, item in enumerate(items) if _connector(item)]

@@ -14,15 +14,18 @@ from kv_transfer.faults import BREAK, READ
 from protos.events_pb2 import LoadReport
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
-from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS, points
+from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
 from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, Relay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Expected = dict[str, Answer]
+POINTS = ["puller.chunk:2", "puller.reading", "puller.finished", "puller.commit"]
+KILLS = ["worker.reserved", "puller.reading:2", "puller.finished", "puller.commit"]
+STOPS = ["puller.chunk:2", "puller.reading", "puller.commit"]
 
 
-@points("worker.reserved", "puller.commit", reading=["puller.reading:2", "puller.finished"])
+@pytest.mark.parametrize("point", KILLS)
 async def test_killed(relay: Relay, point: str) -> None:
     relay.decode.set_faults(f"{point}=kill")
     shown = Answer()
@@ -34,7 +37,7 @@ async def test_killed(relay: Relay, point: str) -> None:
     await relay.reconnect()
 
 
-@points("puller.chunk:2", "puller.commit", reading=["puller.reading"])
+@pytest.mark.parametrize("point", STOPS)
 async def test_stopped(relay: Relay, point: str) -> None:
     """Its client and the holder notice, each by its own stream."""
     relay.decode.set_faults(f"{point}=stop")
@@ -55,7 +58,7 @@ async def test_stopped(relay: Relay, point: str) -> None:
     await relay.reconnect()
 
 
-@points("puller.chunk:2", "puller.commit", reading=["puller.reading", "puller.finished"])
+@pytest.mark.parametrize("point", POINTS)
 async def test_a_failure_is_another_ones_turn(relay: Relay, expected: Expected, point: str) -> None:
     relay.decode.set_faults(f"{point}=fail")
     told = await relay.ask(PROMPTS["300"], PARAMS, salt=f"fail {point}")
@@ -97,7 +100,6 @@ async def test_what_is_left_when_it_has_drained_long_enough_fails(relay: Relay) 
     await relay.reconnect()
 
 
-@ANY_CONNECTOR
 async def test_an_engine_that_is_stuck_is_seen(relay: Relay, expected: Expected) -> None:
     """By its steps, which stand still, and by whoever asks for the worker's health."""
     relay.decode.set_faults("worker.reserved=stuck")
@@ -137,7 +139,7 @@ async def test_an_event_loop_that_is_blocked_is_seen(relay: Relay, expected: Exp
         (await asked).check_equal(expected["300"])
 
 
-@points("source.open", "holder.finished", reading=["holder.chunk:2"])
+@pytest.mark.parametrize("point", ["source.open", "holder.chunk:2", "holder.finished"])
 async def test_a_client_that_leaves_while_its_prompt_is_fetched(relay: Relay, point: str) -> None:
     """The holder says nothing more: before a chunk, between two, when all of it has been read."""
     relay.first.set_faults(f"{point}=stop")
@@ -163,7 +165,6 @@ async def test_a_client_that_leaves_while_a_read_is_under_way(relay: Relay) -> N
     assert (health.healthy, health.reason) == (False, load.unhealthy)
 
 
-@ANY_CONNECTOR
 async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> None:
     relay.first.set_faults("holder.commit=stop")
     asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="leave"))
@@ -173,7 +174,6 @@ async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> 
     relay.first.go_on()
 
 
-@ANY_CONNECTOR
 async def test_clients_that_leave_a_queue_and_a_batch(relay: Relay, expected: Expected) -> None:
     """Eight run, as many as may; one of them and all that wait leave, but for one."""
     relay.decode.set_faults("worker.reserved=slow")
@@ -222,7 +222,6 @@ async def test_clients_that_leave_at_any_time(relay: Relay) -> None:
         await asyncio.gather(*(leave_after(0.004 * i + 0.001 * turn) for i in range(12)))
 
 
-@ANY_CONNECTOR
 async def test_a_session_that_breaks(relay: Relay) -> None:
     streams = [
         relay.session.submit(

@@ -13,16 +13,16 @@ from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import HolderMessage
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
-from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS, points
+from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
 from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, RESTARTED_S, SLACK_S, Relay, leased
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Expected = dict[str, Answer]
-POINTS = points("holder.ask", "holder.commit", reading=["holder.chunk:2", "holder.finished"])
+POINTS = ["holder.ask", "holder.chunk:2", "holder.finished", "holder.commit"]
 
 
-@POINTS
+@pytest.mark.parametrize("point", POINTS)
 async def test_killed(relay: Relay, expected: Expected, point: str) -> None:
     relay.first.set_faults(f"{point}=kill")
     told = await relay.ask(PROMPTS["300"], PARAMS, salt=f"kill {point}")
@@ -37,7 +37,7 @@ async def test_killed(relay: Relay, expected: Expected, point: str) -> None:
     assert (await relay.second.load()).num_steps == steps
 
 
-@POINTS
+@pytest.mark.parametrize("point", POINTS)
 async def test_stopped(relay: Relay, expected: Expected, point: str) -> None:
     relay.first.set_faults(f"{point}=stop")
     started = time.monotonic()
@@ -65,7 +65,6 @@ async def test_a_stopped_one_is_noticed(relay: Relay, expected: Expected) -> Non
     told.check_equal(expected["250"])
 
 
-@ANY_CONNECTOR
 async def test_an_engine_that_is_stuck_behind_a_loop_that_answers(
     relay: Relay, expected: Expected
 ) -> None:
@@ -191,7 +190,6 @@ async def check_back_off(relay: Relay) -> None:
     assert sum("was tried just now" in reason for reason in reasons) >= 10
 
 
-@ANY_CONNECTOR
 async def test_a_lease_that_was_released_early_shows_not_one_token(relay: Relay) -> None:
     relay.first.set_faults("holder.commit=release")
     shown = Answer()
@@ -200,7 +198,7 @@ async def test_a_lease_that_was_released_early_shows_not_one_token(relay: Relay)
     assert shown == Answer()
 
 
-@points("holder.chunk:2", "holder.finished", "holder.commit")
+@pytest.mark.parametrize("point", POINTS[1:])
 async def test_an_error_is_another_ones_turn(relay: Relay, expected: Expected, point: str) -> None:
     relay.first.set_faults(f"{point}=fail")
     told = await relay.ask(PROMPTS["300"], PARAMS, salt=f"fail {point}")

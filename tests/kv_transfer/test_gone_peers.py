@@ -132,10 +132,10 @@ async def test_a_failed_read_does_not_poison_the_pair(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["socket", "nixl", "collective"])
 async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> None:
-    """Every one of ten, five at once."""
+    """Every one of 20, five at once."""
     pool = Pool(LARGE)
     async with child(name, 6, groups=LARGE) as holder, reader(name, pool) as connector:
-        await kill_readers(name, holder, [5] * 2)
+        await kill_readers(name, holder, [5] * 4)
         ours = await connector.connect(holder.incarnation, holder.metadata)
         await ended(ours.read(0, ALL, ALL).ended)
         sums = pool.blobs[0].sum(axis=1, dtype=int).tolist()
