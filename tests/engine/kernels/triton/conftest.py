@@ -1,6 +1,5 @@
 """The same tests run on a card where there is one, otherwise in the interpreter of Triton."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +9,9 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.interpreter import language_is_patched_once
+from tests.interpreter import INTERPRETED, language_is_patched_once
 
 __all__ = ["language_is_patched_once"]
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @pytest.fixture
