@@ -29,7 +29,7 @@ from tests.cluster.test_hostile import GOOD as STRANGE_BODIES
 from tests.cluster.test_hostile import PATHS, broken, check
 from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, page_of, wait_until
 
-KEY, HURRIED = "sk-of-one-caller", "sk-of-a-hurried-one"
+KEY, HURRIED, PATIENT = "sk-of-one-caller", "sk-of-a-hurried-one", "sk-of-a-patient-one"
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
 STRANGE = [f"sk-of-a-strange-one-{number}" for number in range(10)]
 RATE = 50
@@ -40,7 +40,7 @@ CLIENT_S = 2  # that the front waits for a client
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("front")
     keys = folder / "keys"
-    keys.write_text("\n".join((f"one:{KEY}", f"hurried:{HURRIED}", *STRANGE)))
+    keys.write_text("\n".join((f"one:{KEY}", f"hurried:{HURRIED}", PATIENT, *STRANGE)))
     keys.chmod(0o600)
     words = ["--api-key-file", str(keys), "--requests-per-minute", str(RATE), "--host", "0.0.0.0"]
     words += ["--colocated", "--max-body-bytes", "2000000", "--ingress-replicas", "2"]
@@ -93,6 +93,7 @@ def test_no_key_is_told_by_processes_or_logs(cluster: Cluster) -> None:
 
 def test_a_hurried_caller_waits_and_no_other(cluster: Cluster) -> None:
     """Two ingresses admit together what one would, by HTTP and by gRPC."""
+    wait_until(lambda: len(answered_by(cluster)) == 2, 30)
     for _ in range(4):  # asked of either
         wait_until(lambda: len(ingresses(cluster)) == 2, 30)
     began = time.monotonic()
@@ -108,6 +109,16 @@ def test_a_hurried_caller_waits_and_no_other(cluster: Cluster) -> None:
     assert grpc_status(cluster, HURRIED) is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert post(cluster, b'{"prompt": "x", "max_tokens": 1}').status_code == 200
     assert grpc_status(cluster, KEY) is grpc.StatusCode.OK
+
+
+def answered_by(cluster: Cluster) -> set[str]:
+    """The ingresses that have answered since the cluster runs, of which the front takes turns:
+    it learns of the second one when that runs, which may be after the first has answered."""
+    for _ in range(2):
+        assert post(cluster, GOOD, Authorization=f"Bearer {PATIENT}").status_code in (200, 429)
+    ended = re.findall(r"kvrelay:request_success_total\{(.*)\} (.*)", page_of(cluster))
+    replicas = [re.search(r'replica="(.*?)"', labels) for labels, count in ended if float(count)]
+    return {replica[1] for replica in replicas if replica}
 
 
 def ingresses(cluster: Cluster) -> list[str]:
