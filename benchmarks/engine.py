@@ -172,7 +172,7 @@ def _print(result: Mapping[str, Any], limits: Limits) -> None:
         print(f"{title}:", ", ".join(f"{k} {v}" for k, v in result[title].items()))
     print(
         f"limits: reads {limits.read_bytes_s / 1e9:.1f} GB/s,"
-        f" bf16 multiplications {limits.gemm_flops_s / 1e9:.0f} GFLOP/s"
+        f" multiplications {limits.gemm_flops_s / 1e9:.0f} GFLOP/s"
     )
     foreign = result["largest_foreign_cpu_share"]
     print(f"other processes took at most {foreign:.0%} of the CPU during a run\n")

@@ -31,12 +31,6 @@ class CpuFeatures:
         """Whether our own matrix product works on tiles."""
         return self.bf16_tiles and dtype == torch.bfloat16
 
-    def multiplies_panels(self, dtype: torch.dtype) -> bool:
-        """Whether our own matrix product is the fastest for this type."""
-        if dtype == torch.bfloat16:
-            return self.wide_registers and self.bf16_dot
-        return self.wide_registers and dtype == torch.float32
-
 
 @cache
 def _of_this_machine() -> CpuFeatures:

@@ -13,7 +13,7 @@ from engine.kernels.cpu.linear import PanelLinear, Product, make_linear, reorder
 from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
-from engine.kernels.cpu.packing import BY_COLUMNS, IN_TILES, WeightMemory
+from engine.kernels.cpu.packing import IN_TILES, PANELS, WeightMemory
 from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
 from engine.kernels.cpu.product import product
 from engine.kernels.cpu.recording import OutputPool, empty, recording
@@ -185,8 +185,8 @@ class _DtypeKernels:
         if features.multiplies_tiles(dtype):
             multiply = Kernel(tile_product, "bf16_tiles", PRODUCT_WORDS)
             self.product = Product(multiply, IN_TILES, Kernel(lay_rows, element, LAY_WORDS))
-        elif features.multiplies_panels(dtype):
-            self.product = Product(Kernel(product, element, PRODUCT_WORDS), BY_COLUMNS[dtype])
+        elif features.wide_registers:
+            self.product = Product(Kernel(product, element, PRODUCT_WORDS), PANELS[element])
         self.norm = Kernel(rms_norm, element, NORM_WORDS)
         self.gated = Kernel(gated_activation, element, ACTIVATION_WORDS)
 

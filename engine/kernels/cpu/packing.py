@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from engine.kernels.cpu import tile_product
-from engine.kernels.cpu.product import INPUTS_PER_STEP
+from engine.kernels.cpu.emit import LANES
 from engine.kernels.cpu.tile import COLUMNS, LINE_BYTES
 from kv_cache.huge_pages import prefer_huge_pages
 
@@ -37,7 +37,7 @@ class Packing:
     columns: int  # of a panel
     inputs: int  # of a step
     arranged: Callable[[torch.Tensor], torch.Tensor]  # [panels, columns, inputs] as it shall lie
-    # words of packed panels, panels and columns in them -> [count, ...] in the inputs' order
+    # packed panels, panels and columns in them -> [count, ...] words in the inputs' order
     gathered: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
     def pack(self, weight: torch.Tensor, place: WeightMemory) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Packing:
     def rows(self, packed: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """[count, in] of the weight, with the zeros behind the last input."""
         panel, column = numbers // self.columns, numbers % self.columns
-        words = self.gathered(packed.view(torch.int32), panel, column)
+        words = self.gathered(packed, panel, column)
         return words.flatten(1).view(packed.dtype)
 
     def _lay(self, packed: torch.Tensor, weight: torch.Tensor) -> None:
@@ -72,10 +72,26 @@ def by_columns(inputs: int) -> Packing:
         steps = panels.shape[2] // inputs
         return panels.view(-1, COLUMNS, steps, inputs).transpose(1, 2)
 
-    def gathered(words: torch.Tensor, panel: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-        return words[panel, :, column]
+    def gathered(packed: torch.Tensor, panel: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        word = torch.int16 if inputs * packed.itemsize == 2 else torch.int32
+        return packed.view(word)[panel, :, column]
 
     return Packing(COLUMNS, inputs, arranged, gathered)
+
+
+def in_halves() -> Packing:
+    """[steps][2][16][2 columns that are sixteen apart], for `product.py` to widen."""
+
+    def arranged(panels: torch.Tensor) -> torch.Tensor:
+        steps = panels.shape[2]
+        return panels.view(-1, COLUMNS // (2 * LANES), 2, LANES, steps).permute(0, 4, 1, 3, 2)
+
+    def gathered(packed: torch.Tensor, panel: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        halves = packed.view(torch.int16).view(*packed.shape[:2], -1, LANES, 2)
+        pair, upper, lane = column // (2 * LANES), column // LANES % 2, column % LANES
+        return halves[panel, :, pair, lane, upper]
+
+    return Packing(COLUMNS, 1, arranged, gathered)
 
 
 def in_tiles() -> Packing:
@@ -87,12 +103,18 @@ def in_tiles() -> Packing:
         whole = panels.view(-1, 2, half, steps, pairs, 2)
         return whole.permute(0, 3, 1, 4, 2, 5)
 
-    def gathered(words: torch.Tensor, panel: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-        tiles = words.view(*words.shape[:2], 2, pairs, half)
+    def gathered(packed: torch.Tensor, panel: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        tiles = packed.view(torch.int32).view(*packed.shape[:2], 2, pairs, half)
         return tiles[panel, :, column // half, :, column % half]
 
     return Packing(tile_product.COLUMNS, tile_product.INPUTS, arranged, gathered)
 
 
-BY_COLUMNS = {dtype: by_columns(inputs) for dtype, inputs in INPUTS_PER_STEP.items()}
+# By the element type that the kernel is compiled for.
+PANELS = {
+    "f32": by_columns(1),
+    "f16": by_columns(1),
+    "bf16": in_halves(),
+    "bf16_dot": by_columns(2),
+}
 IN_TILES = in_tiles()

@@ -68,7 +68,7 @@ from engine.kernels.cpu.prefill_state import (
     values_row,
 )
 from engine.kernels.cpu.quantised import gather_scales, widen
-from engine.kernels.cpu.tile import tile_4x16, tile_4x64
+from engine.kernels.cpu.tile import made_4x16, made_4x64
 from engine.kernels.cpu.vectors import (
     LEAST_WEIGHT,
     above,
@@ -136,7 +136,7 @@ def score(job: Any, areas: Any, groups: Any) -> None:
             keys = areas.keys + four * row_bytes
         target = areas.scores + four * ROW_BYTES
         queries = areas.queries
-        tile_4x64(job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False, 0)
+        made_4x64(job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False, 0)
 
 
 @part_of_kernel
@@ -284,13 +284,13 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
         at = 0
         while row - at >= 256:
             right = areas.values + at
-            tile_4x64(
+            made_4x64(
                 job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh, 0
             )
             at += 256
         while at < row:
             right = areas.values + at
-            tile_4x16(
+            made_4x16(
                 job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh, 0
             )
             at += 64

@@ -1,8 +1,9 @@
 """x @ weight.T + bias, for weights packed in panels of 64 output columns.
 
-A panel holds its columns' weights step by step, [steps][64], a step being one input (fp32) or
-two in a pair (bf16). So weights are one stream through memory, which is what decides the time
-of few rows, while the register tile keeps many rows at the speed of the multipliers.
+A panel holds its columns' weights step by step, [steps][64], a step being one input, or two in a
+pair where the CPU multiplies pairs of bf16. So weights are one stream through memory, which is
+what decides the time of few rows, while the register tile keeps many rows at the speed of the
+multipliers. What the CPU cannot multiply is widened to fp32: weights in the tile, rows before it.
 
 A part of a panel stays in the second cache level while all rows pass it six at a time, and the
 first passes fetch the part that comes next, so that reading and computing overlap.
@@ -10,15 +11,23 @@ first passes fetch the part that comes next, so that reading and computing overl
 
 from typing import Any
 
-import torch
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from engine.kernels.cpu.emit import FLOATS, I64, LANES
-from engine.kernels.cpu.language import instruction, part_of_kernel
-from engine.kernels.cpu.memory import claim, element_bytes, load_fp32, store, word
+from engine.kernels.cpu.emit import FLOATS, I1, I64, LANES, const
+from engine.kernels.cpu.language import JOB, instruction, part_of_kernel
+from engine.kernels.cpu.memory import (
+    claim,
+    element_bytes,
+    load,
+    load_fp32,
+    store,
+    store_fp32,
+    word,
+)
 from engine.kernels.cpu.tile import (
     COLUMNS,
+    LINE_BYTES,
     fetching_4x64,
     fetching_6x64,
     fetching_twice_4x64,
@@ -30,24 +39,27 @@ from engine.kernels.cpu.tile import (
 )
 
 WORDS = "9q"
-INPUTS_PER_STEP = {torch.float32: 1, torch.bfloat16: 2}
-STEP_BYTES = 4  # of x: one fp32 or a pair of bf16
-PANEL_STEP_BYTES = STEP_BYTES * COLUMNS
-PART_STEPS = 384  # of a panel, 96 kB, beside as many steps of the block's rows
+NUMBER_BYTES = 4  # that the tile broadcasts: one fp32 or a pair of bf16
+PART_BYTES = 96 << 10  # of a panel, beside as many steps of the block's rows
 BLOCK_ROWS = 384
+TILE_ROWS = 6
 FEW_ROWS = 6  # that pass a panel together, as it comes
 TWO_PASSES = 12  # rows
 SUMS_ROW = COLUMNS * 4
+WIDENED = ("bf16", "f16")  # element types
+WIDENED_ROW = (PART_BYTES // (2 * COLUMNS) + LANES) * NUMBER_BYTES
 
 
 def product(job: Any) -> None:
     """Pieces are panels, all of them for one block of rows after the other."""
     steps, columns = word(job, 3), word(job, 6)
     rows, together = word(job, 7), word(job, 8)  # `together`: panels in one claim
-    part_steps = PART_STEPS if rows > FEW_ROWS else steps
+    part_steps = steps
+    if rows > FEW_ROWS or widens(job):
+        part_steps = PART_BYTES // panel_step_bytes(job)
     panels = (columns + COLUMNS - 1) // COLUMNS
     pieces = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS * panels
-    sums = block_sums()
+    sums, numbers = block_sums(), tile_numbers()
     while True:
         first = claim(job, together)
         if first >= pieces:
@@ -59,7 +71,7 @@ def product(job: Any) -> None:
             panel = piece % panels
             for step in range(0, steps, part_steps):
                 next_comes = piece < last or step + part_steps < steps
-                multiply(job, panel, step, part_steps, row, count, sums, next_comes)
+                multiply(job, panel, step, part_steps, row, count, sums, numbers, next_comes)
             for r in range(count):
                 finish(job, sums + r * SUMS_ROW, row + r, panel * COLUMNS)
 
@@ -73,30 +85,46 @@ def multiply(
     row: Any,
     rows: Any,
     sums: Any,
+    numbers: Any,
     next_comes: Any,
 ) -> None:
     """Adds the products of a part of a panel with a block of rows to their sums."""
-    x_row, steps = word(job, 1), word(job, 3)
-    x = word(job, 0) + row * x_row + step * STEP_BYTES
+    x_row, steps, step_bytes = word(job, 1), word(job, 3), panel_step_bytes(job)
+    x = word(job, 0) + row * x_row + step * (step_bytes // COLUMNS)
     count = min(steps - step, part_steps)
-    part = word(job, 2) + (panel * steps + step) * PANEL_STEP_BYTES
-    ahead = part + count * PANEL_STEP_BYTES
-    # A step has four lines; so that many passes fetch all of the part that comes next.
-    passes = 2 if rows <= TWO_PASSES else 4
+    part = word(job, 2) + (panel * steps + step) * step_bytes
+    ahead = part + count * step_bytes
+    # So many passes fetch all of the part that comes next, a line or two in each step.
+    passes = 2 if rows <= TWO_PASSES else step_bytes // LINE_BYTES
+    twice = passes * LINE_BYTES < step_bytes
     if not next_comes or rows <= FEW_ROWS:
         passes = 0
     done, turn = 0, 0
     while done < rows:
         place, target = x + done * x_row, sums + done * SUMS_ROW
         left = rows - done
+        place_row = x_row
+        if widens(job):
+            widen(job, place, x_row, min(left, TILE_ROWS), count, numbers)
+            place, place_row = numbers, WIDENED_ROW
         if turn < passes and left >= 4:
-            later = ahead + turn * count * PANEL_STEP_BYTES // passes
+            later = ahead + turn * count * step_bytes // passes
             done += fetching_tile(
-                job, place, x_row, part, count, target, step > 0, left, later, passes
+                job, place, place_row, part, count, target, step > 0, left, later, twice
             )
         else:
-            done += tile(job, place, x_row, part, count, target, step > 0, left)
+            done += tile(job, place, place_row, part, count, target, step > 0, left)
         turn += 1
+
+
+@part_of_kernel
+def widen(job: Any, x: Any, x_row: Any, rows: Any, count: Any, numbers: Any) -> None:
+    """So many elements of a tile's rows to fp32."""
+    for row in range(rows):
+        source, target = x + row * x_row, numbers + row * WIDENED_ROW
+        for i in range(0, count, LANES):
+            value = load(job, source + i * element_bytes(job), count - i)
+            store_fp32(target + i * NUMBER_BYTES, value, LANES)
 
 
 @part_of_kernel
@@ -104,16 +132,17 @@ def tile(
     job: Any, x: Any, x_row: Any, part: Any, steps: Any, sums: Any, add: Any, rows: Any
 ) -> Any:
     """The best tile for what is left of the rows; gives how many it has done."""
+    size = panel_step_bytes(job)
     if rows >= 6 and rows != 8:
-        tile_6x64(job, x, x_row, 4, part, PANEL_STEP_BYTES, steps, sums, SUMS_ROW, add, 0)
+        tile_6x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0)
         return 6
     if rows >= 4:
-        tile_4x64(job, x, x_row, 4, part, PANEL_STEP_BYTES, steps, sums, SUMS_ROW, add, 0)
+        tile_4x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0)
         return 4
     if rows >= 2:
-        tile_2x64(job, x, x_row, 4, part, PANEL_STEP_BYTES, steps, sums, SUMS_ROW, add, 0)
+        tile_2x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0)
         return 2
-    tile_1x64(job, x, x_row, 4, part, PANEL_STEP_BYTES, steps, sums, SUMS_ROW, add, 0)
+    tile_1x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0)
     return 1
 
 
@@ -128,19 +157,19 @@ def fetching_tile(
     add: Any,
     rows: Any,
     ahead: Any,
-    passes: Any,
+    twice: Any,
 ) -> Any:
-    size = PANEL_STEP_BYTES
+    size, step = panel_step_bytes(job), NUMBER_BYTES
     if rows >= 6 and rows != 8:
-        if passes == 2:
-            fetching_twice_6x64(job, x, x_row, 4, part, size, steps, sums, SUMS_ROW, add, ahead)
+        if twice:
+            fetching_twice_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead)
         else:
-            fetching_6x64(job, x, x_row, 4, part, size, steps, sums, SUMS_ROW, add, ahead)
+            fetching_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead)
         return 6
-    if passes == 2:
-        fetching_twice_4x64(job, x, x_row, 4, part, size, steps, sums, SUMS_ROW, add, ahead)
+    if twice:
+        fetching_twice_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead)
     else:
-        fetching_4x64(job, x, x_row, 4, part, size, steps, sums, SUMS_ROW, add, ahead)
+        fetching_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead)
     return 4
 
 
@@ -162,3 +191,21 @@ def block_sums(builder: Any) -> Any:
     """Room on the stack for the sums of a block of rows, 96 kB."""
     place = cgutils.alloca_once(builder, ir.ArrayType(FLOATS, BLOCK_ROWS * COLUMNS // LANES))
     return builder.ptrtoint(place, I64)
+
+
+@instruction(types.int64)
+def tile_numbers(builder: Any) -> Any:
+    """Room on the stack for the widened rows of a tile, 18 kB."""
+    room = ir.ArrayType(FLOATS, TILE_ROWS * WIDENED_ROW // LINE_BYTES)
+    return builder.ptrtoint(cgutils.alloca_once(builder, room), I64)
+
+
+@instruction(types.boolean, JOB)
+def widens(builder: Any, job: Any) -> Any:
+    """Whether elements are multiplied as fp32 that are not; as constant."""
+    return const(int(job[1] in WIDENED), I1)
+
+
+@instruction(types.int64, JOB)
+def panel_step_bytes(builder: Any, job: Any) -> Any:
+    return const(COLUMNS * (2 if job[1] in WIDENED else NUMBER_BYTES))

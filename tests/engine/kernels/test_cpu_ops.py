@@ -7,7 +7,7 @@ import torch
 
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
-from engine.kernels.cpu.packing import BY_COLUMNS, IN_TILES, Packing, WeightMemory
+from engine.kernels.cpu.packing import IN_TILES, PANELS, Packing, WeightMemory
 from engine.kernels.interface import Activation, AttentionSpec
 from engine.kernels.reference import activated
 from tests.engine.kernels.cases import make_slab, make_spec, random_slots, rotate_case
@@ -72,17 +72,18 @@ def test_linear(dtype: torch.dtype, kernels: CpuKernels, outputs: int, inputs: i
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (1, 16), (130, 33), (530, 300)])
 @pytest.mark.parametrize(
-    "packing",
+    ("packing", "dtype"),
     [
-        pytest.param(BY_COLUMNS[torch.float32], id="fp32"),
-        pytest.param(BY_COLUMNS[torch.bfloat16], id="bf16-pairs"),
-        pytest.param(IN_TILES, id="bf16-tiles"),
+        pytest.param(PANELS["f32"], torch.float32, id="fp32"),
+        pytest.param(PANELS["f16"], torch.float16, id="fp16"),
+        pytest.param(PANELS["bf16"], torch.bfloat16, id="bf16"),
+        pytest.param(PANELS["bf16_dot"], torch.bfloat16, id="bf16-pairs"),
+        pytest.param(IN_TILES, torch.bfloat16, id="bf16-tiles"),
     ],
 )
 def test_rows_of_a_packed_weight_are_the_weights(
-    packing: Packing, outputs: int, inputs: int
+    packing: Packing, dtype: torch.dtype, outputs: int, inputs: int
 ) -> None:
-    dtype = torch.float32 if packing.inputs == 1 else torch.bfloat16
     weight = torch.randn(outputs, inputs).to(dtype)
     packed = packing.pack(weight, WeightMemory())
     for numbers in (torch.arange(outputs), torch.randint(0, outputs, (7,)), torch.arange(0)):

@@ -10,6 +10,7 @@ import pytest
 COMPILE = """
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.prefill import prefill
+from engine.kernels.cpu.product import product
 from engine.kernels.cpu.tile_product import tile_product
 
 for function, element in ({kernels}):
@@ -22,6 +23,7 @@ print("compiled")
     ("cpu", "kernels"),
     [
         pytest.param("haswell", "(prefill, 'bf16+int8'),", id="avx2"),
+        pytest.param("skylake-avx512", "(product, 'bf16'),", id="avx512"),
         pytest.param("znver4", "(prefill, 'bf16_dot+fp8_e4m3'),", id="avx512-bf16"),
         pytest.param(
             "sapphirerapids",
