@@ -136,7 +136,9 @@ def score(job: Any, areas: Any, groups: Any) -> None:
             keys = areas.keys + four * row_bytes
         target = areas.scores + four * ROW_BYTES
         queries = areas.queries
-        made_4x64(job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False, 0)
+        made_4x64(
+            job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False, 0, 0
+        )
 
 
 @part_of_kernel
@@ -278,20 +280,20 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
     if has_tiles(job):
         weigh_tiles(job, areas, piece.rows, groups, row, source_row, fresh)
         return
-    steps = groups * GROUP // 2 if has_dot(job) else groups * GROUP
+    steps, add = groups * GROUP // 2 if has_dot(job) else groups * GROUP, not fresh
     for i in range(0, piece.rows, 4):
         weights, sums = areas.scores + i * 4, areas.sums + i * row
         at = 0
         while row - at >= 256:
             right = areas.values + at
             made_4x64(
-                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh, 0
+                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, add, 0, 0
             )
             at += 256
         while at < row:
             right = areas.values + at
             made_4x16(
-                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, not fresh, 0
+                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, add, 0, 0
             )
             at += 64
 

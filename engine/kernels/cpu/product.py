@@ -44,7 +44,7 @@ PART_BYTES = 96 << 10  # of a panel, beside as many steps of the block's rows
 BLOCK_ROWS = 384
 TILE_ROWS = 6
 FEW_ROWS = 6  # that pass a panel together, as it comes
-TWO_PASSES = 12  # rows
+MOST_PASSES = 8
 SUMS_ROW = COLUMNS * 4
 WIDENED = ("bf16", "f16")  # element types
 WIDENED_ROW = (PART_BYTES // (2 * COLUMNS) + LANES) * NUMBER_BYTES
@@ -94,9 +94,9 @@ def multiply(
     count = min(steps - step, part_steps)
     part = word(job, 2) + (panel * steps + step) * step_bytes
     ahead = part + count * step_bytes
-    # So many passes fetch all of the part that comes next, a line or two in each step.
-    passes = 2 if rows <= TWO_PASSES else step_bytes // LINE_BYTES
-    twice = passes * LINE_BYTES < step_bytes
+    # So many passes fetch all of the part that comes next, so much of it in each step.
+    passes = min(max(2, (rows + 2) // TILE_ROWS), MOST_PASSES)
+    fetched = (step_bytes + passes - 1) // passes
     if not next_comes or rows <= FEW_ROWS:
         passes = 0
     done, turn = 0, 0
@@ -108,9 +108,9 @@ def multiply(
             widen(job, place, x_row, min(left, TILE_ROWS), count, numbers)
             place, place_row = numbers, WIDENED_ROW
         if turn < passes and left >= 4:
-            later = ahead + turn * count * step_bytes // passes
+            later = ahead + turn * count * fetched
             done += fetching_tile(
-                job, place, place_row, part, count, target, step > 0, left, later, twice
+                job, place, place_row, part, count, target, step > 0, left, later, fetched
             )
         else:
             done += tile(job, place, place_row, part, count, target, step > 0, left)
@@ -134,15 +134,15 @@ def tile(
     """The best tile for what is left of the rows; gives how many it has done."""
     size = panel_step_bytes(job)
     if rows >= 6 and rows != 8:
-        tile_6x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0)
+        tile_6x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
         return 6
     if rows >= 4:
-        tile_4x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0)
+        tile_4x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
         return 4
     if rows >= 2:
-        tile_2x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0)
+        tile_2x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
         return 2
-    tile_1x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0)
+    tile_1x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
     return 1
 
 
@@ -157,19 +157,25 @@ def fetching_tile(
     add: Any,
     rows: Any,
     ahead: Any,
-    twice: Any,
+    fetched: Any,
 ) -> Any:
     size, step = panel_step_bytes(job), NUMBER_BYTES
     if rows >= 6 and rows != 8:
-        if twice:
-            fetching_twice_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead)
+        if fetched > LINE_BYTES:
+            fetching_twice_6x64(
+                job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched
+            )
         else:
-            fetching_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead)
+            fetching_6x64(
+                job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched
+            )
         return 6
-    if twice:
-        fetching_twice_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead)
+    if fetched > LINE_BYTES:
+        fetching_twice_4x64(
+            job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched
+        )
     else:
-        fetching_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead)
+        fetching_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
     return 4
 
 

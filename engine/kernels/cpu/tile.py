@@ -84,7 +84,7 @@ def _tile(
 ) -> Any:
     """The tile of so many rows and vectors of columns; distances are in bytes.
 
-    It can ask for what lies at `ahead`, so many lines in each step.
+    In each step it can ask for so many lines at `ahead`, and goes on by `ahead_step` there.
     """
 
     def write(
@@ -100,6 +100,7 @@ def _tile(
         c_row: Any,
         add: Any,  # whether C is added to, or overwritten
         ahead: Any,
+        ahead_step: Any,
     ) -> None:
         element = job[1]
         number = I32 if element == "bf16_dot" else F32
@@ -115,7 +116,7 @@ def _tile(
         with cgutils.for_range(b, steps) as loop:
             line = b.add(rhs, b.mul(loop.index, rhs_step))
             columns = load_row(b, line, element, vectors)
-            wanted = b.add(ahead, b.mul(loop.index, const(fetched * LINE_BYTES)))
+            wanted = b.add(ahead, b.mul(loop.index, ahead_step))
             for i in range(fetched):
                 prefetch_line(b, offset(b, wanted, i * LINE_BYTES))
             along = b.mul(loop.index, a_step)
@@ -126,7 +127,8 @@ def _tile(
         for total, place in zip(sums, places, strict=True):
             store_to(b, b.load(total), place, 4)
 
-    return instruction(types.void, JOB, *[types.int64] * 8, types.boolean, types.int64)(write)
+    i = types.int64
+    return instruction(types.void, JOB, i, i, i, i, i, i, i, i, types.boolean, i, i)(write)
 
 
 tile_1x64, tile_2x64, tile_4x64, tile_6x64 = (_tile(rows, 4) for rows in (1, 2, 4, 6))
