@@ -12,12 +12,13 @@ import fcntl
 import hashlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -72,8 +73,8 @@ def compile_ahead(dtype: torch.dtype, kv_format: KvFormat) -> None:
 @contextmanager
 def _turn(file: Path) -> Iterator[None]:
     """Of engines that start at once, one has children: those of the others would wait for its
-    kernels, each with torch in memory, for which it takes 4 s of CPU time. The turn of an engine
-    that is killed is over, and one that takes too long is not waited for."""
+    kernels, with torch in memory, for which it takes 3 s of CPU time. The turn of an engine that
+    is killed is over, and one that takes too long is not waited for."""
     deadline = time.monotonic() + DEADLINE_S
     with file.open("ab") as turn:
         while time.monotonic() < deadline:
@@ -88,35 +89,35 @@ def _turn(file: Path) -> Iterator[None]:
 def _run_children(
     num: int, home: Path, lock: Path, dtype: torch.dtype, kv_format: KvFormat
 ) -> None:
-    """Each of them sees to every kernel, so one that gets through is enough."""
     deadline = time.monotonic() + DEADLINE_S
-    with ExitStack() as stack:
-        errors = stack.enter_context(tempfile.TemporaryFile())
-        children = [
-            stack.enter_context(_child(home, lock, dtype, kv_format, errors)) for _ in range(num)
-        ]
+    with (
+        tempfile.TemporaryFile() as errors,
+        _first_child(num, home, lock, dtype, kv_format, errors) as child,
+    ):
         try:
-            statuses = [child.wait(max(0.0, deadline - time.monotonic())) for child in children]
+            status = child.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired as error:
             raise CompileError(f"compiling has not ended within {DEADLINE_S:g} s") from error
-        if all(statuses):
+        if status:
             errors.seek(0)
             last_words = errors.read().decode(errors="replace").splitlines()[-1:]
-            raise CompileError(f"compiling ended with status {statuses[0]} {last_words}")
+            raise CompileError(f"compiling ended with status {status} {last_words}")
 
 
 @contextmanager
-def _child(
-    home: Path, lock: Path, dtype: torch.dtype, kv_format: KvFormat, errors: IO[bytes]
+def _first_child(
+    num: int, home: Path, lock: Path, dtype: torch.dtype, kv_format: KvFormat, errors: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """It forks the others, which are of its process group."""
     name = str(dtype).removeprefix("torch.")
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; from engine.compile_child import main;"
-        f" main({name!r}, {kv_format.name!r}, {str(lock)!r})"
+        f" main({name!r}, {kv_format.name!r}, {str(lock)!r}, {num})"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(home)},
+        # numpy would start threads, with which no process should be forked
+        env={**os.environ, "NUMBA_CACHE_DIR": str(home), "OPENBLAS_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=errors,
@@ -125,7 +126,8 @@ def _child(
         try:
             yield child
         finally:
-            child.kill()
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
 
 
 def _place() -> str:

@@ -1,5 +1,6 @@
 """Compiling a kernel once in a process, and once on a machine."""
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from numba.core.registry import cpu_target
 
 from engine.kernels.cpu.cache import kept_on_disk
 from engine.kernels.cpu.language import Job
+from engine.kernels.cpu.pipeline import KernelPipeline
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,9 @@ def compiled_as_a_whole(function: Callable[[Any], None]) -> Iterator[None]:
     that calls, and so again at every level: a third of the time, for code that nobody runs. What
     comes out is as fast. Parts have no address, so their environments, which only Python's
     objects need, are not told to anyone.
+
+    Nor is garbage collected meanwhile: looking through all that torch and Numba have in memory,
+    again and again, took a tenth of the time.
     """
 
     class Library(JITCodeLibrary):  # type: ignore[misc]
@@ -49,9 +54,13 @@ def compiled_as_a_whole(function: Callable[[Any], None]) -> Iterator[None]:
                 set_env(name, env)
 
         codegen._library_class, codegen.set_env = Library, set_env_if_there
+        collects = gc.isenabled()
+        gc.disable()
         try:
             yield
         finally:
+            if collects:
+                gc.enable()
             del codegen._library_class, codegen.set_env
 
 
@@ -64,6 +73,7 @@ def compiled(function: Callable[[Any], None], element: str) -> Any:
 def callback(function: Callable[[Any], None], element: str, part: str = "", **options: Any) -> Any:
     """Numba's C callback over a job; its `cache_hits` says whether it came from the disk."""
     signature = types.void(Job(element))
+    options["pipeline_class"] = KernelPipeline
     with kept_on_disk(part) as kept:
         try:
             with compiled_as_a_whole(function):

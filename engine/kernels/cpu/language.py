@@ -29,6 +29,7 @@ from numba.extending import (
 )
 
 from engine.kernels.cpu.emit import FLOATS, I64, INTS, splat_of
+from engine.kernels.cpu.pipeline import KernelPipeline
 
 
 class Vector(types.Type):
@@ -50,7 +51,9 @@ class Job(types.Type):
 
 
 # For functions that kernels call: they are only ever compiled into a kernel.
-part_of_kernel = register_jitable(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+part_of_kernel = register_jitable(
+    no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=KernelPipeline
+)
 
 
 floats = Vector("floats", FLOATS)

@@ -8,12 +8,15 @@ Numba would take over what the first caller allows). What is cached on disk are 
 
 from numba import njit
 
+from engine.kernels.cpu.pipeline import KernelPipeline
+
 # Leaving out the wrappers that only Python needs saves a fifth of the compile time.
 _options = {
     "error_model": "numpy",
     "fastmath": False,
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
+    "pipeline_class": KernelPipeline,
 }
 compiled = njit(**_options)
 
