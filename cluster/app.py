@@ -4,12 +4,14 @@ from typing import Any
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from cluster.cluster_args import ClusterArgs, Placement
 from cluster.replica_watch import ReplicaWatch
 from cluster.replicas.ingress_replica import IngressReplica
 from cluster.replicas.worker_replica import WorkerReplica
 from cluster.succession import SUCCESSION_S
+from engine.errors import ConfigError
 from router.workers import Leg
 
 APP_NAME = "kvrelay"
@@ -24,7 +26,16 @@ _METRICS_PERIOD_S, _LOOK_BACK_S = 1.0, 5.0
 _MANY = 1_000_000  # requests at once in one ingress: what bounds them is the workers' queues
 
 
-def build(args: ClusterArgs) -> serve.Application:
+def build(options: dict[str, Any]) -> serve.Application:
+    """What Serve calls with the `args` of a config file, in a process of its own. It tells an error
+    of its own kind as it is; after any other it tries three times more, in a process for each."""
+    try:
+        return application_of(ClusterArgs.checked(options))
+    except ConfigError as error:
+        raise RayServeException(str(error)) from error
+
+
+def application_of(args: ClusterArgs) -> serve.Application:
     options = args.model_dump(mode="json")
     decode = _worker_pool(args, Leg.DECODE, args.decode).bind(options, Leg.DECODE.value)
     pools = [decode]

@@ -12,7 +12,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.app import APP_NAME, IMPORT_PATH, SCALING_POLICY, build
+from cluster.app import APP_NAME, IMPORT_PATH, SCALING_POLICY, application_of
 from cluster.cluster_args import ClusterArgs
 from cluster.serve_details import serve_details
 from engine.errors import ConfigError
@@ -81,8 +81,8 @@ def deploy(args: ClusterArgs) -> None:
     """Returns before the application runs. A policy for all pools together can be given in a
     config alone; Serve builds such an application in a process of its own, which takes longer."""
     if not args.is_scaled:
-        application = serve.RunTarget(target=build(args), name=APP_NAME, route_prefix=_ROUTE)
-        serve.run_many([application], wait_for_applications_running=False)
+        target = serve.RunTarget(application_of(args), name=APP_NAME, route_prefix=_ROUTE)
+        serve.run_many([target], wait_for_applications_running=False)
         return
     # As `serve run` does; the REST interface would take a dashboard and its ten processes.
     from ray.serve.context import _get_global_client

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.app import SCALING_POLICY, build
+from cluster.app import SCALING_POLICY, application_of
 from cluster.autoscaling import DECODE, INGRESS, PREFILL, PoolSample, WorkerLoad, decide
 from cluster.cluster_args import ClusterArgs
 from cluster.deployment import serve_config
@@ -110,7 +110,7 @@ def test_a_range_is_scaled_and_a_number_is_not() -> None:
     args = ClusterArgs.checked({"decode": {"replicas": "1-3"}})
     assert args.is_scaled
     assert not ClusterArgs().is_scaled
-    ingress = build(args)._bound_deployment
+    ingress = application_of(args)._bound_deployment
     _, decode, prefill = list(ingress.init_args)
     scaling = decode._bound_deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
@@ -128,7 +128,7 @@ def test_a_range_is_scaled_and_a_number_is_not() -> None:
 
 def bounds(args: ClusterArgs) -> tuple[int, int] | None:
     """Of the ingresses."""
-    scaling = build(args)._bound_deployment._deployment_config.autoscaling_config
+    scaling = application_of(args)._bound_deployment._deployment_config.autoscaling_config
     return None if scaling is None else (scaling.min_replicas, scaling.max_replicas)
 
 

@@ -122,6 +122,7 @@ class Cluster:
         """Of Ray's, without a place for replicas; the given function ends it."""
         start = ["-m", "ray.scripts.scripts", "start", "--address", self.ray_address]
         more = ["--num-cpus", "0", "--block", "--disable-usage-stats"]
+        more += ["--include-log-monitor", "false"]  # there is one on this host
         environment = {**os.environ, _MARK: self._mark, "RAY_AUTH_MODE": "token"}
         with self._log.open("ab") as file:
             node = subprocess.Popen(

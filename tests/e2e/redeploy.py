@@ -9,14 +9,14 @@ import sys
 import ray
 from ray import serve
 
-from cluster.app import APP_NAME, build
+from cluster.app import APP_NAME, application_of
 from cluster.cluster_args import ClusterArgs
 
 
 def main() -> None:
     args = ClusterArgs.checked(json.loads(sys.argv[1]))
     ray.init(log_to_driver=False)
-    serve.run_many([serve.RunTarget(target=build(args), name=APP_NAME, route_prefix="/")])
+    serve.run_many([serve.RunTarget(application_of(args), name=APP_NAME, route_prefix="/")])
 
 
 if __name__ == "__main__":
