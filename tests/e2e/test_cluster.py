@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -281,7 +282,9 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
     answers that outlast `drain_s` move."""
     pools = ("prefill", "decode", "ingress")
     before = {pid for pool in pools for pid in cluster.replicas(pool)}
-    assert len(cluster.replicas("ingress")) == 2
+    log = cluster.controller_log()
+    num = {pool: len(cluster.replicas(pool)) for pool in pools}
+    assert (num["prefill"], num["ingress"]) == (1, 2)
     with (
         hardly_any_asked_again(),
         idle_meanwhile(cluster),
@@ -296,6 +299,18 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
     assert answers
     assert counts.keys() == {"tokens", "official"}
     assert not before & {pid for pool in pools for pid in cluster.replicas(pool)}
+    meanwhile = cluster.controller_log()[len(log) :]
+    for pool, before_it in num.items():
+        least = min(before_it, len(cluster.replicas(pool)))
+        assert least_ready(meanwhile, pool, before_it) == least, meanwhile
+
+
+def least_ready(log: str, pool: str, num_ready: int) -> int:
+    """Of a pool's replicas, at any time, by what Serve's controller says that it does."""
+    told = re.findall(rf"(Stopping )?Replica\(.*'{pool}'.*\) (?:started|\(currently)", log)
+    assert {"", "Stopping "} == set(told), log
+    numbers = accumulate((-1 if one else 1 for one in told), initial=num_ready)
+    return min(numbers)
 
 
 def test_another_model_rolls_out_under_load(
