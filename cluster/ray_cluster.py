@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ray import serve
 from ray._private.state import available_resources_per_node
 
 from cluster.front_address import FrontAddress
+from cluster.head_watch import HeadWatch
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.serve_details import SERVICER
 from cluster.unplaced import Node
@@ -63,19 +64,29 @@ _OWN_SETTINGS = {
 
 
 @contextmanager
-def ray_cluster(own: bool, num_cpus: int) -> Iterator[None]:
-    """One of our own, with so many CPUs to Ray's mind, ends with the block."""
+def ray_cluster() -> Iterator[None]:
+    """Of others."""
+    ray.init(log_to_driver=False)
     try:
-        if own:
-            _start(num_cpus)
-        else:
-            ray.init(log_to_driver=False)
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def own_ray_cluster(num_cpus: int, lost: Callable[[str], None]) -> Iterator[None]:
+    """With so many CPUs to Ray's mind; it ends with the block. `lost` is told how its head was."""
+    try:
+        _start(num_cpus)
+        watch = HeadWatch(lost)
         try:
             yield
         finally:
-            if own:
+            if watch.stop():
+                time.sleep(_LAST_BYTES_S)  # as below; Ray's own way would be to wait for the head
+            else:
                 _leave_serve()
-            ray.shutdown()
+                ray.shutdown()
     finally:
         kill_processes()
 

@@ -8,9 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.access import check_access
 from cluster.api_keys import VARIABLE
@@ -36,10 +36,14 @@ from decode_worker.answerer import LocalPrefill
 from engine.errors import ConfigError
 from router.workers import Leg
 
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
 GRACE_S = 8.0  # after the first Ctrl-C, for answers under way
 _LAST_WORDS_S = 2.0
+_MET_S = 5.0
 END_S = 12.0  # after it, for everything; what is left then takes a moment to kill
-_INTERRUPTED = 130
+_INTERRUPTED, _LOST = 130, 1
 _POLL_S = 0.25
 
 
@@ -88,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     with _stop_signals() as stop, _ended_in_time(stop):
         _serve(args, wished, own, text.names[0], stop)
     say("stopped")
+    if stop.lost:
+        os._exit(_LOST)  # Ray's way out of a process would be to wait for its head
     return 0
 
 
@@ -146,10 +152,14 @@ def _serve(
     """`own`: the front of a Ray cluster that is to be started; None to join one."""
     from cluster.app import APP_NAME
     from cluster.deployment import deployed
-    from cluster.ray_cluster import ray_cluster
+    from cluster.ray_cluster import own_ray_cluster, ray_cluster
     from cluster.replica_words import hear
 
-    with ray_cluster(own is not None, _num_cpus(args)):
+    def lost(how: str) -> None:
+        say(f"{how}, and nothing goes on without it: stopping; Ctrl-C to stop at once")
+        stop.lose()
+
+    with ray_cluster() if own is None else own_ray_cluster(_num_cpus(args), lost):
         if own is None:
             hear(APP_NAME, say)
         front = _front(args, wished, own)
@@ -157,9 +167,11 @@ def _serve(
             if not _wait_until_running(args, stop):
                 return
             say(_announcement(name, front, args))
+            ingresses = _ingresses()
             stop.wait()
-            say("stopping; Ctrl-C again to stop at once")
-            _end_answers(stop)
+            if not stop.lost:
+                say("stopping; Ctrl-C again to stop at once")
+            _end_answers(ingresses, stop)
 
 
 def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> FrontAddress:
@@ -233,15 +245,25 @@ def _wait_until_running(args: ClusterArgs, stop: _Stop) -> bool:
     return False
 
 
-def _end_answers(stop: _Stop) -> None:
-    """What is under way may go on for a while; a second signal does not wait for it."""
+def _ingresses() -> DeploymentHandle[Any]:
+    """That can be told something even when Ray has lost its head, which knows where they are."""
     from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
 
     from cluster.app import APP_NAME
 
+    handle: DeploymentHandle[Any] = serve.get_app_handle(APP_NAME)
+    with suppress(TimeoutError, RayError, RayServeException):
+        handle.broadcast("introduce").results(timeout_s=_MET_S, return_exceptions=True)
+    return handle
+
+
+def _end_answers(ingresses: DeploymentHandle[Any], stop: _Stop) -> None:
+    """What is under way may go on for a while; a second signal does not wait for it."""
+
     def end() -> None:
-        handle = serve.get_app_handle(APP_NAME)
-        handle.broadcast("end_answers", GRACE_S).results(
+        ingresses.broadcast("end_answers", GRACE_S).results(
             timeout_s=GRACE_S + _LAST_WORDS_S, return_exceptions=True
         )
 
@@ -267,7 +289,7 @@ def _ended_in_time(stop: _Stop) -> Iterator[None]:
 
                 kill_processes()
                 say("stopped at once")
-                os._exit(_INTERRUPTED if stop.again else 1)
+                os._exit(_INTERRUPTED if stop.again else _LOST)
 
     threading.Thread(target=watch, daemon=True).start()
     try:
@@ -277,14 +299,19 @@ def _ended_in_time(stop: _Stop) -> Iterator[None]:
 
 
 class _Stop:
-    """Signals, counted."""
+    """Signals, counted, or the loss of what the cluster cannot do without."""
 
     def __init__(self) -> None:
         self._first = threading.Event()
         self.again = False
+        self.lost = False
 
     def note(self, *_: object) -> None:
         self.again = self._first.is_set()
+        self._first.set()
+
+    def lose(self) -> None:
+        self.lost = True
         self._first.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:

