@@ -21,7 +21,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from cluster.front_address import FrontAddress
-from cluster.ray_cluster import ray_cluster, start_front
+from cluster.ray_cluster import own_ray_cluster, start_front
 
 _MANY = 1_000_000
 _PIECE = (
@@ -57,7 +57,7 @@ def _application() -> serve.Application:
 
 def main() -> None:
     stop = threading.Event()
-    with ray_cluster(own=True, num_cpus=4):
+    with own_ray_cluster(4, lambda _: stop.set()):
         start_front(FrontAddress("127.0.0.1", int(sys.argv[1])))
         serve.run(_application(), name="empty")
         signal.signal(signal.SIGTERM, lambda *_: stop.set())

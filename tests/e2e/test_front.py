@@ -106,7 +106,8 @@ def test_a_hurried_caller_waits_and_no_other(cluster: Cluster) -> None:
     assert RATE - 2 <= good <= RATE + refilled
     assert answers[-1].status_code == 429
     assert int(answers[-1].headers["retry-after"]) >= 1
-    assert grpc_status(cluster, HURRIED) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    by_grpc = [grpc_status(cluster, HURRIED) for _ in range(4)]  # one may have been left
+    assert by_grpc[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert post(cluster, b'{"prompt": "x", "max_tokens": 1}').status_code == 200
     assert grpc_status(cluster, KEY) is grpc.StatusCode.OK
 
