@@ -16,6 +16,7 @@ class CpuFeatures:
     wide_registers: bool  # AVX-512: 32 registers of 16 lanes, what the product's tile fills
     bf16_dot: bool  # AVX512-BF16: pairs of bf16 are multiplied without conversion
     bf16_tiles: bool  # AMX: registers of 16 x 64 bytes, and products of whole tiles
+    narrow_registers: bool = False  # AVX2 with FMA and no more: 16 registers of 8 lanes
 
     @classmethod
     def of_this_machine(cls) -> "CpuFeatures":
@@ -45,6 +46,7 @@ def _of_this_machine() -> CpuFeatures:
         wide_registers=wide,
         bf16_dot=dot,
         bf16_tiles=dot and has("amx-tile", "amx-bf16") and _may_tile(),
+        narrow_registers=not wide and has("avx2", "fma", "f16c"),
     )
 
 

@@ -8,8 +8,9 @@ A kernel's first argument is a *job*: the address of the 64-bit words it was cal
 job's type carries the element type of the tensors, which is how one kernel's source serves all:
 `f32`, `f16`, `bf16`, `bf16_dot`, the same memory as bf16 with products in pairs by
 `vdpbf16ps` (no conversion to fp32: 2.5 times as fast, on CPUs with AVX512-BF16 only), and
-`bf16_tiles`, which is `bf16_dot` for all but products of tiles, on CPUs with AMX. Where the cache
-is quantised its format stands behind a plus, as in `bf16_dot+int8`.
+`bf16_tiles`, which is `bf16_dot` for all but products of tiles, on CPUs with AMX; products with
+weights on CPUs with sixteen registers of eight lanes have `_narrow` behind it. Where the cache is
+quantised its format stands behind a plus, as in `bf16_dot+int8`.
 """
 
 import inspect
@@ -46,7 +47,8 @@ class Job(types.Type):
     def __init__(self, element: str) -> None:
         computed, _, self.quantised = element.partition("+")
         self.has_tiles = computed == "bf16_tiles"
-        self.element = "bf16_dot" if self.has_tiles else computed
+        self.narrow = computed.endswith("_narrow")
+        self.element = "bf16_dot" if self.has_tiles else computed.removesuffix("_narrow")
         super().__init__(name=f"Job({element})")
 
 
@@ -81,8 +83,8 @@ def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]],
     """Makes a function that writes IR callable from kernels.
 
     It is given the IR builder and the values of its parameters; for `JOB`, always the first,
-    the pointer, the element type, whether there are products of tiles, and the cache's format if
-    that is quantised, else nothing.
+    the pointer, the element type, whether there are products of tiles, the cache's format if that
+    is quantised, else nothing, and whether registers are few and narrow.
     """
 
     def wrap(write: Callable[..., Any]) -> Any:
@@ -94,7 +96,7 @@ def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]],
             def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
                 if JOB in parameters:
                     job = accepted[0]
-                    known = job.element, job.has_tiles, job.quantised
+                    known = job.element, job.has_tiles, job.quantised, job.narrow
                     values = [(values[0], *known), *values[1:]]
                 written = write(builder, *values)
                 return target.get_dummy_value() if result is types.void else written

@@ -85,6 +85,12 @@ def has_tiles(builder: Any, job: Any) -> Any:
     return const(int(job[2]), I1)
 
 
+@instruction(types.boolean, JOB)
+def is_narrow(builder: Any, job: Any) -> Any:
+    """Whether registers are few and narrow; as constant."""
+    return const(int(job[4]), I1)
+
+
 @instruction(types.int64, JOB)
 def address_of(builder: Any, job: Any) -> Any:
     return builder.ptrtoint(job[0], I64)

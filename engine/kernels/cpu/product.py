@@ -19,6 +19,7 @@ from engine.kernels.cpu.language import JOB, instruction, part_of_kernel
 from engine.kernels.cpu.memory import (
     claim,
     element_bytes,
+    is_narrow,
     load,
     load_fp32,
     store,
@@ -32,6 +33,8 @@ from engine.kernels.cpu.tile import (
     fetching_6x64,
     fetching_twice_4x64,
     fetching_twice_6x64,
+    narrow_1x64,
+    narrow_3x32,
     tile_1x64,
     tile_2x64,
     tile_4x64,
@@ -42,7 +45,7 @@ WORDS = "9q"
 NUMBER_BYTES = 4  # that the tile broadcasts: one fp32 or a pair of bf16
 PART_BYTES = 96 << 10  # of a panel, beside as many steps of the block's rows
 BLOCK_ROWS = 384
-TILE_ROWS = 6
+TILE_ROWS, NARROW_ROWS = 6, 3
 FEW_ROWS = 6  # that pass a panel together, as it comes
 MOST_PASSES = 8
 SUMS_ROW = COLUMNS * 4
@@ -97,7 +100,7 @@ def multiply(
     # So many passes fetch all of the part that comes next, so much of it in each step.
     passes = min(max(2, (rows + 2) // TILE_ROWS), MOST_PASSES)
     fetched = (step_bytes + passes - 1) // passes
-    if not next_comes or rows <= FEW_ROWS:
+    if not next_comes or rows <= FEW_ROWS or is_narrow(job):
         passes = 0
     done, turn = 0, 0
     while done < rows:
@@ -105,7 +108,8 @@ def multiply(
         left = rows - done
         place_row = x_row
         if widens(job):
-            widen(job, place, x_row, min(left, TILE_ROWS), count, numbers)
+            most = NARROW_ROWS if is_narrow(job) else TILE_ROWS
+            widen(job, place, x_row, min(left, most), count, numbers)
             place, place_row = numbers, WIDENED_ROW
         if turn < passes and left >= 4:
             later = ahead + turn * count * fetched
@@ -133,6 +137,8 @@ def tile(
 ) -> Any:
     """The best tile for what is left of the rows; gives how many it has done."""
     size = panel_step_bytes(job)
+    if is_narrow(job):
+        return narrow_tile(job, x, x_row, part, size, steps, sums, add, rows)
     if rows >= 6 and rows != 8:
         tile_6x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
         return 6
@@ -144,6 +150,19 @@ def tile(
         return 2
     tile_1x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
     return 1
+
+
+@part_of_kernel
+def narrow_tile(
+    job: Any, x: Any, x_row: Any, part: Any, size: Any, steps: Any, sums: Any, add: Any, rows: Any
+) -> Any:
+    if rows < NARROW_ROWS:
+        narrow_1x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
+        return 1
+    for half in range(2):
+        right, target = part + half * size // 2, sums + half * SUMS_ROW // 2
+        narrow_3x32(job, x, x_row, NUMBER_BYTES, right, size, steps, target, SUMS_ROW, add, 0, 0)
+    return NARROW_ROWS
 
 
 @part_of_kernel

@@ -6,7 +6,8 @@ One number of A is broadcast over the lanes and multiplied with a row of B. With
 numbers and lanes are pairs of bf16 (two consecutive i) and `vdpbf16ps` adds both products. A row
 of weights lies in their own type and is widened in registers, which with six rows of A costs a
 sixth of what its products do.
-The largest has six rows: 24 sums, a row of B and a broadcast number take 29 of 32 registers.
+The largest has six rows: 24 sums, a row of B and a broadcast number take 29 of 32 registers. Where
+there are 16 of half the width, it has three rows and 32 columns.
 Rows do not see each other, and each sums in order of i: a row's result is the same to the last
 bit, whatever rows are computed beside it.
 """
@@ -81,10 +82,12 @@ def _tile(
     vectors: int,
     fetched: int = 0,
     load_row: Callable[[Any, Any, str, int], list[Any]] = weights_row,
+    narrow: bool = False,
 ) -> Any:
     """The tile of so many rows and vectors of columns; distances are in bytes.
 
-    In each step it can ask for so many lines at `ahead`, and goes on by `ahead_step` there.
+    On a CPU with other registers it is nothing. In each step it can ask for so many lines at
+    `ahead`, and goes on by `ahead_step` there.
     """
 
     def write(
@@ -102,6 +105,8 @@ def _tile(
         ahead: Any,
         ahead_step: Any,
     ) -> None:
+        if narrow != job[4]:
+            return
         element = job[1]
         number = I32 if element == "bf16_dot" else F32
         a_rows, c_rows = [a], [c]
@@ -131,6 +136,7 @@ def _tile(
     return instruction(types.void, JOB, i, i, i, i, i, i, i, i, types.boolean, i, i)(write)
 
 
+narrow_1x64, narrow_3x32 = _tile(1, 4, narrow=True), _tile(3, 2, narrow=True)
 tile_1x64, tile_2x64, tile_4x64, tile_6x64 = (_tile(rows, 4) for rows in (1, 2, 4, 6))
 made_4x64, made_4x16 = (_tile(4, vectors, load_row=fp32_row) for vectors in (4, 1))
 fetching_4x64, fetching_6x64 = (_tile(rows, 4, fetched=1) for rows in (4, 6))

@@ -11,7 +11,9 @@ from engine.kernels.reference import ReferenceKernels
 from tests.engine.kernels.cases import AttentionCase, step_batch
 
 REFERENCE = ReferenceKernels()
-PLAIN_CPU = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False)
+PLAIN_CPU = CpuFeatures(
+    wide_registers=False, bf16_dot=False, bf16_tiles=False, narrow_registers=True
+)
 BEST, PLAIN = CpuKernels(), CpuKernels(PLAIN_CPU)
 DTYPES = [
     pytest.param(torch.float32, BEST, id="fp32"),

@@ -11,7 +11,7 @@ from engine.kernels.cpu.packing import IN_TILES, PANELS, Packing, WeightMemory
 from engine.kernels.interface import Activation, AttentionSpec
 from engine.kernels.reference import activated
 from tests.engine.kernels.cases import make_slab, make_spec, random_slots, rotate_case
-from tests.engine.kernels.cpu import BEST, DTYPES, REFERENCE
+from tests.engine.kernels.cpu import BEST, DTYPES, PLAIN, REFERENCE
 
 PAIRS = CpuKernels(replace(CpuFeatures.of_this_machine(), bf16_tiles=False))
 
@@ -54,7 +54,12 @@ def test_gated_activation(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kernels"), [*DTYPES, pytest.param(torch.bfloat16, PAIRS, id="bf16-pairs")]
+    ("dtype", "kernels"),
+    [
+        *DTYPES,
+        pytest.param(torch.bfloat16, PAIRS, id="bf16-pairs"),
+        pytest.param(torch.float16, PLAIN, id="fp16-plain-cpu"),
+    ],
 )
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(64, 32), (1, 16), (200, 96), (130, 33), (70, 1100), (530, 300)]
