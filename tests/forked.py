@@ -130,7 +130,7 @@ def main() -> None:
         importlib.import_module(name)
     from numba.core.registry import cpu_target
 
-    cpu_target.typing_context.refresh()  # what numba loads when it compiles or is called first
+    cpu_target.typing_context.refresh()  # what numba loads when it compiles first
     cpu_target.target_context.refresh()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in who is forked"
     gc.freeze()  # so that pages stay shared

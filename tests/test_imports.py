@@ -112,6 +112,16 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
+def all_imports(module: str) -> list[tuple[int, str]]:
+    """With their lines, wherever they are."""
+    return [
+        (getattr(node, "lineno", 0), name)
+        for node in ast.walk(tree(module))
+        for name in imported(node)
+    ]
+
+
 def run_on_import(node: ast.AST) -> Iterator[ast.AST]:
     """The statements that run when the module is imported: no function bodies, no types."""
     for child in ast.iter_child_nodes(node):
@@ -152,12 +162,12 @@ def test_layers_import_downward_only() -> None:
     wrong = []
     for module in modules():
         package = module.split(".")[0]
-        for node in ast.walk(tree(module)):
-            for target in {name.split(".")[0] for name in imported(node)} - {package}:
-                if target in RANK and RANK[target] <= RANK[package]:
-                    wrong.append(f"{module}:{getattr(node, 'lineno', 0)} imports {target}")
-                if target in ("tests", "benchmarks"):
-                    wrong.append(f"{module}:{getattr(node, 'lineno', 0)} imports {target}")
+        for line, name in all_imports(module):
+            target = name.split(".")[0]
+            if target == package:
+                continue
+            if target in ("tests", "benchmarks") or RANK.get(target, len(LAYERS)) <= RANK[package]:
+                wrong.append(f"{module}:{line} imports {target}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -167,8 +177,7 @@ def test_dependency_stays_in_its_place(dependency: str) -> None:
         module
         for module in modules()
         if not is_in(module, ALLOWED_IN[dependency])
-        for node in ast.walk(tree(module))
-        if any(is_in(name, (dependency,)) for name in imported(node))
+        if any(is_in(name, (dependency,)) for _, name in all_imports(module))
     ]
     assert not wrong, f"{dependency} is imported by {wrong}"
 
@@ -181,11 +190,10 @@ def test_policies_and_ingress_load_no_torch() -> None:
 
 def test_policies_have_no_clock_and_no_threads() -> None:
     wrong = [
-        f"{module}:{getattr(node, 'lineno', 0)} imports {name}"
+        f"{module}:{line} imports {name}"
         for module in modules()
         if is_in(module, WITHOUT_CLOCK) and not is_in(module, MAY_USE_CLOCK)
-        for node in ast.walk(tree(module))
-        for name in imported(node)
+        for line, name in all_imports(module)
         if is_in(name, CLOCKS)
     ]
     assert not wrong, "\n".join(wrong)

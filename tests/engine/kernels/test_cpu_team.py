@@ -1,9 +1,7 @@
 """The threads under the compiled kernels, and the compiled code that is kept on disk."""
 
+import asyncio
 import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -16,8 +14,8 @@ from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.cpu.team import TEAM
 from engine.kernels.interface import Activation
 from engine.kernels.reference import ReferenceKernels
-
-ROOT = Path(__file__).parents[3]
+from tests.forked import forked
+from tests.processes import python
 
 
 @pytest.fixture
@@ -82,44 +80,28 @@ def test_a_forked_child_makes_workers_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-PROGRAM = """
-    import torch
-    from engine.kernels.cpu.activations import gated_activation
-    from engine.kernels.cpu.compiled import compiled
-    from engine.kernels.cpu.kernels import CpuKernels
-    from engine.kernels.interface import Activation
-
-    out = CpuKernels().gated_activation(torch.full((2, 4), 3.0), Activation.SILU)
-    assert abs(out[0, 0].item() - 8.5732) < 1e-3
-    print(compiled(gated_activation, "f32").cache_hits)
-"""
+PROGRAM = "tests.engine.kernels.kept"
 
 
-def start_program(cache: Path, **more: str) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT), **more}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
-    return subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True)
+async def cache_hits(cache: Path, **more: str) -> int:
+    environment = {"XDG_CACHE_HOME": str(cache), **more}
+    async with forked(PROGRAM, environment=environment) as process, asyncio.timeout(120):
+        out = await process.stdout.read()
+        assert await process.wait() == 0
+    return int(out.split()[0])
 
 
-def cache_hits(process: "subprocess.Popen[str]") -> int:
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    return int(out)
+async def test_a_second_process_loads_what_the_first_ones_compiled(tmp_path: Path) -> None:
+    await asyncio.gather(cache_hits(tmp_path), cache_hits(tmp_path))
+    async with python("-m", PROGRAM, XDG_CACHE_HOME=str(tmp_path)) as (_, line):
+        assert line == "1 False", "nor has it anything to compile with"
 
 
-def test_a_second_process_loads_what_the_first_ones_compiled(tmp_path: Path) -> None:
-    first = [start_program(tmp_path), start_program(tmp_path)]
-    for process in first:
-        cache_hits(process)
-    assert cache_hits(start_program(tmp_path)) == 1
-
-
-def test_without_a_home_kernels_are_kept_for_the_process(tmp_path: Path) -> None:
+async def test_without_a_home_kernels_are_kept_for_the_process(tmp_path: Path) -> None:
     place, temporary = tmp_path / "a-file", tmp_path / "temporary"
     place.write_text("not a directory")
     temporary.mkdir()
-    assert cache_hits(start_program(place, TMPDIR=str(temporary))) == 0
+    assert await cache_hits(place, TMPDIR=str(temporary)) == 0
     assert not list(temporary.iterdir())
 
 
