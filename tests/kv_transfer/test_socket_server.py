@@ -25,7 +25,7 @@ from tests.kv_transfer.pools import Pool
 
 SECRET = b"cluster"
 INCARNATION = 77
-LIMITS = ServerLimits(max_connections=6, answer_s=0.6, stall_s=0.6)
+LIMITS = ServerLimits(max_connections=6, answer_s=1.0, stall_s=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,18 @@ def pool() -> Pool:
 
 @pytest.fixture(scope="module")
 def server(pool: Pool) -> Iterator[SocketServer]:
+    yield from serving(pool, ServerLimits())
+
+
+@pytest.fixture(scope="module")
+def hasty(pool: Pool) -> Iterator[SocketServer]:
+    """Of few connections, for which it does not wait long."""
+    yield from serving(pool, LIMITS)
+
+
+def serving(pool: Pool, limits: ServerLimits) -> Iterator[SocketServer]:
     address = ("127.0.0.1", 0)
-    made = SocketServer(PoolBytes(pool.regions), INCARNATION, SECRET, address, None, LIMITS)
+    made = SocketServer(PoolBytes(pool.regions), INCARNATION, SECRET, address, None, limits)
     yield made
     made.close()
     assert not made._connections
@@ -114,55 +124,55 @@ def test_a_request_for_what_is_not_there_is_refused(
 
 
 @pytest.mark.parametrize("said", [b"", b"KVRS", wire._HELLO.pack(b"KVRS", 1, 77, bytes(32))])
-def test_a_half_open_handshake_is_cut(server: SocketServer, pool: Pool, said: bytes) -> None:
-    with dial(server) as sock:
+def test_a_half_open_handshake_is_cut(hasty: SocketServer, pool: Pool, said: bytes) -> None:
+    with dial(hasty) as sock:
         sock.sendall(said)
         assert ends(sock)
-    is_served(server, pool)
+    is_served(hasty, pool)
 
 
-def test_a_request_that_does_not_go_on_is_cut(server: SocketServer, pool: Pool) -> None:
-    with greet(server) as sock:
+def test_a_request_that_does_not_go_on_is_cut(hasty: SocketServer, pool: Pool) -> None:
+    with greet(hasty) as sock:
         sock.sendall(wire._REQUEST.pack(0, 5) + bytes(4))
         assert ends(sock)
-    is_served(server, pool)
+    is_served(hasty, pool)
 
 
-def test_a_reader_that_takes_nothing_is_cut(server: SocketServer, pool: Pool) -> None:
-    with greet(server) as sock:
+def test_a_reader_that_takes_nothing_is_cut(hasty: SocketServer, pool: Pool) -> None:
+    with greet(hasty) as sock:
         sock.sendall(request(0, *(list(range(64)) * 16)))  # 64 MiB, more than is buffered
-        is_served(server, pool)  # meanwhile
+        is_served(hasty, pool)  # meanwhile
         poll = select.poll()
         poll.register(sock, select.POLLHUP)
         assert poll.poll(10_000)
 
 
-def test_an_idle_reader_is_kept(server: SocketServer, pool: Pool) -> None:
-    with greet(server) as sock, dial(server) as late:
+def test_an_idle_reader_is_kept(hasty: SocketServer, pool: Pool) -> None:
+    with greet(hasty) as sock, dial(hasty) as late:
         assert ends(late)  # the deadline of a handshake has passed for both
         sock.sendall(request(0))
         assert wire.receive_answer(sock) is wire.Answer.OK
 
 
-def test_more_connections_than_allowed_are_turned_away(server: SocketServer, pool: Pool) -> None:
-    socks = [greet(server) for _ in range(LIMITS.max_connections)]
+def test_more_connections_than_allowed_are_turned_away(hasty: SocketServer, pool: Pool) -> None:
+    socks = [greet(hasty) for _ in range(LIMITS.max_connections)]
     for _ in range(3):
         with (
-            dial(server) as one_more,
+            dial(hasty) as one_more,
             pytest.raises(TransferError, match="as many connections") as refused,
         ):
             wire.greet_server(one_more, SECRET, INCARNATION, time.monotonic() + 10)
         assert refused.value.retryable
-    silent = [dial(server) for _ in range(20)]
+    silent = [dial(hasty) for _ in range(20)]
     assert ends(silent[-1])
     for sock in silent:
         sock.close()
     for sock in socks:
         sock.close()
     deadline = time.monotonic() + 5
-    while server._connections and time.monotonic() < deadline:
+    while hasty._connections and time.monotonic() < deadline:
         os.sched_yield()
-    is_served(server, pool)
+    is_served(hasty, pool)
 
 
 def test_neither_end_trusts_another_secret(server: SocketServer, pool: Pool) -> None:
