@@ -29,10 +29,6 @@ from engine.kernels.cpu.memory import (
 from engine.kernels.cpu.tile import (
     COLUMNS,
     LINE_BYTES,
-    fetching_4x64,
-    fetching_6x64,
-    fetching_twice_4x64,
-    fetching_twice_6x64,
     narrow_1x64,
     narrow_3x32,
     tile_1x64,
@@ -111,13 +107,10 @@ def multiply(
             most = NARROW_ROWS if is_narrow(job) else TILE_ROWS
             widen(job, place, x_row, min(left, most), count, numbers)
             place, place_row = numbers, WIDENED_ROW
-        if turn < passes and left >= 4:
-            later = ahead + turn * count * fetched
-            done += fetching_tile(
-                job, place, place_row, part, count, target, step > 0, left, later, fetched
-            )
-        else:
-            done += tile(job, place, place_row, part, count, target, step > 0, left)
+        later, distance = part, 0  # which is there: asking costs nothing
+        if turn < passes:
+            later, distance = ahead + turn * count * fetched, fetched
+        done += tile(job, place, place_row, part, count, target, step > 0, left, later, distance)
         turn += 1
 
 
@@ -133,22 +126,31 @@ def widen(job: Any, x: Any, x_row: Any, rows: Any, count: Any, numbers: Any) -> 
 
 @part_of_kernel
 def tile(
-    job: Any, x: Any, x_row: Any, part: Any, steps: Any, sums: Any, add: Any, rows: Any
+    job: Any,
+    x: Any,
+    x_row: Any,
+    part: Any,
+    steps: Any,
+    sums: Any,
+    add: Any,
+    rows: Any,
+    ahead: Any,
+    fetched: Any,
 ) -> Any:
     """The best tile for what is left of the rows; gives how many it has done."""
-    size = panel_step_bytes(job)
+    size, step = panel_step_bytes(job), NUMBER_BYTES
     if is_narrow(job):
         return narrow_tile(job, x, x_row, part, size, steps, sums, add, rows)
     if rows >= 6 and rows != 8:
-        tile_6x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
+        tile_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
         return 6
     if rows >= 4:
-        tile_4x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
+        tile_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
         return 4
     if rows >= 2:
-        tile_2x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
+        tile_2x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, 0, 0)
         return 2
-    tile_1x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
+    tile_1x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, 0, 0)
     return 1
 
 
@@ -163,39 +165,6 @@ def narrow_tile(
         right, target = part + half * size // 2, sums + half * SUMS_ROW // 2
         narrow_3x32(job, x, x_row, NUMBER_BYTES, right, size, steps, target, SUMS_ROW, add, 0, 0)
     return NARROW_ROWS
-
-
-@part_of_kernel
-def fetching_tile(
-    job: Any,
-    x: Any,
-    x_row: Any,
-    part: Any,
-    steps: Any,
-    sums: Any,
-    add: Any,
-    rows: Any,
-    ahead: Any,
-    fetched: Any,
-) -> Any:
-    size, step = panel_step_bytes(job), NUMBER_BYTES
-    if rows >= 6 and rows != 8:
-        if fetched > LINE_BYTES:
-            fetching_twice_6x64(
-                job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched
-            )
-        else:
-            fetching_6x64(
-                job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched
-            )
-        return 6
-    if fetched > LINE_BYTES:
-        fetching_twice_4x64(
-            job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched
-        )
-    else:
-        fetching_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
-    return 4
 
 
 @part_of_kernel

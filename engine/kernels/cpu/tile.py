@@ -137,7 +137,6 @@ def _tile(
 
 
 narrow_1x64, narrow_3x32 = _tile(1, 4, narrow=True), _tile(3, 2, narrow=True)
-tile_1x64, tile_2x64, tile_4x64, tile_6x64 = (_tile(rows, 4) for rows in (1, 2, 4, 6))
+tile_1x64, tile_2x64 = (_tile(rows, 4) for rows in (1, 2))
+tile_4x64, tile_6x64 = (_tile(rows, 4, fetched=2) for rows in (4, 6))
 made_4x64, made_4x16 = (_tile(4, vectors, load_row=fp32_row) for vectors in (4, 1))
-fetching_4x64, fetching_6x64 = (_tile(rows, 4, fetched=1) for rows in (4, 6))
-fetching_twice_4x64, fetching_twice_6x64 = (_tile(rows, 4, fetched=2) for rows in (4, 6))
