@@ -5,8 +5,8 @@ pair where the CPU multiplies pairs of bf16. So weights are one stream through m
 what decides the time of few rows, while the register tile keeps many rows at the speed of the
 multipliers. What the CPU cannot multiply is widened to fp32: weights in the tile, rows before it.
 
-A part of a panel stays in the second cache level while all rows pass it six at a time, and the
-first passes fetch the part that comes next, so that reading and computing overlap.
+A part of a panel stays in the second cache level while all rows pass it six at a time, and up to
+eight of the passes fetch the part that comes next, so that reading and computing overlap.
 """
 
 from typing import Any

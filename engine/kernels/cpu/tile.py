@@ -6,10 +6,11 @@ One number of A is broadcast over the lanes and multiplied with a row of B. With
 numbers and lanes are pairs of bf16 (two consecutive i) and `vdpbf16ps` adds both products. A row
 of weights lies in their own type and is widened in registers, which with six rows of A costs a
 sixth of what its products do.
+
 The largest has six rows: 24 sums, a row of B and a broadcast number take 29 of 32 registers. Where
-there are 16 of half the width, it has three rows and 32 columns.
-Rows do not see each other, and each sums in order of i: a row's result is the same to the last
-bit, whatever rows are computed beside it.
+there are 16 of half the width, it has three rows and 32 columns. Rows do not see each other, and
+each sums in order of i: a row's result is the same to the last bit, whatever rows are computed
+beside it.
 """
 
 from collections.abc import Callable
@@ -69,10 +70,8 @@ def weights_row(builder: Any, address: Any, element: str, vectors: int) -> list[
     columns = []
     for v in range(vectors // 2):
         words = load_from(builder, offset(builder, address, 64 * v), INTS, 4)
-        lower, upper = (
-            builder.shl(words, const(16, INTS)),
-            builder.and_(words, const(-1 << 16, INTS)),
-        )
+        lower = builder.shl(words, const(16, INTS))
+        upper = builder.and_(words, const(-1 << 16, INTS))
         columns += [builder.bitcast(half, FLOATS) for half in (lower, upper)]
     return columns
 

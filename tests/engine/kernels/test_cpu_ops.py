@@ -105,9 +105,11 @@ def test_one_weight_is_read_as_head_and_as_embedding() -> None:
     assert torch.equal(rows(numbers), weight[numbers])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_linear_gives_a_row_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
-    linear = BEST.linear(torch.randn(530, 320).to(dtype), None)
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+def test_linear_gives_a_row_the_same_bits_beside_any_others(
+    dtype: torch.dtype, kernels: CpuKernels
+) -> None:
+    linear = kernels.linear(torch.randn(530, 320).to(dtype), None)
     x = torch.randn(75, 320).to(dtype)
     together = linear(x)
     for rows in (1, 2, 5, 7, 16, 31, 40):
