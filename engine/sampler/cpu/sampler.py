@@ -128,4 +128,5 @@ def _is_plain(numbers: Array) -> bool:
 
 
 def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
+    """Not by `__array_interface__`, which describes every column of a table anew."""
+    return array.ctypes.data
