@@ -51,14 +51,12 @@ class Kernel:
         if recorder is not None:
             recorder.calls.append(Call(self._code, num_threads, self._layout, words))
         workers = TEAM.take(num_threads - 1)
-        self._pack(self._words, 0, 0, 0, TEAM.address, self._code, workers, *words)
-        if not workers:
-            self._start(self._job)
-            return
         try:
+            self._pack(self._words, 0, 0, 0, TEAM.address, self._code, workers, *words)
             self._start(self._job)
         finally:
-            TEAM.give_back()
+            if workers:
+                TEAM.give_back()
 
 
 class WorkingMemory:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -11,10 +12,11 @@ import pytest
 import torch
 from numba.core.registry import cpu_target
 
-from engine.kernels.cpu.activations import gated_activation
+from engine.kernels.cpu.activations import WORDS, gated_activation
 from engine.kernels.cpu.cache import cache_directory, cache_home, prepare
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.kept import DIGEST_BYTES, Kept
+from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.cpu.team import TEAM
 from engine.kernels.interface import Activation
@@ -72,6 +74,14 @@ def test_a_team_that_is_taken_gives_no_workers_to_others() -> None:
         assert TEAM.take(1) == 0
     finally:
         TEAM.give_back()
+
+
+def test_a_call_that_is_wrong_gives_its_workers_back() -> None:
+    kernel = Kernel(gated_activation, "f32", WORDS)
+    with pytest.raises(struct.error):
+        kernel(2, *[0.5] * 6)
+    assert TEAM.take(1) == 1
+    TEAM.give_back()
 
 
 @pytest.mark.usefixtures("four_threads")
