@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.cpu.compiled import compiled
+from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.memory import OWN_WORDS
 from engine.kernels.cpu.recording import Call, current_recorder
 from engine.kernels.cpu.team import TEAM, lead_function
 
 # Waking the team costs about what one thread does to so many elements.
 PARALLEL_ELEMENTS = 16384
-LINE_BYTES = 64
 
 
 class Kernel:
