@@ -9,7 +9,6 @@ are no part of the terminal's process group, so Ctrl-C reaches this process alon
 """
 
 import fcntl
-import hashlib
 import logging
 import os
 import signal
@@ -22,11 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import llvmlite.binding as llvm
 import torch
 
 from engine.kernels.cpu.cache import cache_directory, cache_home
 from engine.kernels.cpu.features import CpuFeatures
+from engine.kernels.cpu.kept import this_cpu
 from engine.machine import num_cpus
 from engine.sampler.cpu.launch import cache_part
 from kv_cache.layout import KvFormat
@@ -52,7 +51,7 @@ def compile_ahead(dtype: torch.dtype, kv_format: KvFormat) -> None:
     folder = cache_directory(home) / cache_part()
     element = CpuFeatures.of_this_machine().element(dtype)
     kinds = f"{element}-{kv_format.name}" if kv_format.quantised else element
-    complete = folder / f"complete-{kinds}-{_place()}"
+    complete = folder / f"complete-{kinds}-{this_cpu()}"
     if complete.exists():
         return
     started = time.monotonic()
@@ -128,10 +127,3 @@ def _first_child(
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
-
-
-def _place() -> str:
-    """What Numba's own keys tell apart: a home may be shared by unlike CPUs, and by installations
-    of the same sources."""
-    words = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {__file__}"
-    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()

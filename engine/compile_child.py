@@ -93,7 +93,7 @@ def _compilations(dtype_name: str, kv_format: str) -> list[Compilation]:
 
 def _keep(compile_one: Compilation) -> None:
     """Loads what is on the disk already."""
-    from engine.kernels.cpu.compiled import not_kept
+    from engine.kernels.cpu.kept import not_kept
 
     compile_one()
     if not_kept:

@@ -146,14 +146,14 @@ async def test_engines_that_start_at_once_compile_nothing_themselves(started: Pa
             compiled_here, log = await told(process)
             assert compiled_here == "[]"
             assert "kernels compiled in" in log
-    before = set(started.rglob("*.nbc"))
+    before = set(started.rglob("*.code"))
     async with first_start(started, ahead, quantised_engine) as process:
         compiled_here, log = await told(process)
     again, _, quantised = log.partition("step: quantised_engine")
     assert compiled_here == "[]"
     assert "kernels compiled in" not in again
     assert "kernels compiled in" in quantised
-    new = [path.name.partition("-")[0] for path in set(started.rglob("*.nbc")) - before]
+    new = [path.name.partition("-")[0] for path in set(started.rglob("*.code")) - before]
     assert new == ["rotary.rotate_and_write"]
 
 

@@ -6,13 +6,11 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Lock
 
 import llvmlite
 import numba
@@ -20,28 +18,6 @@ import numba
 logger = logging.getLogger(__name__)
 
 UNUSED_AFTER_S = 30 * 24 * 3600.0
-
-_lock = Lock()
-
-
-@contextmanager
-def kept_on_disk(part: str = "") -> Iterator[bool]:
-    """Functions that Numba is asked to cache inside the block go to `part` of our directory.
-
-    Numba would put them beside the source, which may be read-only, and would not see that a
-    function in another file changed; the directory's name covers every file of this package.
-    Numba replaces its files atomically, so processes that start at once do not disturb each
-    other. Gives whether there is such a directory.
-    """
-    with _lock:
-        before = numba.config.CACHE_DIR
-        home = cache_home()
-        if home is not None:
-            numba.config.CACHE_DIR = str(cache_directory(home) / part)
-        try:
-            yield home is not None
-        finally:
-            numba.config.CACHE_DIR = before
 
 
 @cache
@@ -90,9 +66,10 @@ def _user_cache() -> Path:
 
 
 def _sources() -> str:
-    """Everything that decides the machine code, but the CPU, which Numba's own key covers."""
+    """Everything that decides the machine code, but the CPU, and what can be read of it."""
     digest = hashlib.blake2b(digest_size=8)
-    digest.update(f"{numba.__version__} {llvmlite.__version__}".encode())
+    versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag
+    digest.update(repr(versions).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()

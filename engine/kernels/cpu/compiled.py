@@ -1,27 +1,21 @@
 """Compiling a kernel once in a process, and once on a machine."""
 
 import gc
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from numba import types
-from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
-from numba.core.runtime import rtsys
 
-from engine.kernels.cpu.cache import kept_on_disk
+from engine.kernels.cpu.cache import cache_directory, cache_home
+from engine.kernels.cpu.kept import Kept
 from engine.kernels.cpu.language import Job
 from engine.kernels.cpu.pipeline import KernelPipeline
-
-logger = logging.getLogger(__name__)
-
-not_kept: list[str] = []  # what this process has compiled and could not write to the disk
 
 
 @contextmanager
@@ -73,32 +67,14 @@ def compiled(function: Callable[[Any], None], element: str) -> Any:
     return callback(function, element, error_model="numpy", fastmath={"contract"})
 
 
-class Kept(FunctionCache):  # type: ignore[misc]
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Without all that Numba can compile with, which it would load first: 0.2 s of every
-        process that only runs what is on the disk. Its runtime is what machine code refers to."""
-        rtsys.initialize(target_context)
-        return self._load_overload(sig, target_context)
-
-
 def callback(function: Callable[[Any], None], element: str, part: str = "", **options: Any) -> Any:
-    """Numba's C callback over a job; its `cache_hits` says whether it came from the disk."""
+    """Numba's C callback over a job, kept in `part` of our folder; its `cache_hits` says whether
+    it came from there."""
     signature = (Job(element),), types.void
-
-    def made(kept: bool) -> Any:
-        found: Any = CFunc(function, signature, {}, options, pipeline_class=KernelPipeline)
-        if kept:
-            found._cache = Kept(function)
-        found.compile()
-        return found
-
-    with kept_on_disk(part) as kept:
-        try:
-            with compiled_as_a_whole(function):
-                return made(kept)
-        except OSError as error:  # nothing that compiles in memory; the disk may be full
-            if not kept:
-                raise
-            logger.warning("%s is compiled for this process alone: %s", function.__name__, error)
-            not_kept.append(function.__name__)
-            return made(kept=False)
+    made: Any = CFunc(function, signature, {}, options, pipeline_class=KernelPipeline)
+    home = cache_home()
+    if home is not None:
+        made._cache = Kept(cache_directory(home) / part, function, element)
+    with compiled_as_a_whole(function):
+        made.compile()
+    return made

@@ -13,15 +13,13 @@ from typing import Any
 
 from engine.kernels.cpu.decode_results import finish
 from engine.kernels.cpu.decode_state import (
-    LINE_BYTES,
     TILE_BYTES,
-    VECTOR_BYTES,
     areas_of,
     find,
     padded,
     row_floats,
 )
-from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.emit import LANES, LINE_BYTES, VECTOR_BYTES
 from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.memory import (
     claim,

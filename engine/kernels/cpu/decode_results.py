@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from engine.kernels.cpu.decode_state import HEADER, VECTOR_BYTES, partial_bytes, row_floats
-from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.decode_state import HEADER, partial_bytes, row_floats
+from engine.kernels.cpu.emit import LANES, VECTOR_BYTES
 from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.memory import (
     copy,

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any, NamedTuple
 
-from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.emit import LANES, VECTOR_BYTES
 from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.memory import (
     element_bytes,
@@ -26,7 +26,6 @@ from engine.kernels.cpu.quantised import SCALES_BYTES, widened_bytes
 
 SPLIT = 256  # tokens
 TILE_BYTES = TILE * 4  # of one query's scores
-VECTOR_BYTES = LINE_BYTES = 64
 HEADER = LANES  # floats before the sums of a partial result: its maximum, its total
 
 

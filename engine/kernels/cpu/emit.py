@@ -5,6 +5,7 @@ from typing import Any
 from llvmlite import ir
 
 LANES = 16
+VECTOR_BYTES = LINE_BYTES = 64  # of fp32 lanes, and of memory in a cache
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "bf16_dot": 2}
 
 F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
@@ -12,6 +13,7 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 HALVES, SHORTS = ir.VectorType(HALF, LANES), ir.VectorType(I16, LANES)
 BYTES = ir.VectorType(I8, LANES)
+BYTES_32, SHORTS_32 = ir.VectorType(I8, 2 * LANES), ir.VectorType(I16, 2 * LANES)
 
 
 class BFloat(ir.Type):  # type: ignore[misc]

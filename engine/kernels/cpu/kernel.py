@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 
 from engine.kernels.cpu.compiled import compiled
+from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.memory import OWN_WORDS
 from engine.kernels.cpu.recording import Call, current_recorder
 from engine.kernels.cpu.team import TEAM, lead_function
 
 # Waking the team costs about what one thread does to so many elements.
 PARALLEL_ELEMENTS = 16384
-LINE_BYTES = 64
 
 
 class Kernel:
@@ -51,14 +51,12 @@ class Kernel:
         if recorder is not None:
             recorder.calls.append(Call(self._code, num_threads, self._layout, words))
         workers = TEAM.take(num_threads - 1)
-        self._pack(self._words, 0, 0, 0, TEAM.address, self._code, workers, *words)
-        if not workers:
-            self._start(self._job)
-            return
         try:
+            self._pack(self._words, 0, 0, 0, TEAM.address, self._code, workers, *words)
             self._start(self._job)
         finally:
-            TEAM.give_back()
+            if workers:
+                TEAM.give_back()
 
 
 class WorkingMemory:

@@ -12,6 +12,7 @@ from engine.kernels.cpu.emit import (
     INTS,
     LANES,
     PAIRS,
+    SHORTS_32,
     call,
     const,
     load_from,
@@ -20,7 +21,7 @@ from engine.kernels.cpu.emit import (
 )
 from engine.kernels.cpu.language import JOB, floats, instruction
 from engine.kernels.cpu.paged import ADDRESS_BYTES, GROUP
-from engine.kernels.cpu.rows import SHORTS, for_row_parts, group_rows, row_lanes, row_part
+from engine.kernels.cpu.rows import for_row_parts, group_rows, row_lanes, row_part
 
 
 def _in_pairs(upper: int) -> Any:
@@ -57,7 +58,7 @@ def lay_rows(
 def _laid(b: Any, element: str, parts: list[Any]) -> list[list[Any]]:
     if element != "bf16_dot":
         return [[part] for part in parts]
-    shorts = [b.bitcast(part, SHORTS) for part in parts]
+    shorts = [b.bitcast(part, SHORTS_32) for part in parts]
     pairs = zip(shorts[::2], shorts[1::2], strict=True)
     return [[b.shuffle_vector(x, y, _in_pairs(i)) for i in range(2)] for x, y in pairs]
 

@@ -15,10 +15,20 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from engine.kernels.cpu.emit import I8, I16, I64, call, const, offset, pointer, prefetch_line
+from engine.kernels.cpu.emit import (
+    I8,
+    I16,
+    I64,
+    LINE_BYTES,
+    call,
+    const,
+    offset,
+    pointer,
+    prefetch_line,
+)
 from engine.kernels.cpu.language import JOB, instruction
 
-TILE_ROWS, TILE_INPUTS, TILE_BYTES, LINE_BYTES = 16, 32, 1024, 64
+TILE_ROWS, TILE_INPUTS, TILE_BYTES = 16, 32, 1024
 SUMS, X, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # registers
 
 

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from engine.kernels.cpu import tile_product
-from engine.kernels.cpu.emit import LANES
-from engine.kernels.cpu.tile import COLUMNS, LINE_BYTES
+from engine.kernels.cpu.emit import LANES, LINE_BYTES
+from engine.kernels.cpu.tile import COLUMNS
 from kv_cache.huge_pages import prefer_huge_pages
 
 CHUNK_BYTES = 64 << 20  # of packed weights; beyond 32 MiB malloc asks the system for new memory

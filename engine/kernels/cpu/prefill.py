@@ -11,11 +11,10 @@ gives the same bits in whatever chunks it comes.
 
 from typing import Any
 
-from engine.kernels.cpu.emit import LANES
+from engine.kernels.cpu.emit import LANES, LINE_BYTES
 from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.laying import lay_rows, pair_up, turn
 from engine.kernels.cpu.matrix import (
-    LINE_BYTES,
     TILE_INPUTS,
     TILE_ROWS,
     release,

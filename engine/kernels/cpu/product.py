@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from engine.kernels.cpu.emit import FLOATS, I1, I64, LANES, const
+from engine.kernels.cpu.emit import FLOATS, I1, I64, LANES, LINE_BYTES, const
 from engine.kernels.cpu.language import JOB, instruction, part_of_kernel
 from engine.kernels.cpu.memory import (
     claim,
@@ -28,7 +28,6 @@ from engine.kernels.cpu.memory import (
 )
 from engine.kernels.cpu.tile import (
     COLUMNS,
-    LINE_BYTES,
     narrow_1x64,
     narrow_3x32,
     tile_1x64,

@@ -13,11 +13,11 @@ from numba.core import cgutils, types
 
 from engine.kernels.cpu.emit import (
     BYTES,
+    BYTES_32,
     ELEMENT_BYTES,
     F32,
     FLOATS,
     HALVES,
-    I8,
     I16,
     I32,
     I64,
@@ -25,6 +25,7 @@ from engine.kernels.cpu.emit import (
     LANES,
     PAIRS,
     SHORTS,
+    SHORTS_32,
     call,
     const,
     load_from,
@@ -52,10 +53,9 @@ from engine.kernels.cpu.paged import (
     TILE,
     value_scales_behind,
 )
-from engine.kernels.cpu.vectors import kept, splat
+from engine.kernels.cpu.vectors import kept, rotated, splat
 
 SMALLEST_ROW = 2.0**-100  # its largest element; below, 1 / scale could overflow
-BYTES_32, WORDS_32 = ir.VectorType(I8, 2 * LANES), ir.VectorType(I16, 2 * LANES)
 STEP = 64  # elements that are widened together: a line of the cache
 SCALES_BYTES = 2 * TILE * SCALE_BYTES  # of a tile's keys, then of its values
 
@@ -158,15 +158,15 @@ def _bfloats(b: Any, value: Any, name: str) -> Any:
     one port: exponent and mantissa move together, subnormal numbers come from a table."""
     form = FLOAT8[name]
     shift, least = 7 - form.mantissa, form.least / 2**form.mantissa
-    words = b.sext(value, WORDS_32)
-    size = b.and_(b.shl(words, const(shift, WORDS_32)), const(0x7F << shift, WORDS_32))
-    normal = b.add(size, const((127 - form.bias) << 7, WORDS_32))
+    words = b.sext(value, SHORTS_32)
+    size = b.and_(b.shl(words, const(shift, SHORTS_32)), const(0x7F << shift, SHORTS_32))
+    normal = b.add(size, const((127 - form.bias) << 7, SHORTS_32))
     small = [_bfloat_bits(i * least if i < 1 << form.mantissa else 0.0) for i in range(32)]
-    table = ir.Constant(WORDS_32, [ir.Constant(I16, bits) for bits in small])
-    looked_up = call(b, "llvm.x86.avx512.permvar.hi.512", WORDS_32, table, words)
-    exponent = b.and_(words, const(0x7F >> form.mantissa << form.mantissa, WORDS_32))
-    is_small = b.icmp_unsigned("==", exponent, const(0, WORDS_32))
-    return b.or_(b.select(is_small, looked_up, normal), b.and_(words, const(0x8000, WORDS_32)))
+    table = ir.Constant(SHORTS_32, [ir.Constant(I16, bits) for bits in small])
+    looked_up = call(b, "llvm.x86.avx512.permvar.hi.512", SHORTS_32, table, words)
+    exponent = b.and_(words, const(0x7F >> form.mantissa << form.mantissa, SHORTS_32))
+    is_small = b.icmp_unsigned("==", exponent, const(0, SHORTS_32))
+    return b.or_(b.select(is_small, looked_up, normal), b.and_(words, const(0x8000, SHORTS_32)))
 
 
 def _bfloat_bits(number: float) -> int:
@@ -199,8 +199,7 @@ def scale_of(b: Any, job: Any, highest: Any) -> Any:
         return const(0.0, F32)
     bits = b.bitcast(highest, INTS)
     for width in (8, 4, 2, 1):
-        order = [ir.Constant(I32, (lane + width) % LANES) for lane in range(LANES)]
-        other = b.shuffle_vector(bits, bits, ir.Constant(INTS, order))
+        other = rotated(b, bits, width)
         bits = b.select(b.icmp_unsigned(">", other, bits), other, bits)
     peak = b.bitcast(b.extract_element(bits, const(0, I32)), F32)
     scale = b.fdiv(peak, const(LARGEST[job[3]], F32))

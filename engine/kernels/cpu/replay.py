@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.memory import CODE_WORD, OWN_WORDS, int64_at, word
 from engine.kernels.cpu.recording import Call
@@ -17,7 +18,6 @@ from engine.kernels.cpu.sync import atomic_add, atomic_load, give_way, pause, ru
 from engine.kernels.cpu.team import SPINS
 
 WORDS = "3q"
-LINE_BYTES = 64
 INSIDE = 2 * 8  # where a job that stands alone has its team's mailbox: the threads in it now
 
 

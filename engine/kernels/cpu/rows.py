@@ -15,11 +15,11 @@ from engine.kernels.cpu.emit import (
     ELEMENT_BYTES,
     F32,
     FLOATS,
-    I16,
     I32,
     I64,
     INTS,
     LANES,
+    SHORTS_32,
     const,
     load_from,
     masked_load,
@@ -34,8 +34,6 @@ from engine.kernels.cpu.language import JOB, instruction
 from engine.kernels.cpu.paged import ADDRESS_BYTES, GROUP
 from engine.kernels.cpu.tile import multiply_add
 
-SHORTS = ir.VectorType(I16, 2 * LANES)
-
 
 def row_lanes(element: str) -> int:
     """Elements of a row that one vector takes."""
@@ -47,7 +45,7 @@ def row_part(builder: Any, address: Any, element: str, count: Any) -> Any:
     if element == "bf16_dot":
         if count is None:
             return load_from(builder, address, INTS, 2)
-        return builder.bitcast(masked_load(builder, address, SHORTS, count, 2), INTS)
+        return builder.bitcast(masked_load(builder, address, SHORTS_32, count, 2), INTS)
     llvm, align = memory_type(element), ELEMENT_BYTES[element]
     if count is None:
         return widened(builder, load_from(builder, address, llvm, align), element)
@@ -181,7 +179,7 @@ def _steps(b: Any, element: str, parts: list[Any]) -> list[list[Any]]:
     """The vectors that one weight (pair) is multiplied with, for each weight of the group."""
     if element != "bf16_dot":
         return [[part] for part in parts]
-    shorts = [b.bitcast(part, SHORTS) for part in parts]
+    shorts = [b.bitcast(part, SHORTS_32) for part in parts]
     pairs = zip(shorts[::2], shorts[1::2], strict=True)
     return [[b.shuffle_vector(x, y, _interleave(i)) for i in range(2)] for x, y in pairs]
 

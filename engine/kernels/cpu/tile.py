@@ -25,7 +25,9 @@ from engine.kernels.cpu.emit import (
     HALVES,
     I32,
     INTS,
+    LINE_BYTES,
     PAIRS,
+    VECTOR_BYTES,
     call,
     const,
     load_from,
@@ -38,7 +40,6 @@ from engine.kernels.cpu.emit import (
 from engine.kernels.cpu.language import JOB, instruction
 
 COLUMNS = 64
-VECTOR_BYTES = LINE_BYTES = 64
 
 
 def dot_pairs(builder: Any, total: Any, x: Any, y: Any) -> Any:

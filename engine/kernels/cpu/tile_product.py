@@ -14,10 +14,9 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from engine.kernels.cpu.emit import FLOATS, I64, LANES, PAIRS, call, store_to
+from engine.kernels.cpu.emit import FLOATS, I64, LANES, LINE_BYTES, PAIRS, call, store_to
 from engine.kernels.cpu.language import floats, instruction, part_of_kernel
 from engine.kernels.cpu.matrix import (
-    LINE_BYTES,
     TILE_BYTES,
     TILE_INPUTS,
     TILE_ROWS,

@@ -65,19 +65,20 @@ def magnitude(builder: Any, x: Any) -> Any:
 def total(builder: Any, x: Any) -> Any:
     """The sum of the lanes, always in the same order of pairs."""
     for width in (8, 4, 2, 1):
-        x = builder.fadd(x, _rotated(builder, x, width))
+        x = builder.fadd(x, rotated(builder, x, width))
     return builder.extract_element(x, const(0, I32))
 
 
 @instruction(types.float32, floats)
 def largest(builder: Any, x: Any) -> Any:
     for width in (8, 4, 2, 1):
-        y = _rotated(builder, x, width)
+        y = rotated(builder, x, width)
         x = builder.select(builder.fcmp_ordered(">", x, y), x, y)
     return builder.extract_element(x, const(0, I32))
 
 
-def _rotated(builder: Any, x: Any, count: int) -> Any:
+def rotated(builder: Any, x: Any, count: int) -> Any:
+    """Each lane gets what so many lanes further is."""
     order = [ir.Constant(I32, (lane + count) % LANES) for lane in range(LANES)]
     return builder.shuffle_vector(x, x, ir.Constant(INTS, order))
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from engine.kernels.cpu.kernel import LINE_BYTES, Kernel, WorkingMemory, share, threads_for
+from engine.kernels.cpu.emit import LINE_BYTES
+from engine.kernels.cpu.kernel import Kernel, WorkingMemory, share, threads_for
 from engine.kernels.cpu.recording import empty
 from engine.kernels.cpu.rotary import WORDS, rotate_and_write, write_kv
 from engine.kernels.interface import AttentionSpec, HeadNorm, Rotary

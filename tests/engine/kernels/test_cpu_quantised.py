@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine.kernels.cpu.decode_state import SPLIT
-from engine.kernels.cpu.kernel import LINE_BYTES, WorkingMemory
+from engine.kernels.cpu.emit import LINE_BYTES
+from engine.kernels.cpu.kernel import WorkingMemory
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.interface import NO_SLOT, AttentionSpec
 from kv_cache.slab import KvSlab

@@ -2,14 +2,21 @@
 
 import asyncio
 import os
+import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
 import pytest
 import torch
+from numba.core.registry import cpu_target
 
-from engine.kernels.cpu.cache import cache_directory, prepare
+from engine.kernels.cpu.activations import WORDS, gated_activation
+from engine.kernels.cpu.cache import cache_directory, cache_home, prepare
+from engine.kernels.cpu.compiled import compiled
+from engine.kernels.cpu.kept import DIGEST_BYTES, Kept
+from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.cpu.team import TEAM
 from engine.kernels.interface import Activation
@@ -69,6 +76,14 @@ def test_a_team_that_is_taken_gives_no_workers_to_others() -> None:
         TEAM.give_back()
 
 
+def test_a_call_that_is_wrong_gives_its_workers_back() -> None:
+    kernel = Kernel(gated_activation, "f32", WORDS)
+    with pytest.raises(struct.error):
+        kernel(2, *[0.5] * 6)
+    assert TEAM.take(1) == 1
+    TEAM.give_back()
+
+
 @pytest.mark.usefixtures("four_threads")
 def test_a_forked_child_makes_workers_of_its_own() -> None:
     kernels, x = CpuKernels(), torch.randn(512, 512)
@@ -95,6 +110,38 @@ async def test_a_second_process_loads_what_the_first_ones_compiled(tmp_path: Pat
     await asyncio.gather(cache_hits(tmp_path), cache_hits(tmp_path))
     async with python("-m", PROGRAM, XDG_CACHE_HOME=str(tmp_path)) as (_, line):
         assert line == "1 False", "nor has it anything to compile with"
+
+
+@pytest.mark.parametrize("length", [0, DIGEST_BYTES, 5000])
+def test_what_a_crash_has_left_of_a_kernel_is_not_loaded(tmp_path: Path, length: int) -> None:
+    kept = a_kept_kernel(tmp_path)
+    assert kept.load_overload(None, cpu_target.target_context) is not None
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for left in (whole[:length], whole[:length] + bytes(len(whole) - length)):
+        file.write_bytes(left)
+        assert kept.load_overload(None, cpu_target.target_context) is None
+
+
+def test_the_kernels_of_unlike_cpus_lie_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = a_kept_kernel(tmp_path)
+    monkeypatch.setattr("engine.kernels.cpu.kept.this_cpu", lambda: "another")
+    there = Kept(tmp_path, gated_activation, "f32")
+    assert there.load_overload(None, cpu_target.target_context) is None
+    assert here.load_overload(None, cpu_target.target_context) is not None
+
+
+def a_kept_kernel(folder: Path) -> Kept:
+    """A copy of what this machine has."""
+    home = cache_home()
+    assert home is not None
+    assert compiled(gated_activation, "f32").address
+    kept = Kept(folder, gated_activation, "f32")
+    own = Kept(cache_directory(home), gated_activation, "f32")
+    shutil.copy(own.file, kept.file)
+    return kept
 
 
 async def test_without_a_home_kernels_are_kept_for_the_process(tmp_path: Path) -> None:
