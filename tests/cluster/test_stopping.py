@@ -144,6 +144,25 @@ def test_a_cluster_that_does_not_end_is_ended(num_signals: int, end_s: float, st
     assert "stopped at once" in done.stderr
 
 
+async def test_a_body_that_comes_after_the_stop_is_refused() -> None:
+    """Its answer would be under way with nobody left to end it."""
+    server, asked, go_on = make_server(), asyncio.Event(), asyncio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        asked.set()
+        await go_on.wait()
+        yield json.dumps({"prompt": "x"}).encode()
+
+    async with asyncio.timeout(20):
+        request = server.client.post("/v1/completions", content=content())
+        answer = asyncio.create_task(request)
+        await asked.wait()
+        await server.front.end_answers(0, UnavailableError("the server is stopping"))
+        go_on.set()
+        assert (await answer).status_code == 503
+    assert not server.backend.streams
+
+
 @pytest.mark.parametrize("ends_by", ["its deadline", "a stop"])
 async def test_a_client_that_reads_nothing_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, ends_by: str
