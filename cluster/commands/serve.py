@@ -84,7 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
     wished = WishedFront.of(arguments)
     host = wished.host or LOOPBACK
     check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
-    own = wished.here() if _starts_ray() else None  # before the model, which takes a while
+    with wished.here() if _starts_ray() else nullcontext() as own:
+        return _run(args, wished, own)
+
+
+def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> int:
+    """`own`: the front of a Ray cluster that is to be started; None to join one."""
     weights = args.engine_config.load_format != "dummy"
     # What a replica would fail on, sooner.
     text = load_text_side(args.engine_config, args.served_model_name, weights=weights)
@@ -149,7 +154,6 @@ def _starts_ray() -> bool:
 def _serve(
     args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
 ) -> None:
-    """`own`: the front of a Ray cluster that is to be started; None to join one."""
     from cluster.app import APP_NAME
     from cluster.deployment import deployed
     from cluster.ray_cluster import own_ray_cluster, ray_cluster
@@ -188,9 +192,9 @@ def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> 
         front = wished.there(front_address(details))
         check(front)
         return front
-    front = own or wished.here()
-    check(front)
-    start_front(front)
+    with wished.here() if own is None else nullcontext(own) as front:
+        check(front)
+        start_front(front)
     return front
 
 
