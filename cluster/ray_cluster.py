@@ -17,13 +17,16 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private.state import available_resources_per_node
 
 from cluster.front_address import FrontAddress
 from cluster.head_watch import HeadWatch
+from cluster.joined_ray import ReachWatch, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.serve_details import SERVICER
 from cluster.unplaced import Node
+from engine.errors import UnavailableError
 from protos.port import reserved_port
 from protos.secret import VARIABLE
 
@@ -64,32 +67,34 @@ _OWN_SETTINGS = {
 
 
 @contextmanager
-def ray_cluster() -> Iterator[None]:
-    """Of others."""
-    ray.init(log_to_driver=False)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+def ray_cluster(ray_address: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Of others. `say` is told when its head cannot be reached."""
+    with joined(ray_address):
+        watch = ReachWatch(address(), say)
+        try:
+            yield
+        finally:
+            watch.stop()
 
 
 @contextmanager
 def own_ray_cluster(num_cpus: int, lost: Callable[[str], None]) -> Iterator[None]:
-    """With so many CPUs to Ray's mind; it ends with the block. `lost` is told how its head was."""
-    with ExitStack() as ports:
+    """With so many CPUs to Ray's mind; it ends with the block. `lost` is told how its head was,
+    which may be lost before it is there."""
+    try:
+        watch = HeadWatch(lost)
         try:
-            _start(num_cpus, ports)
-            watch = HeadWatch(lost)
-            try:
+            with ExitStack() as ports:
+                _start(num_cpus, ports)
                 yield
-            finally:
-                if watch.stop():
-                    time.sleep(_LAST_BYTES_S)  # as below; Ray's own way would be to wait for it
-                else:
-                    _leave_serve()
-                    ray.shutdown()
         finally:
-            kill_processes()
+            if watch.stop():
+                time.sleep(_LAST_BYTES_S)  # as below; Ray's own way would be to wait for the head
+            elif ray.is_initialized():
+                _leave_serve()
+                ray.shutdown()
+    finally:
+        kill_processes()
 
 
 def _leave_serve() -> None:
@@ -151,6 +156,15 @@ def address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+def log_folder() -> Path:
+    """Of the cluster that this process has started, or, where Ray does not say, of the last one."""
+    node: Any = ray._private.worker._global_node
+    if node is not None:
+        return Path(node.get_logs_dir_path())
+    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
+    return Path(folder) / "session_latest/logs"
+
+
 def nodes() -> dict[str, Node]:
     """Those that are alive, by their ids."""
     free = available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -190,14 +204,17 @@ def _start(num_cpus: int, ports: ExitStack) -> None:
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())
-    ray.init(
-        address="local",  # whatever Ray runs on this machine already
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        log_to_driver=True,
-        logging_level=logging.ERROR,
-        configure_logging=False,
-    )
+    try:
+        init_ray(
+            address="local",  # whatever Ray runs on this machine already
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except Exception as error:  # noqa: BLE001  of some steps Ray raises no narrower one
+        raise UnavailableError(f"Ray does not start: {error}; its logs: {log_folder()}") from error
 
 
 def _haproxy_places(ports: ExitStack) -> dict[str, str]:
