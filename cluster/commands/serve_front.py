@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Self
 
-from cluster.commands.local import listen
+from cluster.commands.local import kept, listen
 from cluster.front_address import HTTP_PORT, LOOPBACK, FrontAddress
 from engine.errors import ConfigError
-from protos.address import Address
 from protos.errors import PlaneError
-from protos.port import reserved, reserved_port
+from protos.port import reserved_port
 
 
 class WishedFront(NamedTuple):
@@ -59,8 +58,7 @@ def _free(host: str, asked: int, name: str) -> Iterator[int]:
     with ExitStack() as stack:
         try:
             with listen(host, asked):
-                if asked:
-                    stack.enter_context(reserved(Address(host, asked), "port"))
+                stack.enter_context(kept(host, asked))
                 port = asked or stack.enter_context(reserved_port(host))
         except (ConfigError, PlaneError) as error:
             if error.field != "port":

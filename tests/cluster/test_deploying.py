@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.cluster_args import ClusterArgs
+from cluster.commands.local import kept
 from cluster.commands.serve_front import WishedFront
 from cluster.deployment import check_room
 from cluster.front_address import FrontAddress
@@ -97,5 +98,7 @@ def test_two_fronts_that_start_at_once_have_no_port_in_common() -> None:
             )
             with refused, other.here():
                 pass
+        with pytest.raises(ConfigError, match="is about to be"), kept(first.host, first.port):
+            pass  # as `kvrelay local`
     with WishedFront(None, first.port, first.grpc_port).here() as again:
         assert again == first
