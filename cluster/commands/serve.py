@@ -29,6 +29,7 @@ from cluster.commands.seen_flags import (
 )
 from cluster.commands.serve_front import WishedFront
 from cluster.front_address import LOOPBACK, FrontAddress, front_url
+from cluster.own_processes import kill_processes
 from cluster.status.local_clusters import LocalCluster, forget, noted
 from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
@@ -316,8 +317,6 @@ def _ended_in_time(stop: _Stop, *, is_ours: bool = True) -> Iterator[None]:
 
 
 def _end_at_once(stop: _Stop, is_ours: bool) -> NoReturn:
-    from cluster.ray_cluster import kill_processes
-
     kill_processes()
     forget(os.getpid())
     left = "" if is_ours else "; `serve status` shows whether the application is there still"
