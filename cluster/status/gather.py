@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
@@ -19,19 +16,17 @@ from ray.serve.exceptions import RayServeException
 
 from cluster.app import APP_NAME
 from cluster.autoscaling import DECISIONS_KEY, INGRESS
+from cluster.joined_ray import joined
 from cluster.membership import MEMBERSHIP, Replicas
 from cluster.pools import Published, read_metadata
 from cluster.ray_cluster import address
 from cluster.serve_details import front_address, serve_details
 from cluster.status.view import Heard, IngressLoad, Status, status_of
 from engine.errors import UnavailableError
-from protos.address import Address
-from protos.errors import PlaneError
 from protos.rpc import Plane
 from router.subscriber import one_report
 from router.workers import Leg
 
-_CONNECT_S = 2.0
 _MEMBERS_S = 5.0
 _REPORT_S = 2.5  # a report is a second late where an engine is stuck
 _POLL_S = 0.05
@@ -39,49 +34,14 @@ _POLL_S = 0.05
 
 def gather(ray_address: str, plane: Plane, url: str) -> Status:
     """UnavailableError where there is no cluster. `url`: the front's, or empty."""
-    _check_reachable(ray_address)
-    with _joined(ray_address):
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    with joined(ray_address, configure_logging=False, logging_level=logging.ERROR):
         details, application = _details(ray_address)
         published = _published(application)
         heard = asyncio.run(_hear(published, plane))
         front = url or _front(details)
         decisions = _decisions(APP_NAME)
         return status_of(front, address(), application, heard, _ingresses(), decisions)
-
-
-def _check_reachable(ray_address: str) -> None:
-    """Sooner than Ray gives up."""
-    try:
-        address = Address.parse(ray_address)
-    except PlaneError:
-        return  # "auto", or a way in of Ray's own
-    try:
-        with socket.create_connection((address.host, address.port), _CONNECT_S):
-            pass
-    except OSError as error:
-        raise UnavailableError(f"no Ray cluster answers at {ray_address}: {error}") from error
-
-
-@contextmanager
-def _joined(ray_address: str) -> Iterator[None]:
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    try:
-        ray.init(
-            address=ray_address,
-            log_to_driver=False,
-            configure_logging=False,
-            logging_level=logging.ERROR,
-        )
-    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = str(error).splitlines()[0]
-        raise UnavailableError(
-            f"no Ray cluster can be joined at {ray_address}: {reason}; where it asks for a token,"
-            " RAY_AUTH_MODE=token and ~/.ray/auth_token bring it"
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _details(ray_address: str) -> tuple[dict[str, Any], dict[str, Any]]:

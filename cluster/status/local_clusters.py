@@ -43,23 +43,26 @@ def noted(cluster: LocalCluster, environ: Mapping[str, str] = os.environ) -> Ite
     """As long as the block runs. A secret that is in the environment is written beside it."""
     place = folder(environ)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    written = [place / f"{cluster.pid}.json"]
     rpc = dict(cluster.rpc)
     try:
-        with _new(written[0]) as file:
+        with _new(place / f"{cluster.pid}.json") as file:
             with suppress(OSError):  # where files cannot be locked
                 fcntl.flock(file, fcntl.LOCK_EX)
             if VARIABLE in environ and not rpc.get("secret_file"):
-                written.append(place / f"{cluster.pid}.secret")
-                with _new(written[-1]) as secret:
+                secret_file = place / f"{cluster.pid}.secret"
+                with _new(secret_file) as secret:
                     secret.write(environ[VARIABLE])
-                rpc["secret_file"] = str(written[-1])
+                rpc["secret_file"] = str(secret_file)
             file.write(json.dumps({**asdict(cluster), "rpc": rpc}))
             file.flush()
             yield
     finally:
-        for path in written:
-            path.unlink(missing_ok=True)
+        forget(cluster.pid, environ)
+
+
+def forget(pid: int, environ: Mapping[str, str] = os.environ) -> None:
+    for suffix in (".json", ".secret"):
+        (folder(environ) / f"{pid}{suffix}").unlink(missing_ok=True)
 
 
 def local_clusters(environ: Mapping[str, str] = os.environ) -> list[LocalCluster]:

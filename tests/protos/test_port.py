@@ -1,5 +1,6 @@
 """A port that is claimed: told when taken, in nobody's way when not."""
 
+import random
 import socket
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from protos.address import Address
 from protos.errors import PlaneError
-from protos.port import claimed
+from protos.port import claimed, reserved_port
 from protos.port import free_port as unasked_port
 from protos.rpc import Plane
 from protos.secret import Secret
@@ -49,3 +50,15 @@ def test_a_free_port_is_none_that_the_system_gives_out_by_itself() -> None:
         listener.bind(("127.0.0.1", port))
     with pytest.raises(PlaneError, match="port: "):
         unasked_port("no.such.host.invalid")
+
+
+def test_a_port_is_reserved_for_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever chance says to two that ask before either listens."""
+    host = "127.0.0.1"
+    with reserved_port(host) as reserved:
+        another = unasked_port(host)
+        chosen = iter([reserved, another])
+        monkeypatch.setattr(random, "choice", lambda ports: next(chosen))
+        assert unasked_port(host) == another
+    chosen = iter([reserved])
+    assert unasked_port(host) == reserved

@@ -1,0 +1,94 @@
+"""A Ray cluster that somebody else has started."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from engine.errors import UnavailableError
+from protos.address import Address
+from protos.errors import PlaneError
+
+_CONNECT_S = 2.0
+_REACH_S = 2.0  # between two looks at its head
+_MISSES = 2
+
+
+@contextmanager
+def joined(ray_address: str, **options: Any) -> Iterator[None]:
+    """UnavailableError where nobody answers, long before Ray gives up: it tries for minutes, in
+    which it takes no signal."""
+    check_reachable(ray_address)
+    try:
+        init_ray(address=ray_address, log_to_driver=False, **options)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        reason = str(error).splitlines()[0]
+        raise UnavailableError(
+            f"no Ray cluster can be joined at {ray_address}: {reason}; where it asks for a token,"
+            " RAY_AUTH_MODE=token and ~/.ray/auth_token bring it"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def init_ray(**options: Any) -> None:
+    """Ray takes SIGTERM for itself, in Python and then in C++, where it would end the process with
+    all that is under way; it is given back."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def check_reachable(ray_address: str) -> None:
+    try:
+        address = Address.parse(ray_address)
+    except PlaneError:
+        return  # "auto", or a way in of Ray's own
+    try:
+        with socket.create_connection((address.host, address.port), _CONNECT_S):
+            pass
+    except OSError as error:
+        raise UnavailableError(f"no Ray cluster answers at {ray_address}: {error}") from error
+
+
+class ReachWatch:
+    """Says when a head cannot be reached, and when it can again. What becomes of the cluster is
+    for whoever started it: a head may come back with what it knew."""
+
+    def __init__(self, ray_address: str, say: Callable[[str], None]) -> None:
+        self._address = ray_address
+        self._say = say
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        num_misses = 0
+        while not self._stopped.wait(_REACH_S):
+            try:
+                check_reachable(self._address)
+            except UnavailableError as error:
+                num_misses += 1
+                if num_misses == _MISSES:
+                    self._say(
+                        f"{error}; if its head does not come back within a minute, Ray ends what"
+                        " runs there, and this command, too"
+                    )
+            else:
+                if num_misses >= _MISSES:
+                    self._say(f"the Ray cluster at {self._address} answers again")
+                num_misses = 0

@@ -1,0 +1,83 @@
+"""The processes of a Ray cluster of our own: none outlives the command that started it. Ray ends
+what it knows of; HAProxy would go on, and keep the port.
+
+This file is also the program of a guard beside the command, and so imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# In the environment of every process of the cluster: PID-FOLDER, of the command and of the files.
+_MARK = "KVRELAY_CLUSTER"
+_KILL_S = 2.0
+
+
+@contextmanager
+def own_processes() -> Iterator[Path]:
+    """What is started in the block ends with it, or with this process, should that be killed. The
+    folder that it yields goes with it."""
+    folder = tempfile.mkdtemp(prefix="kvrelay-front-")  # HAProxy's sockets bear no longer a name
+    # Not isolated, it would take `cluster/http.py` for Python's; without the mark, it stays.
+    words = [sys.executable, "-I", "-S", __file__, folder]
+    guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    os.environ[_MARK] = f"{os.getpid()}-{folder}"
+    try:
+        yield Path(folder)
+    finally:
+        kill_processes()
+        guard.communicate()
+
+
+def kill_processes() -> None:
+    """Of a cluster of our own, whatever they wait for, and those that have lost their parents;
+    and the files of its front."""
+    pid, _, folder = os.environ.get(_MARK, "").partition("-")
+    if folder and pid == str(os.getpid()):
+        _end(folder)
+
+
+def _end(folder: str) -> None:
+    deadline = time.monotonic() + _KILL_S
+    # Whoever was started by one that was killed a moment later is found the next time.
+    # To look may take longer than that where many cores' worth is asked of few.
+    while left := _of_cluster(folder.encode()):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_KILL_S / 100)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _of_cluster(folder: bytes) -> set[int]:
+    """Those that have it anywhere in their environment, and their children: the titles that Ray's
+    agents give themselves lie over a part, and several variables have it."""
+    parents, found = {}, set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        try:
+            parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            if folder in (entry / "environ").read_bytes():
+                found.add(pid)
+        except OSError:
+            continue  # somebody else's, or it has ended meanwhile
+    found.discard(os.getpid())
+    while children := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= children
+    return found - {os.getpid()}
+
+
+if __name__ == "__main__":
+    sys.stdin.read()  # until the command has ended
+    _end(sys.argv[1])

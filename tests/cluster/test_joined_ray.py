@@ -1,0 +1,57 @@
+"""A Ray cluster of others': who joins it learns whether its head is there."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+
+import pytest
+import ray
+
+from cluster import joined_ray
+from cluster.commands import serve
+from cluster.joined_ray import ReachWatch, init_ray, joined
+from engine.errors import UnavailableError
+
+SAID_S = 30.0
+
+
+def test_a_head_that_is_away_is_told_and_that_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined_ray, "_REACH_S", 0.01)
+    said: queue.Queue[str] = queue.Queue()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        place = head.getsockname()
+        address = f"{place[0]}:{place[1]}"
+        watch = ReachWatch(address, said.put)
+    try:
+        away = f"no Ray cluster answers at {address}: [Errno 111] Connection refused; if its head"
+        assert said.get(timeout=SAID_S).startswith(away)
+        with socket.create_server(place):
+            assert said.get(timeout=SAID_S) == f"the Ray cluster at {address} answers again"
+    finally:
+        watch.stop()
+    assert said.empty()
+
+
+def test_where_no_head_is_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ray, "init")
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+    with pytest.raises(UnavailableError, match=f"no Ray cluster answers at {address}"):
+        joined(address).__enter__()
+
+
+def test_what_ends_the_command_still_does_when_it_has_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(**options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+
+    monkeypatch.setattr(ray, "init", init)
+    with serve._stop_signals() as stop:
+        init_ray()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(SAID_S)
