@@ -24,7 +24,9 @@ from tests.engine.models_on_disk import TinyModel, make_tiny
 from tests.engine.pair import Pair, make_engine
 from tests.engine.test_exact import check, greedy, random_prompts, run
 
-CASES = [("llama", "fp8_e4m3"), ("llama", "fp8_e5m2"), ("llama", "int8"), ("gemma3", "fp8_e4m3")]
+# What an engine does with blocks is the same for every format: their bytes and scales are as many.
+# An fp8 and an integer, one without windows and one with both kinds of layers.
+CASES = [("llama", "int8"), ("gemma3", "fp8_e4m3")]
 NUM_TOKENS = 16
 
 
