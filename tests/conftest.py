@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.crossed import MARKER, leave_out_crossed
+
 # Triton chooses when it is imported whether its kernels are interpreted or compiled.
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -35,7 +37,12 @@ def no_handler_stays() -> Iterator[None]:
             root.removeHandler(handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first, and one process has it: there is one Ray at a time."""
     first = ("tests/engine/kernels/triton/test_aot.py", "tests/e2e/")
+    leave_out_crossed(items)
     items.sort(key=lambda item: not item.nodeid.startswith(first))

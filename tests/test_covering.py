@@ -8,7 +8,8 @@ from tests.covering import covering
 
 
 @pytest.mark.parametrize(
-    ("sizes", "num_chosen"), [((24, 3, 4), 96), ((16, 3, 2), 48), ((3, 2, 2), 6), ((5,), 0)]
+    ("sizes", "num_chosen"),
+    [((24, 3, 4), 96), ((16, 3, 2), 48), ((4, 3, 2), 12), ((3, 2, 2), 6), ((5,), 0)],
 )
 def test_every_two_values_meet(sizes: tuple[int, ...], num_chosen: int) -> None:
     cases = list(product(*map(range, sizes)))

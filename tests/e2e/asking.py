@@ -20,7 +20,7 @@ PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(
 NUM_TOKENS = 256
 MOST_ASKED_AGAIN = 2  # of the hundreds of requests of a rollout
 # Between two requests of one asker, so that those who start meanwhile have cores to start on.
-PAUSE_S = 0.5
+PAUSE_S, LONG_PAUSE_S = 0.5, 1.0  # after a short answer, and after a long one
 NUM_ASKERS = 2  # of long answers, in a rollout
 
 
@@ -143,7 +143,7 @@ def keep_asking(cluster: Cluster) -> Iterator[list[tuple[str, int]]]:
     def ask(prompt: str) -> None:
         while not stop.is_set():
             answers.append(streamed(cluster.url, prompt))
-            stop.wait(PAUSE_S)
+            stop.wait(LONG_PAUSE_S)
 
     def ask_shortly(prompt: str) -> None:
         short = body(prompt, max_tokens=2)
@@ -178,7 +178,7 @@ def keep_asking_otherwise(cluster: Cluster, text: str, num_tokens: int) -> Itera
         while not stop.is_set():
             assert client.text(client.tokens(request)) == text
             counts["tokens"] += 1
-            stop.wait(PAUSE_S)
+            stop.wait(LONG_PAUSE_S)
 
     def ask_officially() -> None:
         with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none") as client:

@@ -176,6 +176,12 @@ def copy_blobs(source: Engine, chunk: HeldRange, target: Engine, wanted: HeldRan
             ours.blob(place).copy_(theirs.blob(block))
 
 
+def dtype_of(format: str) -> str:
+    """For an engine with compiled kernels and such a cache: one for each, as they are compiled for
+    a type and a format together, some 8 s of CPU time."""
+    return "bfloat16" if format == "fp8_e5m2" else "float32"
+
+
 def make_engine(folder: str, **knobs: Any) -> Engine:
     base: dict[str, Any] = {
         "dtype": "float32",

@@ -138,7 +138,7 @@ async def test_a_stopped_choice_does_not_keep_the_stream_open(serving: AsyncEngi
 async def test_refusals_come_from_the_stream(serving: AsyncEngine) -> None:
     with pytest.raises(RequestError, match="max_tokens"):
         await anext(serving.submit(request("r", 10_000)))
-    streams = [serving.submit(request(f"q{i}", 1500)) for i in range(20)]
+    streams = [serving.submit(request(f"q{i}", 400)) for i in range(20)]
     results = await asyncio.gather(*(anext(s) for s in streams), return_exceptions=True)
     refused = [r for r in results if isinstance(r, QueueFullError)]
     assert 20 - 4 - 8 <= len(refused) <= 20 - 8, "some ran before the last one came"

@@ -12,7 +12,7 @@ from engine.memory import bytes_needed
 from engine.request import GenerationRequest, RequestId
 from engine.step import NOT_FINITE
 from tests.engine.models_on_disk import VOCAB, make_tiny
-from tests.engine.pair import make_engine
+from tests.engine.pair import dtype_of, make_engine
 from tests.engine.test_exact import greedy, random_prompts
 
 POISON = VOCAB - 1  # a token of which the embedding is NaN
@@ -58,9 +58,11 @@ def test_it_fails_by_name_and_leaves_the_others_right(
     """The poisoned token is in the first of two chunks: the draw learns of it from the cache."""
 
     def engine(num_sequences: int = 8) -> Engine:
-        knobs = {"max_model_len": MAX_LEN, "block_size": BLOCK, "max_num_batched_tokens": BUDGET}
+        knobs: dict[str, object] = {"max_model_len": MAX_LEN, "block_size": BLOCK}
+        knobs |= {"max_num_batched_tokens": BUDGET}
         knobs |= {"kv_cache_memory_bytes": num_sequences * least}
-        return make_engine(str(folder), kernels="cpu", kv_cache_dtype=format, **knobs)
+        knobs |= {"kernels": "cpu", "kv_cache_dtype": format, "dtype": dtype_of(format)}
+        return make_engine(str(folder), **knobs)
 
     least = 1 << 20
     least = bytes_needed(engine().info.cache.layouts, MAX_LEN, BUDGET)

@@ -18,6 +18,7 @@ from tests.engine.kernels.cases import (
 )
 
 KERNELS, REFERENCE = TritonKernels(num_programs=4), ReferenceKernels()
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 GIB = 1 << 30
 
 
@@ -25,9 +26,8 @@ def copy_of(slab: KvSlab, device: torch.device) -> KvSlab:
     return KvSlab(slab.layout, slab.data.clone().to(device))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
-)
+@pytest.mark.crossed("dtype", "with_norm")
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize(
     ("spec", "rotary_dim"),
@@ -43,7 +43,6 @@ def test_rotate_and_write(
     rotary_dim: int,
     with_norm: bool,
     dtype: torch.dtype,
-    tolerance: float,
     device: torch.device,
 ) -> None:
     case = rotate_case(spec, rotary_dim // 2, with_norm, num_slots=64, num_tokens=7, dtype=dtype)
@@ -51,6 +50,7 @@ def test_rotate_and_write(
     there = copy_of(slab, device)
     expected = case.run(REFERENCE, slab)
     q = case.to(device).run(KERNELS, there)
+    tolerance = TOLERANCE[dtype]
     assert q.dtype == dtype
     torch.testing.assert_close(q.cpu(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(
@@ -74,6 +74,7 @@ def test_write(
     torch.testing.assert_close(there.data.cpu(), slab.data, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.crossed("dtype", "format")
 @pytest.mark.parametrize("format", QUANTISED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Modules whose tests go through models and connectors need not go through all of their pairs."""
+"""Tests that go through models and connectors, or types and formats, need not go through all of
+their products."""
 
 from collections import defaultdict
 
@@ -6,16 +7,13 @@ import pytest
 
 from tests.covering import covering
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
-        "crossed(*fixtures): of the cases that these multiply, each test and all of its other "
-        "parameters meet every value of each, and these meet each other, but not all at once",
-    )
+MARKER = (
+    "crossed(*fixtures): of the cases that these multiply, each test and all of its other "
+    "parameters meet every value of each, and these meet each other, but not all at once"
+)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def leave_out_crossed(items: list[pytest.Item]) -> None:
     modules = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("crossed"):
