@@ -12,8 +12,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
@@ -29,7 +30,7 @@ decode: {replicas: 1-2}
 prefill: {replicas: 1-2}
 ingress: {replicas: 2}
 local_prefill: never
-scaling: {max_sequence_use: 0.2, ttft_s: 0.5, down_delay_s: 2}
+scaling: {max_sequence_use: 0.2, ttft_s: 0.5, down_delay_s: 15}
 """
 SERVE_CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"
 SECRET = "Xylophone quartz"
@@ -38,9 +39,9 @@ NUM_ASKED = 6  # times: the front gives each ingress its share
 ALL_UP = {"ingress": [1, 1], "decode": [1], "prefill": [1]}
 SCALED = ("decode", "prefill")
 NUM_PROMPTS = 4
-NUM_CLIENTS, FEW_CLIENTS = 8, 4  # half of a worker, or a quarter: more than a fifth
+NUM_CLIENTS = 8  # half of a worker: more than a fifth
 # Of long prompts, of which a prefill worker is given two or so at a time: the others wait.
-NUM_READERS, FEW_READERS = 24, 3
+NUM_READERS = 24
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
 UP_S, DOWN_S, JOIN_S = 90.0, 90.0, 40.0
 ENDED_S, NUM_ENDED = 20.0, 150
@@ -155,64 +156,60 @@ def test_one_scrape_is_the_whole_cluster_through_either_ingress(cluster: Cluster
     assert len(targets[0]) == 4
 
 
-class Asking:
-    """Clients and readers in threads, until the block ends; `fewer` sends most of them home."""
+@contextmanager
+def asking(cluster: Cluster) -> Iterator[list[tuple[int, str]]]:
+    """Clients and readers, until the block ends: a load for two of each pool."""
+    answers: list[tuple[int, str]] = []
+    done = threading.Event()
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.answers: list[tuple[int, str]] = []
-        self._url = cluster.url
-        self._fewer, self._done = threading.Event(), threading.Event()
+    def keep_asking(client: int) -> None:
+        while not done.is_set():
+            answers.append((client, ask(cluster.url, client)))
 
-    def __enter__(self) -> Self:
-        self._threads = ThreadPoolExecutor(NUM_CLIENTS + NUM_READERS)
-        self._asking = [
-            self._threads.submit(ask_again, self._done if number < few else self._fewer, number)
-            for ask_again, few, number in [
-                *((self._keep_asking, FEW_CLIENTS, number) for number in range(NUM_CLIENTS)),
-                *((self._keep_reading, FEW_READERS, number) for number in range(NUM_READERS)),
-            ]
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.fewer()
-        self._done.set()
-        with self._threads:
-            for one in self._asking:
-                one.result()
-
-    def fewer(self) -> None:
-        """Those that stay are a load for two of each pool, and leave cores to those that start."""
-        self._fewer.set()
-
-    def _keep_asking(self, end: threading.Event, client: int) -> None:
-        while not end.is_set():
-            self.answers.append((client, ask(self._url, client)))
-
-    def _keep_reading(self, end: threading.Event, _: int) -> None:
-        while not end.is_set():
+    def keep_reading(_: int) -> None:
+        while not done.is_set():
             body = {"prompt": f"{uuid.uuid4()}\n{PROMPT_WORDS}", "max_tokens": 1}
-            response = http.post(f"{self._url}/v1/completions", json=body, timeout=120)
+            response = http.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
             assert response.status_code == 200, response.text
 
+    with ThreadPoolExecutor(NUM_CLIENTS + NUM_READERS) as threads:
+        clients = [threads.submit(keep_asking, client) for client in range(NUM_CLIENTS)]
+        readers = [threads.submit(keep_reading, reader) for reader in range(NUM_READERS)]
+        try:
+            yield answers
+        finally:
+            done.set()
+        for one in (*clients, *readers):
+            one.result()
 
-def test_pools_grow_with_their_loads(cluster: Cluster, expected: list[str]) -> None:
-    """The decode pool with that of its sequences, the prefill pool with that of the prompts which
-    wait at the routers."""
 
-    def have(number: int) -> bool:
-        return all(len(cluster.replicas(pool)) == number for pool in SCALED)
+@pytest.fixture(scope="module")
+def grown(cluster: Cluster, expected: list[str]) -> dict[str, dict[str, Any]]:
+    """The pools, once there are two of each worker: the decode pool grows with its sequences, the
+    prefill pool with the prompts that wait at the routers. Those that start have the cores."""
+    assert [len(cluster.replicas(pool)) for pool in SCALED] == [1, 1]
+    decisions = [f"kvrelay scales {pool}: 1 -> 2" for pool in SCALED]
 
-    def num_up() -> list[int]:
-        found = up(page_of(cluster))
-        return [len(found[pool]) for pool in SCALED]
+    def is_decided() -> bool:
+        return all(one in cluster.controller_log() for one in decisions)
 
-    assert have(1)
-    with Asking(cluster) as asking:
-        wait_until(lambda: have(2), UP_S, cluster.said, period_s=SEEN_S)
-        asking.fewer()
-        wait_until(lambda: num_up() == [2, 2], UP_S, cluster.said, period_s=SEEN_S)
-    grown = status(cluster)
+    with asking(cluster) as answers:
+        wait_until(is_decided, UP_S, cluster.said, period_s=SEEN_S)
+    wait_until(
+        lambda: [len(up(page_of(cluster))[pool]) for pool in SCALED] == [2, 2],
+        UP_S,
+        cluster.said,
+        period_s=SEEN_S,
+    )
+    with ThreadPoolExecutor(NUM_CLIENTS) as threads:  # of the new ones, too
+        again = threads.map(lambda client: ask(cluster.url, client), range(NUM_CLIENTS))
+        answers += enumerate(again)
+    assert {client for client, _ in answers} == set(range(NUM_CLIENTS))
+    assert all(text == expected[client % NUM_PROMPTS] for client, text in answers)
+    return status(cluster)
+
+
+def test_pools_grow_with_their_loads(grown: dict[str, dict[str, Any]]) -> None:
     for pool in SCALED:
         assert [one["state"] for one in grown[pool]["replicas"]] == ["RUNNING"] * 2
         assert all(one["load"] for one in grown[pool]["replicas"])
@@ -222,8 +219,6 @@ def test_pools_grow_with_their_loads(cluster: Cluster, expected: list[str]) -> N
     assert changes[0].startswith("1 -> 2: sequences")
     assert changes[1].startswith("1 -> 2: prompts wait")
     assert " at the router, " in changes[1]
-    assert {client for client, _ in asking.answers} == set(range(NUM_CLIENTS))
-    assert all(text == expected[client % NUM_PROMPTS] for client, text in asking.answers)
 
 
 def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
@@ -245,6 +240,7 @@ def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
         wait_for(200)
 
 
+@pytest.mark.usefixtures("grown")
 def test_pools_shrink_when_their_loads_are_gone(cluster: Cluster, expected: list[str]) -> None:
     for pool in SCALED:
         wait_until(
