@@ -5,7 +5,7 @@ PYTHON ?= python3
 MODEL ?= bundled
 ARGS ?=
 TESTS ?= tests
-# processes side by side, of tests and of the type checker
+# cores: so many processes of the type checker, and one more of tests, of which some always wait
 JOBS ?= 2
 
 BIN := .venv/bin
@@ -38,7 +38,7 @@ serve: setup
 	$(BIN)/kvrelay serve $(MODEL) $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .
