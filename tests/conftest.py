@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.crossed import MARKER, leave_out_crossed
@@ -21,6 +22,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Nor does one that is woken for a tiny model's sums do anything but cost. Engines choose their own
 # number, and so do the tests of kernels.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Time that passes is no fault of an example's: it counts what else the machine does.
+hypothesis.settings.register_profile(
+    "shared cores", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("shared cores")
 
 # What a shell runs in the background ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

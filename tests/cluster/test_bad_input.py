@@ -458,7 +458,7 @@ FIELDS: dict[str, tuple[list[str], dict[str, st.SearchStrategy[Any]]]] = {
 
 
 @pytest.mark.parametrize("path", FIELDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_random_bodies_never_break_the_server(path: str, data: st.DataObject) -> None:
     names, usual = FIELDS[path]

@@ -159,7 +159,7 @@ texts = st.lists(st.one_of(fragments, st.text(max_size=3)), max_size=12).map("".
 
 
 @pytest.mark.parametrize("reader", READERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=texts, data=st.data())
 def test_it_does_not_matter_how_text_is_cut(reader: str, text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=10)))
@@ -176,7 +176,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     calls=st.lists(
         st.tuples(st.sampled_from("fg"), st.dictionaries(st.text(max_size=4), json_values)),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.scaling_simulation import (
@@ -20,7 +20,7 @@ from tests.cluster.scaling_simulation import (
 )
 
 RECORDED = Path(__file__).parent / "recorded" / "conversation_load.csv"
-SLOW = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(max_examples=4)
 PROMPT_S = 0.4  # of work
 ANSWER_TOKENS = 200.0
 # A full worker of the simulation has 32 sequences, which take a token each 74 ms: by this many

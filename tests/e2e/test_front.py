@@ -267,7 +267,7 @@ def test_nothing_that_strangers_send_holds_anything(cluster: Cluster) -> None:
     answer a while, and then leaves."""
     keys = itertools.cycle(STRANGE)
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(path=st.sampled_from(PATHS), data=st.data())
     def send_bodies(path: str, data: st.DataObject) -> None:
         content = data.draw(broken(json.dumps(STRANGE_BODIES[path]).encode()))
@@ -277,7 +277,7 @@ def test_nothing_that_strangers_send_holds_anything(cluster: Cluster) -> None:
         if response.status_code != 200:
             check(response)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(data=st.data())
     def send_bytes(data: st.DataObject) -> None:
         with dial(cluster, data.draw(broken(with_key(GOOD, key=next(keys))))) as connection:

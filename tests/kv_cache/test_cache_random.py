@@ -162,6 +162,5 @@ TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
     max_examples=150,
     stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    suppress_health_check=[HealthCheck.filter_too_much],
 )

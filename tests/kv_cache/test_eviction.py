@@ -1,7 +1,7 @@
 """The order in which blocks are given up, against a sorted list."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.errors import CacheError
@@ -25,7 +25,6 @@ def oracle_bucket(policy: str, uses: list[int]) -> int:
 
 
 @pytest.mark.parametrize("name", sorted(EVICTION_POLICIES))
-@settings(deadline=None)  # it counts what else the machine does
 @given(operations)
 def test_queue_is_sorted_by_bucket_then_by_age(name: str, ops: list[tuple[str, int, int]]) -> None:
     policy = make_policy(name, NUM_BLOCKS)

@@ -181,7 +181,7 @@ async def test_another_incarnation_is_refused(pair: Pair) -> None:
 def test_damaged_metadata_is_refused_and_does_no_harm(pair: Pair) -> None:
     good = pair.holder.connector.metadata()
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(
         st.one_of(
             st.binary(max_size=400),

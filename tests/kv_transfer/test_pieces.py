@@ -21,7 +21,7 @@ from tests.kv_transfer.pools import Pool
 def test_no_proof_before_the_last_open_piece() -> None:
     """Whatever the order of takes, ends, failures and giving up, on any thread."""
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.integers(0, 5), st.lists(st.sampled_from(["take", "finish", "fail", "give_up"])))
     def play(num_pieces: int, acts: list[str]) -> None:
         async def run() -> None:

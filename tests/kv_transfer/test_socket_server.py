@@ -88,7 +88,7 @@ def ends(sock: socket.socket) -> bool:
 
 
 def test_garbage_ends_its_own_connection(server: SocketServer, pool: Pool) -> None:
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(st.binary(min_size=46, max_size=300), st.booleans())
     def send(garbage: bytes, with_magic: bool) -> None:
         with dial(server) as sock:

@@ -218,7 +218,7 @@ class Oracle:
 
 
 @given(EVENTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nothing_is_lost_and_nothing_counts_twice(
     events: list[tuple[str, str, int, int, int]],
 ) -> None:

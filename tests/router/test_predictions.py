@@ -51,7 +51,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_it_holds_until_its_end_or_until_it_is_confirmed(steps: list[tuple[str, str, int]]) -> None:
     """Exactly, as long as nothing is evicted; after that there may be less, never more."""
     predictions, twin, now, is_exact = Predictions(), Twin(), 0.0, True

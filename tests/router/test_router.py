@@ -198,7 +198,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS, st.sampled_from(["cost", "round-robin", "sticky"]), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_request_goes_once_or_is_told(
     operations: list[tuple[str, int, int]], policy: str, seed: int
 ) -> None:

@@ -206,7 +206,7 @@ def obvious_order(left: dict[str, Waiting]) -> list[str]:
 
 
 @given(STEPS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nothing_is_lost_and_nothing_comes_twice(
     steps: list[tuple[str, int, float, str, int]],
 ) -> None:

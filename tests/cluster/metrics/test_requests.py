@@ -5,7 +5,7 @@ import json
 import logging
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.log_format import JsonFormatter, TextFormatter
@@ -136,7 +136,7 @@ async def test_metrics_need_no_key_and_take_no_post(server: Server) -> None:
 WORDS = st.text(st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF), min_size=3, max_size=20)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(WORDS, WORDS, st.sampled_from(["finishes", "fails", "is refused"]))
 def test_no_line_says_what_clients_say_or_are_told(prompt: str, said: str, how: str) -> None:
     lines: list[str] = []

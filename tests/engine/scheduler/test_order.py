@@ -51,7 +51,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(arrivals=arrivals, budget=st.sampled_from((4, 24)), num_seqs=st.integers(1, 3))
 def test_nobody_waits_for_who_came_much_later(
     arrivals: list[tuple[int, int, int]], budget: int, num_seqs: int

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import ChoiceSoFar, FinishReason, PromptReport, RequestId
@@ -49,7 +49,7 @@ traffic = st.builds(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(
     traffic=traffic,
     groups=st.sampled_from(((FULL,), (WINDOW,), (FULL, WINDOW))),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineError, StepError
@@ -240,7 +240,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(
     jobs=st.lists(jobs(), min_size=1, max_size=7),
     groups=st.sampled_from(((FULL,), (WINDOW,), (FULL, WINDOW))),

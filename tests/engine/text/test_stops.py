@@ -24,7 +24,7 @@ def truncate(text: str, stops: list[str], *, include: bool, quiet: int = 0) -> t
 
 
 @pytest.mark.parametrize("include", [False, True])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(text=texts, stops=stops, data=st.data())
 def test_any_cut_gives_the_oracles_text(
     text: str, stops: list[str], include: bool, data: st.DataObject
@@ -40,7 +40,7 @@ def test_any_cut_gives_the_oracles_text(
     assert (shown, found or "") == truncate(text, stops, include=include)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=texts, stops=stops, quiet=st.integers(0, 12), include=st.booleans())
 @example(text="abab", stops=["ab"], quiet=3, include=False)
 def test_no_match_ends_before_min_tokens(
@@ -58,7 +58,7 @@ def test_no_match_ends_before_min_tokens(
     assert (shown, found or "") == truncate(text, stops, include=include, quiet=quiet)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=texts, stops=stops, size=st.integers(1, 5))
 def test_shows_all_that_cannot_become_a_stop_string(text: str, stops: list[str], size: int) -> None:
     matcher = StopMatcher(stops)
