@@ -15,6 +15,8 @@ from pathlib import Path
 import llvmlite
 import numba
 
+from engine.kernels.cpu.kept import this_cpu
+
 logger = logging.getLogger(__name__)
 
 UNUSED_AFTER_S = 30 * 24 * 3600.0
@@ -22,11 +24,12 @@ UNUSED_AFTER_S = 30 * 24 * 3600.0
 
 @cache
 def cache_home() -> Path | None:
-    """NUMBA_CACHE_DIR if that is set, else the user's cache; if it cannot be written, a folder
-    that goes with this process; none if there is no place for that either."""
+    """NUMBA_CACHE_DIR if that is set, else the user's cache. If it cannot be written, it has to
+    be complete, as that of a container's image; or it is a folder that goes with this process.
+    None if there is no place for that either."""
     try:
         home = Path(numba.config.CACHE_DIR or _user_cache())
-        prepare(home)
+        _prepare_unless_complete(home)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         logger.warning("%s; so every start compiles its kernels anew", error)
         return _temporary_home()
@@ -37,6 +40,20 @@ def cache_home() -> Path | None:
 def cache_directory(home: Path) -> Path:
     """Every version of the sources has its own."""
     return home / "kvrelay" / f"kernels-{_sources()}"
+
+
+def complete(folder: Path, kinds: str = "*") -> Path:
+    """The file that says that a folder has all kernels of these kinds for this CPU."""
+    return folder / f"complete-{kinds}-{this_cpu()}"
+
+
+def _prepare_unless_complete(home: Path) -> None:
+    try:
+        prepare(home)
+    except OSError:
+        own = cache_directory(home)
+        if not any(own.rglob(complete(own).name)):
+            raise
 
 
 def prepare(home: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from numba.core.registry import cpu_target
 
 from engine.kernels.cpu.activations import WORDS, gated_activation
-from engine.kernels.cpu.cache import cache_directory, cache_home, prepare
+from engine.kernels.cpu.cache import cache_directory, cache_home, complete, prepare
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.kept import DIGEST_BYTES, Kept
 from engine.kernels.cpu.kernel import Kernel
@@ -150,6 +150,23 @@ async def test_without_a_home_kernels_are_kept_for_the_process(tmp_path: Path) -
     temporary.mkdir()
     assert await cache_hits(place, TMPDIR=str(temporary)) == 0
     assert not list(temporary.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_will_do_if_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(home: Path) -> None:
+        raise OSError(f"read-only file system: {home}")
+
+    monkeypatch.setattr("engine.kernels.cpu.cache.prepare", refuse)
+    monkeypatch.setattr("engine.kernels.cpu.cache.numba.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("engine.kernels.cpu.cache._temporary_home", lambda: None)
+    part = cache_directory(tmp_path) / "a part"
+    part.mkdir(parents=True)
+    complete(part, "f32").with_suffix(".of-another-cpu").touch()
+    assert cache_home.__wrapped__() is None
+    complete(part, "f32").touch()
+    assert cache_home.__wrapped__() == tmp_path
 
 
 def test_the_cache_is_named_after_the_sources(tmp_path: Path) -> None:
