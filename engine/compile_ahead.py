@@ -23,7 +23,7 @@ from typing import IO
 
 import torch
 
-from engine.kernels.cpu.cache import cache_directory, cache_home, complete
+from engine.kernels.cpu.cache import cache_directory, cache_home, complete_marker
 from engine.kernels.cpu.features import CpuFeatures
 from engine.machine import num_cpus
 from engine.sampler.cpu.launch import cache_part
@@ -50,8 +50,8 @@ def compile_ahead(dtype: torch.dtype, kv_format: KvFormat) -> None:
     folder = cache_directory(home) / cache_part()
     element = CpuFeatures.of_this_machine().element(dtype)
     kinds = f"{element}-{kv_format.name}" if kv_format.quantised else element
-    is_complete = complete(folder, kinds)
-    if is_complete.exists():
+    marker = complete_marker(folder, kinds)
+    if marker.exists():
         return
     started = time.monotonic()
     num_children = min(MOST_CHILDREN, num_cpus())
@@ -59,9 +59,9 @@ def compile_ahead(dtype: torch.dtype, kv_format: KvFormat) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _turn(folder / "turn"):
-            if not is_complete.exists():
+            if not marker.exists():
                 _run_children(num_children, home, folder / "lock", dtype, kv_format)
-                is_complete.touch()
+                marker.touch()
     except (OSError, CompileError) as error:
         logger.warning("%s; compiling in this process instead", error)
     else:

@@ -42,7 +42,7 @@ def cache_directory(home: Path) -> Path:
     return home / "kvrelay" / f"kernels-{_sources()}"
 
 
-def complete(folder: Path, kinds: str = "*") -> Path:
+def complete_marker(folder: Path, kinds: str = "*") -> Path:
     """The file that says that a folder has all kernels of these kinds for this CPU."""
     return folder / f"complete-{kinds}-{this_cpu()}"
 
@@ -52,7 +52,7 @@ def _prepare_unless_complete(home: Path) -> None:
         prepare(home)
     except OSError:
         own = cache_directory(home)
-        if not any(own.rglob(complete(own).name)):
+        if not any(own.rglob(complete_marker(own).name)):
             raise
 
 

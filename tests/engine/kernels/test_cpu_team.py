@@ -13,7 +13,7 @@ import torch
 from numba.core.registry import cpu_target
 
 from engine.kernels.cpu.activations import WORDS, gated_activation
-from engine.kernels.cpu.cache import cache_directory, cache_home, complete, prepare
+from engine.kernels.cpu.cache import cache_directory, cache_home, complete_marker, prepare
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.kept import DIGEST_BYTES, Kept
 from engine.kernels.cpu.kernel import Kernel
@@ -163,9 +163,9 @@ def test_a_cache_that_cannot_be_written_will_do_if_it_is_complete(
     monkeypatch.setattr("engine.kernels.cpu.cache._temporary_home", lambda: None)
     part = cache_directory(tmp_path) / "a part"
     part.mkdir(parents=True)
-    complete(part, "f32").with_suffix(".of-another-cpu").touch()
+    complete_marker(part, "f32").with_suffix(".of-another-cpu").touch()
     assert cache_home.__wrapped__() is None
-    complete(part, "f32").touch()
+    complete_marker(part, "f32").touch()
     assert cache_home.__wrapped__() == tmp_path
 
 
