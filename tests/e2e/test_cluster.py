@@ -364,7 +364,7 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
     meanwhile = cluster.controller_log()[len(log) :]
     for pool, before_it in num.items():
         least = min(before_it, len(cluster.replicas(pool)))
-        assert least_ready(meanwhile, pool, before_it) == least, meanwhile
+        assert least_ready(meanwhile, pool, before_it) == least, meanwhile + cluster.said()
 
 
 def least_ready(log: str, pool: str, num_ready: int) -> int:

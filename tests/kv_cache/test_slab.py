@@ -1,9 +1,13 @@
 """A slab's strides, and its blobs beyond 4 GiB."""
 
+import ctypes
 import mmap
+import os
+import platform
 import re
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +145,31 @@ def test_nobody_waits_long_for_what_is_touched() -> None:
     slab.touch(ask)
     steps = [after - before for before, after in pairwise(asked_at)]
     assert max(steps) <= 4 << 20
+
+
+def test_nobody_is_inside_the_function_that_ucx_writes_over() -> None:
+    """In a process whose `madvise` cannot be gone through any more."""
+    layout = make_layout()
+    child = os.fork()
+    if not child:
+        _overwrite(ctypes.CDLL(None).madvise)
+        slab = KvSlab(layout, torch.frombuffer(mmap.mmap(-1, 8 << 20), dtype=torch.float32))
+        before = resident_bytes()
+        touched = slab.touch() == (resident_bytes() - before > 4 << 20)
+        os._exit(0 if touched else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+
+
+def _overwrite(function: Any) -> None:
+    """With what no CPU carries out."""
+    illegal = {"x86_64": b"\x0f\x0b", "aarch64": bytes(4)}[platform.machine()]
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    page, size = address & -mmap.PAGESIZE, 2 * mmap.PAGESIZE  # it may lie on an edge
+    mode = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+    assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), ctypes.c_size_t(size), mode)
+    ctypes.memmove(address, illegal, len(illegal))
 
 
 @pytest.mark.skipif(not HAS_HUGE_PAGES, reason="a system without transparent huge pages")
