@@ -60,6 +60,8 @@ class AsyncEngine:
         self._dead: str | None = None
         self._streams: dict[RequestId, Stream] = {}
         self._answers = Answers()
+        self._followers: set[asyncio.Future[None]] = set()  # of the cache's events
+        self._num_told = 0  # of their batches
         self._watchdog = Watchdog(stall_timeout_s)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -181,6 +183,17 @@ class AsyncEngine:
             raise self._unavailable()
         return await self._answers.ask(question, self.call, self._on_loop, on_lost)
 
+    async def newer_events(self, number: int) -> None:
+        """Returns when this is not the number of the latest batch of the cache's events."""
+        while self.engine.events.latest == number:
+            follower = asyncio.get_running_loop().create_future()
+            self._followers.add(follower)
+            try:
+                if self.engine.events.latest == number:  # or the thread saw no follower yet
+                    await follower
+            finally:
+                self._followers.discard(follower)
+
     def _unavailable(self) -> UnavailableError:
         return UnavailableError(self._dead or "the engine is stopping")
 
@@ -238,6 +251,7 @@ class AsyncEngine:
                 output = self.engine.step()
                 if not output.is_empty:
                     self._post(output)
+                self._tell_followers()
                 if self.engine.num_steps == num_steps:
                     self._pause()
         except Exception as error:  # noqa: BLE001 - a bug of ours: everyone is told
@@ -260,8 +274,20 @@ class AsyncEngine:
             self._watchdog.note(self._now(), self.engine.num_steps, True)
             for command in commands:
                 command(self.engine)
+            self._tell_followers()
             if self.engine.has_work:
                 return True
+
+    def _tell_followers(self) -> None:
+        latest = self.engine.events.latest
+        if self._followers and self._num_told != latest:
+            self._num_told = latest
+            self._on_loop(self._end_waits)
+
+    def _end_waits(self) -> None:
+        for follower in self._followers:
+            if not follower.done():
+                follower.set_result(None)
 
     def _pause(self) -> None:
         """All work waits for blocks that a command will bring. What fills or reads them has

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Protocol
 
@@ -18,7 +20,7 @@ from protos.events_pb2_grpc import WorkerEventsServicer
 from protos.failures import abort_with
 from protos.generation_pb2 import Failure
 
-POLL_S = 0.02
+PACE_S = 0.02  # from one look at the cache's events to the next, however fast they come
 
 
 class EventSource(Protocol):
@@ -36,6 +38,10 @@ class EventSource(Protocol):
         """None while the engine does not answer."""
         ...
 
+    async def newer(self, number: int) -> None:
+        """Returns when this is not the latest batch."""
+        ...
+
     async def load(self) -> LoadReport: ...
 
 
@@ -50,6 +56,11 @@ class Subscription:
         self._source = source
         knows_us = request.incarnation == source.incarnation
         self._applied = request.after_number if knows_us else None
+
+    async def change(self) -> None:
+        """Returns when there may be news; at once if they could not all be told."""
+        if self._applied is not None:
+            await self._source.newer(self._applied)
 
     async def news(self) -> AsyncIterator[WorkerEvent]:
         """All that is new now; each event counts as told when the next one is asked for."""
@@ -74,9 +85,9 @@ class Subscription:
 
 
 class EventService(WorkerEventsServicer):
-    def __init__(self, source: EventSource, poll_s: float = POLL_S) -> None:
+    def __init__(self, source: EventSource, pace_s: float = PACE_S) -> None:
         self._source = source
-        self._poll_s = poll_s
+        self._pace_s = pace_s
 
     async def Subscribe(
         self,
@@ -88,25 +99,28 @@ class EventService(WorkerEventsServicer):
             await abort_with(context, failure)
         loop = asyncio.get_running_loop()
         subscription = Subscription(self._source, request)
-        period_s = request.load_period_ms / 1000
-        due = loop.time()
+        period_s = request.load_period_ms / 1000 or math.inf
+        due = loop.time() if request.load_period_ms else math.inf
         while True:
-            if period_s and loop.time() >= due:
+            if loop.time() >= due:
                 yield WorkerEvent(load=await self._source.load())
                 due = max(due + period_s, loop.time())
             if request.cache_events:
                 async for event in subscription.news():
                     yield event
-            rest_s = due - loop.time() if period_s else self._poll_s
-            wait_s = min(rest_s, self._poll_s) if request.cache_events else rest_s
-            await asyncio.sleep(max(0.0, wait_s))
+                await asyncio.sleep(max(0.0, min(due - loop.time(), self._pace_s)))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(due):
+                        await subscription.change()
+            else:
+                await asyncio.sleep(max(0.0, due - loop.time()))
 
     def _refusal(self, request: SubscribeRequest) -> Failure | None:
         try:
             check_protocol(request.protocol)
         except IncompatiblePeer as error:
             return as_failure(error)
-        shortest_ms = int(POLL_S * 1000)
+        shortest_ms = int(PACE_S * 1000)
         if 0 < request.load_period_ms < shortest_ms:
             message = f"{request.load_period_ms}, must be 0 or at least {shortest_ms}"
             return _invalid("load_period_ms", message)

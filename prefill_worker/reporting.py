@@ -49,11 +49,14 @@ class Reporter:
         return self._worker.incarnation
 
     async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
-        """Subscribers ask often: only news are worth the engine's time."""
+        """Only news are worth the engine's time."""
         if self._worker.engine.engine.events.latest == number:
             return ()
         batches = await self._ask(lambda engine: engine.events.since(number))
         return () if batches is None else batches
+
+    async def newer(self, number: int) -> None:
+        await self._worker.engine.newer_events(number)
 
     async def snapshot(self) -> Snapshot | None:
         return await self._ask(lambda engine: engine.snapshot())

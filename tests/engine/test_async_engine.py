@@ -276,6 +276,23 @@ async def test_a_step_is_late_by_what_it_should_take(
     serving.stop()
 
 
+async def test_who_follows_the_cache_is_told_of_every_batch(serving: AsyncEngine) -> None:
+    log = serving.engine.events
+    for number in range(3):
+        latest = log.latest
+        followers = [asyncio.ensure_future(serving.newer_events(latest)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in followers)
+        prompt = [7 + number, *range(40)]
+        ended = GenerationRequest(RequestId(str(number)), prompt, SamplingParams(max_tokens=1))
+        await read(serving.submit(ended))
+        async with asyncio.timeout(30):
+            await asyncio.gather(*followers)
+        assert log.latest > latest
+        await serving.newer_events(latest)
+    await idle(serving)
+
+
 async def test_stopping_fails_what_runs(serving: AsyncEngine) -> None:
     stream = serving.submit(request("long", 1500))
     await anext(stream)

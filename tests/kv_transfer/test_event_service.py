@@ -57,7 +57,7 @@ class CacheOnPaper:
         self.incarnation = INCARNATION
         self.log = EventLog(1, INCARNATION, max_events)
         self.blobs: dict[BlockName, Stored] = {}
-        self.num_loads = 0
+        self.num_loads = self.num_looks = 0
         self.answers = True
 
     def store(self, *numbers: int) -> None:
@@ -79,7 +79,12 @@ class CacheOnPaper:
         self.log.flush()
 
     async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
+        self.num_looks += 1
         return self.log.since(number) if self.answers else []
+
+    async def newer(self, number: int) -> None:
+        while self.log.latest == number:
+            await asyncio.sleep(0.001)
 
     async def snapshot(self) -> Snapshot | None:
         if not self.answers:
@@ -148,7 +153,7 @@ async def cache() -> CacheOnPaper:
 
 @pytest.fixture
 async def stub(cache: CacheOnPaper) -> AsyncIterator[WorkerEventsStub]:
-    service = EventService(cache, poll_s=0.001)
+    service = EventService(cache, pace_s=0.001)
     async with serving(lambda s: add_WorkerEventsServicer_to_server(service, s)) as channel:
         yield WorkerEventsStub(channel)
 
@@ -229,6 +234,19 @@ async def test_a_slow_subscriber_costs_nothing_and_comes_to_the_same(
         index.apply(await call.read())  # type: ignore[attr-defined]
     assert index.stored == cache.blobs.keys()
     assert index.num_snapshots >= 2
+
+
+async def test_nobody_looks_for_events_while_there_are_none(
+    stub: WorkerEventsStub, cache: CacheOnPaper
+) -> None:
+    call = stub.Subscribe(ask(load_period_ms=50), timeout=30)
+    index = Index()
+    while len(index.loads) < 4:
+        index.apply(await call.read())  # type: ignore[attr-defined]
+    assert cache.num_looks <= 4
+    cache.store(1)
+    while not index.stored:
+        index.apply(await call.read())  # type: ignore[attr-defined]
 
 
 async def test_loads_come_at_their_period_while_the_engine_is_stuck(

@@ -111,7 +111,7 @@ def cache() -> CacheOnPaper:
 
 async def test_an_index_is_what_the_cache_is(cache: CacheOnPaper) -> None:
     index, loads = WorkerIndex(SHAPE), list[Load]()
-    async with followed(EventService(cache, poll_s=0.001), index, loads):
+    async with followed(EventService(cache, pace_s=0.001), index, loads):
         await until(lambda: held(index) == {1, 2, 3, 4, 5})
         cache.remove(2, 5)
         cache.store(9)
@@ -153,7 +153,7 @@ async def test_an_index_may_come_later_and_another_one_after_it(cache: CacheOnPa
     """A worker whose cache changes no more is asked for a snapshot all the same."""
     loads = list[Load]()
     first, second = WorkerIndex(SHAPE), WorkerIndex(SHAPE)
-    service = EventService(cache, poll_s=0.001)
+    service = EventService(cache, pace_s=0.001)
     async with serving(lambda s: add_WorkerEventsServicer_to_server(service, s)) as channel:
         feed = WorkerFeed(channel, loads.append)
         await until(lambda: bool(loads))
@@ -283,7 +283,7 @@ async def test_a_worker_holds_no_more_than_it_has_room_for(cache: CacheOnPaper) 
 
     small, index = Small(), WorkerIndex(SHAPE)
     small.store(1, 2, 3)
-    async with followed(EventService(small, poll_s=0.001), index):
+    async with followed(EventService(small, pace_s=0.001), index):
         await until(lambda: held(index) == {1, 2, 3})
         assert index.capacity == 3
         small.store(4, 5)
