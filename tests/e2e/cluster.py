@@ -191,16 +191,14 @@ def _command_line(pid: int) -> str:
 
 
 def wait_until(
-    condition: Callable[[], bool],
-    timeout_s: float,
-    why: Callable[[], str] = lambda: "",
-    *,
-    period_s: float = 0.05,
+    condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = lambda: ""
 ) -> None:
-    end = time.monotonic() + timeout_s
+    """It is looked for at ever longer times: what is waited for long needs the cores."""
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s:g} s\n{why()}"
-        time.sleep(period_s)
+        waited_s = time.monotonic() - began
+        assert waited_s < timeout_s, f"not within {timeout_s:g} s\n{why()}"
+        time.sleep(max(0.05, waited_s / 40))
 
 
 def page_of(cluster: Cluster) -> str:

@@ -57,7 +57,6 @@ BACK_S = 60.0
 NUM_READERS = 3  # when all ends: two of them are all that a worker takes at once
 GONE_S = 1.0  # what a client has left
 ENDED_S = 15.0  # after SIGTERM, whatever is asked for
-SEEN_S = 0.25  # between two looks, where a replica needs the cores to start
 
 
 @pytest.fixture(scope="module")
@@ -258,8 +257,8 @@ def test_a_decode_worker_that_is_killed_costs_no_request_and_is_used_again(
     load = Load(cluster)
     kill(cluster.replicas("decode")[:1])
     assert load.results() == expected
-    wait_until(lambda: bool(set(usable_workers(cluster)) - set(known)), BACK_S, period_s=SEEN_S)
-    wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said, period_s=SEEN_S)
+    wait_until(lambda: bool(set(usable_workers(cluster)) - set(known)), BACK_S)
+    wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said)
 
 
 def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
@@ -271,7 +270,7 @@ def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
     assert load.results() == expected
     assert [streamed(cluster.url, prompt) for prompt in PROMPTS[:2]] == expected[:2]
     wait_until(lambda: bool(set(cluster.replicas("prefill")) - set(before)), BACK_S, cluster.said)
-    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said, period_s=SEEN_S)
+    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
 
 
 def another_decodes(cluster: Cluster, before: Collection[str]) -> bool:
@@ -354,9 +353,7 @@ def test_new_knobs_roll_out_under_load(cluster: Cluster, expected: list[tuple[st
         keep_asking_otherwise(cluster, *expected[0]) as counts,
     ):
         cluster.redeploy(**ARGS, engine={**ENGINE, "max_num_seqs": 12}, drain_s=0.2)
-        wait_until(
-            lambda: len(cluster.replicas("ingress")) == 1, BACK_S, cluster.said, period_s=SEEN_S
-        )
+        wait_until(lambda: len(cluster.replicas("ingress")) == 1, BACK_S, cluster.said)
     assert all(answer in expected for answer in answers)
     assert answers
     assert counts.keys() == {"tokens", "official"}
@@ -385,12 +382,7 @@ def test_another_model_rolls_out_under_load(
     args |= {"prefill": {"replicas": 0}, "decode": {"replicas": 1}}
     with hardly_any_asked_again(), keep_asking(cluster) as answers:
         cluster.redeploy(**args, engine=ENGINE, drain_s=0.2)
-        wait_until(
-            lambda: model_names(cluster) == ["mine", "other"],
-            BACK_S,
-            cluster.said,
-            period_s=SEEN_S,
-        )
+        wait_until(lambda: model_names(cluster) == ["mine", "other"], BACK_S, cluster.said)
     of_other = all_at_once(cluster, PROMPTS[:NUM_ASKERS])
     assert not set(of_other) & set(expected)
     assert all(answer in expected or answer in of_other for answer in answers)

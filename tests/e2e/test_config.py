@@ -45,7 +45,6 @@ NUM_READERS = 24
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
 UP_S, DOWN_S, JOIN_S = 90.0, 90.0, 40.0
 ENDED_S, NUM_ENDED = 20.0, 150
-SEEN_S = 0.25  # between two looks, where a replica needs the cores to start
 
 
 @pytest.fixture(scope="module")
@@ -194,12 +193,9 @@ def grown(cluster: Cluster, expected: list[str]) -> dict[str, dict[str, Any]]:
         return all(one in cluster.controller_log() for one in decisions)
 
     with asking(cluster) as answers:
-        wait_until(is_decided, UP_S, cluster.said, period_s=SEEN_S)
+        wait_until(is_decided, UP_S, cluster.said)
     wait_until(
-        lambda: [len(up(page_of(cluster))[pool]) for pool in SCALED] == [2, 2],
-        UP_S,
-        cluster.said,
-        period_s=SEEN_S,
+        lambda: [len(up(page_of(cluster))[pool]) for pool in SCALED] == [2, 2], UP_S, cluster.said
     )
     with ThreadPoolExecutor(NUM_CLIENTS) as threads:  # of the new ones, too
         again = threads.map(lambda client: ask(cluster.url, client), range(NUM_CLIENTS))
@@ -230,7 +226,7 @@ def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
         return all(answer().status_code == status for _ in range(NUM_ASKED))
 
     def wait_for(status: int) -> None:
-        wait_until(lambda: are_all(status), JOIN_S, cluster.said, period_s=SEEN_S)
+        wait_until(lambda: are_all(status), JOIN_S, cluster.said)
 
     assert answer().status_code == 200
     with cluster.second_node() as leave:
@@ -247,7 +243,6 @@ def test_pools_shrink_when_their_loads_are_gone(cluster: Cluster, expected: list
             lambda pool=pool: len(cluster.replicas(pool)) == 1,  # type: ignore[misc]
             DOWN_S,
             cluster.said,
-            period_s=SEEN_S,
         )
     shrunk = status(cluster)
     for pool in SCALED:
