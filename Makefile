@@ -26,12 +26,14 @@ help:
 
 setup: .venv/installed
 
-# A quarter of the modules is ever imported, and compiled then. An old pip takes twice as long.
+# torch comes by pip, which knows where this machine has it from; the rest by uv, in a fifth of pip's
+# time, or by pip where uv cannot reach what pip is told of. A quarter of the modules is ever
+# imported, and compiled then.
 .venv/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile uv '$(TORCH)'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]' || \
+		$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@
 
 serve: setup
