@@ -152,11 +152,14 @@ def test_nobody_is_inside_the_function_that_ucx_writes_over() -> None:
     layout = make_layout()
     child = os.fork()
     if not child:
-        _overwrite(ctypes.CDLL(None).madvise)
-        slab = KvSlab(layout, torch.frombuffer(mmap.mmap(-1, 8 << 20), dtype=torch.float32))
-        before = resident_bytes()
-        touched = slab.touch() == (resident_bytes() - before > 4 << 20)
-        os._exit(0 if touched else 1)
+        right = False
+        try:
+            _overwrite(ctypes.CDLL(None).madvise)
+            slab = KvSlab(layout, torch.frombuffer(mmap.mmap(-1, 8 << 20), dtype=torch.float32))
+            before = resident_bytes()
+            right = slab.touch() == (resident_bytes() - before > 4 << 20)
+        finally:
+            os._exit(0 if right else 1)
     _, status = os.waitpid(child, 0)
     assert status == 0
 

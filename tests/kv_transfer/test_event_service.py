@@ -243,7 +243,7 @@ async def test_nobody_looks_for_events_while_there_are_none(
     index = Index()
     while len(index.loads) < 4:
         index.apply(await call.read())  # type: ignore[attr-defined]
-    assert cache.num_looks <= 4
+    assert cache.num_looks <= cache.num_loads
     cache.store(1)
     while not index.stored:
         index.apply(await call.read())  # type: ignore[attr-defined]
