@@ -41,16 +41,30 @@ T = TypeVar("T")
 asked_again: list[str] = []  # requests that had to be, and why
 
 
+class NotHeardError(Exception):
+    """HAProxy was replaced before it had the request's whole header."""
+
+
 def asked(ask: Callable[[], T]) -> T:
     """Once more where the connection was closed before a word of an answer, as it may be when
-    HAProxy is replaced by another one at that moment; OpenAI's client does so, too."""
+    HAProxy is replaced by another one at that moment, or where that one had not heard all of the
+    question; OpenAI's client does so, too."""
     try:
         return ask()
+    except NotHeardError as error:
+        asked_again.append(str(error))
     except httpx.RemoteProtocolError as error:
         if "without sending a response" not in str(error):
             raise
         asked_again.append(str(error))
     return ask()
+
+
+def heard(response: httpx.Response) -> httpx.Response:
+    """Our own 408 is JSON."""
+    if response.status_code == 408 and response.headers["content-type"].startswith("text/html"):
+        raise NotHeardError(response.read())
+    return response
 
 
 @contextmanager
@@ -73,7 +87,7 @@ def _streamed(url: str, prompt: str, begun: threading.Event | None) -> tuple[str
             "POST", f"{url}/v1/completions", json=body(prompt, **options), timeout=120
         ) as response,
     ):
-        assert response.status_code == 200, response.read()
+        assert heard(response).status_code == 200, response.read()
         for line in response.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
@@ -149,7 +163,7 @@ def keep_asking(cluster: Cluster) -> Iterator[list[tuple[str, int]]]:
         short = body(prompt, max_tokens=2)
         while not stop.is_set():
             answer = asked(
-                lambda: http.post(f"{cluster.url}/v1/completions", json=short, timeout=20)
+                lambda: heard(http.post(f"{cluster.url}/v1/completions", json=short, timeout=20))
             )
             assert answer.status_code == 200, answer.text
             stop.wait(PAUSE_S)
