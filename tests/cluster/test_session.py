@@ -42,7 +42,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def engine(folder: Path) -> AsyncIterator[AsyncEngine]:
     config = EngineConfig(
-        model=str(folder), dtype="float32", kv_cache_memory_bytes=4 << 20, max_num_seqs=8
+        model=str(folder),
+        dtype="float32",
+        kv_cache_memory_bytes=4 << 20,
+        max_num_seqs=8,
+        num_threads=1,
     )
     engine = AsyncEngine(Engine.create(config))
     engine.start()

@@ -141,7 +141,9 @@ async def test_a_bomb_is_a_422_and_holds_up_nobody_else(
 @pytest.fixture(scope="module")
 def local() -> LocalEngine:
     return load_local_engine(
-        EngineConfig(dtype="float32", max_model_len=512, kv_cache_memory_bytes=16 << 20)
+        EngineConfig(
+            dtype="float32", max_model_len=512, kv_cache_memory_bytes=16 << 20, num_threads=1
+        )
     )
 
 

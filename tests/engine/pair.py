@@ -190,5 +190,6 @@ def make_engine(folder: str, **knobs: Any) -> Engine:
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "kv_cache_memory_bytes": 4 << 20,
+        "num_threads": 1,
     }
     return Engine.create(EngineConfig(model=folder, **{**base, **knobs}))

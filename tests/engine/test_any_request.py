@@ -47,6 +47,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
             max_num_seqs=5,
             max_num_batched_tokens=16,
             kv_cache_memory_bytes=100_000,
+            num_threads=1,
             async_scheduling=request.param,
         )
     )

@@ -35,6 +35,7 @@ async def serving(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator
         dtype="float32",
         kv_cache_memory_bytes=4 << 20,
         max_num_seqs=4,
+        num_threads=1,
         max_num_queued_reqs=8,
         async_scheduling=request.param,
     )

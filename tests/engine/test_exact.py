@@ -27,6 +27,7 @@ BASE: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
     "kv_cache_memory_bytes": 4 << 20,
+    "num_threads": 1,  # the other cores have other tests to run
 }
 # By family and whether steps are launched ahead. Every budget, mode and caching is once with each
 # family and each of the two, and every mode with and without caching.
@@ -98,7 +99,8 @@ def ahead(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module")
 def make(tiny: TinyModel, ahead: bool) -> Callable[..., Engine]:
-    base = {**BASE, "async_scheduling": ahead}
+    num_threads = 2 if tiny.name == "llama" else 1
+    base = {**BASE, "async_scheduling": ahead, "num_threads": num_threads}
     return lambda **knobs: Engine.create(EngineConfig(model=str(tiny.folder), **{**base, **knobs}))
 
 

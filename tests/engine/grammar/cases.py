@@ -76,5 +76,6 @@ def make_engine(**knobs: Any) -> Engine:
         "max_model_len": 192,
         "max_num_seqs": 16,
         "kv_cache_memory_bytes": 16 << 20,
+        "num_threads": 1,
     }
     return Engine.create(EngineConfig(**{**base, **knobs}))
