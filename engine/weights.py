@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +12,11 @@ import torch
 
 from engine.checkpoint import StoredTensor, open_checkpoint
 from engine.errors import ModelError
+from engine.memory import format_bytes
+
+logger = logging.getLogger(__name__)
+
+_TELL_S = 5.0  # between two words of how far it is
 
 _DTYPES = {
     "F64": torch.float64,
@@ -37,6 +44,8 @@ class CheckpointTensors:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.stored: Mapping[str, StoredTensor] = open_checkpoint(folder)
+        self._num_read = 0
+        self._told_at = time.monotonic()
 
     def read(self, name: str, out: torch.Tensor) -> None:
         stored = self.stored.get(name)
@@ -59,6 +68,16 @@ class CheckpointTensors:
             raw = torch.empty(stored.shape, dtype=dtype)
             _read_bytes(stored, raw)
             out.copy_(raw)
+        self._tell(stored.size)
+
+    def _tell(self, num_bytes: int) -> None:
+        self._num_read += num_bytes
+        now = time.monotonic()
+        if now - self._told_at >= _TELL_S:
+            self._told_at = now
+            whole = sum(one.size for one in self.stored.values())
+            done, all_of_it = format_bytes(self._num_read), format_bytes(whole)
+            logger.info("%s of %s of weights are read", done, all_of_it)
 
 
 def _read_bytes(stored: StoredTensor, out: torch.Tensor) -> None:

@@ -8,9 +8,10 @@ connector; this stream says which and when.
     Ask                      ->
                              <-          Waiting*          (while nothing new is ready)
                              <-          Chunk*            (these blocks may be read)
-                             <-          Finished          (nothing more comes)
-    Commit                   ->
-                             <-          Verdict           (and the stream ends)
+    Commit                   ->                            (all that was named has been read)
+                             <-          Finished          (with the verdict; the stream ends)
+
+Where Finished comes before the Commit, as for what is cached, the Verdict follows by itself.
 
 The stream is the lease: what a chunk names stays as it is until the stream ends, for whatever
 reason. A Failure may come instead of any message of the holder and is its last one.

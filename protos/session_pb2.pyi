@@ -323,7 +323,9 @@ Global___Leaving: _TypeAlias = Leaving  # noqa: Y015
 
 @_typing.final
 class Step(_message.Message):
-    """The news of one engine step for this ingress; a large step comes in several messages."""
+    """The news of one engine step for this ingress, or of several where it has many requests; large
+    ones come in several messages.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

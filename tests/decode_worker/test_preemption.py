@@ -53,10 +53,12 @@ def small_engine(folder: Path, alone: Engine, mode: str) -> Engine:
 
 
 class Preemptions:
-    """How many there had been whenever blocks for a prompt were reserved."""
+    """How many there had been whenever blocks for a prompt were reserved, and the most blocks that
+    were swapped then."""
 
     def __init__(self, pair: WorkerPair) -> None:
         self.seen: list[int] = []
+        self.most_swapped = 0
         self._engine = pair.decode.engine
         self._reserved = pair.decode.fetcher.on_reserved
         self._asked: list[asyncio.Task[None]] = []
@@ -69,6 +71,7 @@ class Preemptions:
     async def _note(self) -> None:
         stats = await self._engine.ask(lambda engine: engine.scheduler_stats())
         self.seen.append(stats.num_preemptions)
+        self.most_swapped = max(self.most_swapped, stats.num_swapped_blocks)
 
     async def wait(self) -> None:
         await asyncio.gather(*self._asked)
@@ -90,6 +93,7 @@ async def test_preempted_while_others_arrive(
     await preemptions.wait()
     assert len(preemptions.seen) == len(PROMPTS), "nobody fetches again"
     assert preemptions.seen[-1] > 0, "some were preempted before the last one came"
+    assert (preemptions.most_swapped > 0) == (mode == "swap")
     await pair.stop()
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import UnavailableError
-from engine.request import GenerationRequest, RequestId
 from kv_transfer.faults import BREAK, READ
 from protos.events_pb2 import LoadReport
 from protos.worker_pb2 import DrainProgress
@@ -223,15 +222,27 @@ async def test_clients_that_leave_at_any_time(relay: Relay) -> None:
 
 
 async def test_a_session_that_breaks(relay: Relay) -> None:
-    streams = [
-        relay.session.submit(
-            GenerationRequest(RequestId(f"broken {i}"), PROMPTS["300"], PARAMS, cache_salt=f"b{i}")
-        )
-        for i in range(6)
+    """Of what is written, what is fetched and what waits nothing goes on."""
+    long = replace(PARAMS, max_tokens=400)
+    relay.decode.set_faults("worker.reserved=slow")
+    asked = [
+        asyncio.ensure_future(relay.ask(PROMPTS["33"], long, salt=f"written {i}")) for i in range(7)
     ]
+    load = await relay.decode.until(lambda load: load.num_running == 7)
+    relay.first.set_faults("holder.chunk:2=stop")
+    fetched = relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="fetched")
+    asked.append(asyncio.ensure_future(fetched))
+    await relay.first.stopped()
+    await relay.decode.until(lambda load: load.num_fetching == 1)
+    waits = relay.ask(PROMPTS["33"], long, salt="waits")
+    asked.append(asyncio.ensure_future(waits))
+    await relay.decode.until(lambda load: load.num_waiting == 1)
+    assert not any(one.done() for one in asked)
     await relay.session.stop()
-    for stream in streams:
+    for one in asked:
         with pytest.raises(UnavailableError):
-            async for _ in stream:
-                pass
+            await one
+    left = await relay.decode.until(lambda load: not (load.num_running or load.num_waiting))
+    assert left.num_steps - load.num_steps < long.max_tokens
+    await relay.decode.until(lambda load: not load.num_fetching)
     await relay.connect()

@@ -9,8 +9,11 @@ import pytest
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate
 from engine.errors import UnavailableError
+from kv_transfer.faults import READ
 from protos.generation_pb2 import Failure
-from protos.handoff_pb2 import HolderMessage
+from protos.handoff_pb2 import Ask, Commit, HolderMessage, PullerMessage
+from protos.handoff_pb2_grpc import HandOffStub
+from protos.rpc import PROTOCOL
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
 from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
@@ -48,6 +51,45 @@ async def test_stopped(relay: Relay, expected: Expected, point: str) -> None:
     again = asyncio.ensure_future(relay.ask(PROMPTS["250"], PARAMS, salt=f"during {point}"))
     relay.first.go_on()
     (await again).check_equal(expected["250"])
+
+
+async def test_it_dies_while_it_is_read(relay: Relay, expected: Expected) -> None:
+    """Bytes may come still, so their blocks wait for the end of the read, and no request does."""
+    await relay.ask(PROMPTS["33"], PARAMS, relay.first)  # the link's first read
+    relay.decode.set_faults(f"{READ}=block")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["33"], PARAMS, salt="read"))
+    await relay.first.until(lambda load: load.num_leases == 1 and not load.num_running)
+    await relay.decode.until(lambda load: load.num_fetching == load.transfer.num_reads == 1)
+    relay.first.send(signal.SIGKILL)
+    await relay.first.died()
+    await relay.decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
+    (await asked).check_equal(expected["33"])
+    await relay.decode.until(lambda load: load.transfer.num_quarantined_reads == 0)
+    await relay.first.restart()
+
+
+@ANY_CONNECTOR
+async def test_what_is_said_twice_or_on_another_stream_moves_no_lease(relay: Relay) -> None:
+    commit = PullerMessage(commit=Commit())
+    async with (
+        leased(relay.first, PROMPTS["300"], PARAMS, "mine") as mine,
+        leased(relay.first, PROMPTS["300"], PARAMS, "another's") as another,
+    ):
+        stray = HandOffStub(relay.first.channel).Open()
+        await stray.write(commit)
+        assert _kind(await stray.read()) == Failure.KIND_INVALID
+        assert (await relay.first.load()).num_leases == 2
+        await another.write(PullerMessage(ask=Ask(protocol=PROTOCOL)))
+        assert _kind(await another.read()) == Failure.KIND_INVALID
+        await relay.first.until(lambda load: load.num_leases == 1)
+        await mine.write(commit)
+        verdict = await mine.read()
+        assert isinstance(verdict, HolderMessage)
+        assert verdict.verdict.held
+        assert await mine.read() is grpc.aio.EOF
+        await relay.first.until(lambda load: load.num_leases == 0)
+        with pytest.raises(grpc.aio.UsageError):
+            await mine.write(commit)  # late: there is no stream any more
 
 
 async def test_a_stopped_one_is_noticed(relay: Relay, expected: Expected) -> None:
@@ -176,6 +218,11 @@ async def test_the_only_one_is_asked_once_more_when_it_is_lost_in_the_middle(
     await relay.first.died()
     await relay.first.restart()
     (await asked).check_equal(expected["300"])
+
+
+def _kind(message: object) -> Failure.Kind.ValueType:
+    assert isinstance(message, HolderMessage)
+    return message.failure.kind
 
 
 async def check_back_off(relay: Relay) -> None:
