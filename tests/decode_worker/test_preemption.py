@@ -14,6 +14,9 @@ from engine.engine import Engine
 from engine.handoff import Reservation
 from engine.memory import bytes_needed
 from engine.sampling import SamplingParams
+from engine.scheduler.sequence import Sequence
+from engine.scheduler.swap import SwapSpace
+from engine.step import HostCopy
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.models_on_disk import CONFIGS, make_tiny
 from tests.engine.pair import Answer, make_engine
@@ -52,13 +55,25 @@ def small_engine(folder: Path, alone: Engine, mode: str) -> Engine:
     return make_engine(str(folder), preemption_mode=mode, kv_cache_memory_bytes=num_bytes, **SMALL)
 
 
+@pytest.fixture
+def taken_out(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
+    """Those whose blocks went to the host."""
+    taken, take_out = [], SwapSpace.take_out
+
+    def note(swap: SwapSpace, sequence: Sequence, block_size: int) -> list[HostCopy] | None:
+        copies = take_out(swap, sequence, block_size)
+        taken.extend([sequence] * (copies is not None))
+        return copies
+
+    monkeypatch.setattr(SwapSpace, "take_out", note)
+    return taken
+
+
 class Preemptions:
-    """How many there had been whenever blocks for a prompt were reserved, and the most blocks that
-    were swapped then."""
+    """How many there had been whenever blocks for a prompt were reserved."""
 
     def __init__(self, pair: WorkerPair) -> None:
         self.seen: list[int] = []
-        self.most_swapped = 0
         self._engine = pair.decode.engine
         self._reserved = pair.decode.fetcher.on_reserved
         self._asked: list[asyncio.Task[None]] = []
@@ -71,7 +86,6 @@ class Preemptions:
     async def _note(self) -> None:
         stats = await self._engine.ask(lambda engine: engine.scheduler_stats())
         self.seen.append(stats.num_preemptions)
-        self.most_swapped = max(self.most_swapped, stats.num_swapped_blocks)
 
     async def wait(self) -> None:
         await asyncio.gather(*self._asked)
@@ -80,7 +94,12 @@ class Preemptions:
 @pytest.mark.parametrize("connector", ["socket", "nixl"])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_preempted_while_others_arrive(
-    folder: Path, alone: Engine, expected: Expected, mode: str, connector: str
+    folder: Path,
+    alone: Engine,
+    expected: Expected,
+    mode: str,
+    connector: str,
+    taken_out: list[Sequence],
 ) -> None:
     decode = small_engine(folder, alone, mode)
     pair = await WorkerPair.start(make_engine(str(folder)), decode, (connector,))
@@ -93,13 +112,13 @@ async def test_preempted_while_others_arrive(
     await preemptions.wait()
     assert len(preemptions.seen) == len(PROMPTS), "nobody fetches again"
     assert preemptions.seen[-1] > 0, "some were preempted before the last one came"
-    assert (preemptions.most_swapped > 0) == (mode == "swap")
+    assert bool(taken_out) == (mode == "swap")
     await pair.stop()
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_preempted_while_prompts_of_both_kinds_arrive(
-    folder: Path, alone: Engine, expected: Expected, mode: str
+    folder: Path, alone: Engine, expected: Expected, mode: str, taken_out: list[Sequence]
 ) -> None:
     """Every other prompt is computed here, in chunks, between those that come."""
     pair = await WorkerPair.start(
@@ -112,5 +131,6 @@ async def test_preempted_while_prompts_of_both_kinds_arrive(
     await pair.check_idle()
     stats = await pair.decode.engine.ask(lambda engine: engine.scheduler_stats())
     assert stats.num_preemptions > 0
+    assert bool(taken_out) == (mode == "swap")
     assert pair.decode.fetcher.outcomes["Delivered"] == len(PROMPTS) // 2
     await pair.stop()
