@@ -12,8 +12,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine import weights
 from engine.errors import ModelError
 from engine.kernels.reference import ReferenceKernels
+from engine.memory import format_bytes
 from engine.model_source import ModelSource, resolve_model
 from engine.models.describe import describe
 from engine.models.interface import LoadFormat
@@ -187,6 +189,20 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(folder: Path) -> None:
     stored = checkpoint.stored["model.norm.weight"]
     with pytest.raises(ModelError, match="model.norm.weight: the file ends inside it"):
         checkpoint.read("model.norm.weight", torch.empty(stored.shape))
+
+
+def test_how_much_has_been_read_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(weights, "_TELL_S", 0.0)
+    with caplog.at_level("INFO", "engine.weights"):
+        logits(folder, [5])
+    told = [record.getMessage() for record in caplog.records]
+    tensors = load_file(folder / "model.safetensors").values()
+    whole = format_bytes(sum(tensor.nbytes for tensor in tensors))
+    assert len(told) == len(tensors)
+    assert told[-1] == f"{whole} of {whole} of weights are read"
+    assert told[0] != told[-1]
 
 
 def test_random_weights_are_a_function_of_config_and_seed(folder: Path) -> None:
