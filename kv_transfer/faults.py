@@ -7,8 +7,8 @@ An action happens when its point is reached for the given time (the first by def
 and `stop` are signals to the own process, `fail` raises, `block` holds the calling thread for a
 while, and any other word is handed to the place that asked, which knows what it means: `stuck`
 holds up its engine for as long as the same faults are asked for, `slow` does so before each step,
-`break` fails a piece of a read as the network would. A file is read again whenever it has
-changed, and counting begins anew. Without the variable nothing ever happens.
+`break` fails a piece of a read as the network would. A file is read again whenever it was
+written, and counting begins anew. Without the variable nothing ever happens.
 """
 
 import os
@@ -38,7 +38,7 @@ class Faults:
 
     def __init__(self, text: str = "") -> None:
         self._file = Path(text[1:]) if text.startswith("@") else None
-        self._text = ""
+        self._text, self._written_ns = "", 0
         self._actions: dict[tuple[str, int], str] = {}
         self._reached: Counter[str] = Counter()
         if self._file is None:
@@ -61,8 +61,7 @@ class Faults:
 
     def reach(self, point: str) -> str | None:
         """The action that the caller must do itself, if there is one."""
-        if (text := self._asked()) != self._text:
-            self._read(text)
+        self._look()
         if not self._actions:
             return None
         self._reached[point] += 1
@@ -105,6 +104,13 @@ class Faults:
                 time.sleep(_LOOK_S)
 
         return hold
+
+    def _look(self) -> None:
+        if self._file is not None:
+            written_ns, text = self._file.stat().st_mtime_ns, self._asked()
+            if (written_ns, text) != (self._written_ns, self._text):
+                self._read(text)
+                self._written_ns = written_ns
 
     def _asked(self) -> str:
         return self._text if self._file is None else self._file.read_text()

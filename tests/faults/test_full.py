@@ -158,13 +158,12 @@ async def test_a_prefill_worker_whose_blocks_are_all_leased_waits_too(
     check_answers(await asyncio.gather(*asked), names, expected)
 
 
-@pytest.mark.parametrize("relays", ["nixl"], indirect=True)
 async def test_a_long_queue_times_nobody_out(
-    relays: dict[str, Relay], expected: dict[str, Answer]
+    request: pytest.FixtureRequest, relays: dict[str, Relay], expected: dict[str, Answer]
 ) -> None:
     """A prefill worker whose steps are slow, beside a decode worker with enough to do."""
     relay = relays["wide"]
-    names = ["300", "250"] * 16
+    names, salt = ["300", "250"] * 16, request.node.name
     over = asyncio.Event()
     busy = [asyncio.ensure_future(answer_without_end(relay, expected, over)) for _ in range(2)]
     worker = relay.second
@@ -172,7 +171,7 @@ async def test_a_long_queue_times_nobody_out(
     steps = (await worker.load()).num_steps
     began = time.monotonic()
     told = await asyncio.gather(
-        *(relay.ask(PROMPTS[n], PARAMS, worker, salt=f"long {i}") for i, n in enumerate(names))
+        *(relay.ask(PROMPTS[n], PARAMS, worker, salt=f"{salt} {i}") for i, n in enumerate(names))
     )
     assert time.monotonic() - began > LONG_S
     assert (await worker.load()).num_steps - steps > 1000, "it is slow, and never stands still"

@@ -1,5 +1,6 @@
 """Faults happen where and when they were asked for."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -77,3 +78,12 @@ def test_who_is_slow_rests_before_each_step_until_other_faults_are_asked_for(
     file.write_text("")
     steps.pop()(None)
     assert steps == []
+
+
+def test_the_same_words_written_again_count_anew(tmp_path: Path) -> None:
+    file = tmp_path / "faults"
+    faults = Faults(f"@{file}")
+    for written_ns in (1, 2):
+        file.write_text("here=slow")
+        os.utime(file, ns=(written_ns, written_ns))
+        assert [faults.reach("here") for _ in range(2)] == ["slow", None]
