@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.openai.reading.hermes import START, HermesReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
@@ -31,7 +32,7 @@ class ToolFormat:
     """`marks` are shown to the reader even where they are special tokens; `signs` are
     what a template has in it, one at least, whose model writes so."""
 
-    make: Callable[[Collection[str]], Reader]  # from the names of the request's tools
+    make: Callable[[Mapping[str, Any]], Reader]  # from the parameters of the request's tools
     marks: tuple[str, ...]
     signs: tuple[str, ...]
     new_id: Callable[[], str] = long_id
