@@ -198,6 +198,9 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("{{ messages }}", None, None),
         ("<tool_call>\n{{ x }}</tool_call> <think></think>", "hermes", "think"),
         ("<tool_call>\n<function=example>", None, None),
+        ("<tool_call>\n<function=example>\n<parameter=one>", "qwen3_coder", None),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key></think>", "glm45", "think"),
+        ("Environment: ipython <function=example>{", None, None),
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
         ("Environment: ipython", "llama3_json", None),
         ("<|python_tag|> {'name': 'x', 'parameters': {}}", "llama3_json", None),
@@ -211,6 +214,25 @@ def test_the_template_tells_the_formats(
     assert tool_format("none", [template]) is None
     assert reasoning_format("none", [template]) is None
     assert tool_format("mistral", [template]) is TOOL_FORMATS["mistral"]
+
+
+async def test_bare_values_have_the_types_of_the_request_s_schemas() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    tools.append({"type": "function", "function": {"name": "g", "parameters": "no schema"}})
+    values = "\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
+    text = "".join(f"<tool_call>\n<function={name}>{values}" for name in "fg")
+    server = server_that_says(text, 3, tool_parser="qwen3_coder")
+    (choice,) = (await server.ok(PATH, messages=HELLO, tools=tools))["choices"]
+    calls = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert calls == [
+        {"name": "f", "arguments": '{"n": "1"}'},
+        {"name": "g", "arguments": '{"n": 1}'},
+    ]
+    assert choice["finish_reason"] == "tool_calls"
+    streamed, finish = message_of_events(await server.events(PATH, messages=HELLO, tools=tools))
+    assert [call["function"] for call in streamed["tool_calls"]] == calls
+    assert finish == "tool_calls"
 
 
 async def test_the_operator_decides() -> None:
