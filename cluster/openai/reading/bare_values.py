@@ -19,14 +19,15 @@ class BareValues:
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
+        self._known: dict[str, frozenset[str]] = {}  # types by argument
 
     def is_string(self, name: str) -> bool:
         """Whether the argument can be nothing else, so that any text is its value."""
-        return self._types(name) == _STRING
+        return self._types_of(name) == _STRING
 
     def as_json(self, name: str, text: str) -> str:
         """A value that has a type of the schema's; else a string, which is what was written."""
-        value, types = _value(text), self._types(name)
+        value, types = _value(text), self._types_of(name)
         kind = _type_of(value)
         if kind in types or (kind == "integer" and "number" in types):
             try:
@@ -35,10 +36,16 @@ class BareValues:
                 pass
         return json.dumps(text, ensure_ascii=False)
 
-    def _types(self, name: str) -> frozenset[str]:
+    def _types_of(self, name: str) -> frozenset[str]:
+        if name not in self._known:
+            properties = self._schema.get("properties") if isinstance(self._schema, dict) else None
+            schema = properties.get(name) if isinstance(properties, dict) else None
+            self._known[name] = self._allowed(schema)
+        return self._known[name]
+
+    def _allowed(self, schema: Any) -> frozenset[str]:
         """Every schema that this one may mean is looked at once: they may refer in circles."""
-        properties = self._schema.get("properties") if isinstance(self._schema, dict) else None
-        waiting: list[Any] = [properties.get(name) if isinstance(properties, dict) else None]
+        waiting = [schema]
         types: set[str] = set()
         seen: set[str] = set()
         while waiting:

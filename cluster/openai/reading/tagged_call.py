@@ -18,7 +18,7 @@ class Tags(NamedTuple):
     """`name` and `key` match up to what follows them, with their text as group 1."""
 
     name: re.Pattern[str]
-    before_name: re.Pattern[str]  # matches whatever `name` may begin with
+    before_name: re.Pattern[str]  # matches whatever may become `name`
     key_start: str
     key: re.Pattern[str]
     value_end: str
