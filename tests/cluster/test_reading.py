@@ -20,6 +20,7 @@ from cluster.openai.reading.parts import (
     Reader,
     Reasoning,
 )
+from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
 from cluster.openai.reading.tagged import GLM45, QWEN3_CODER, TaggedReader
 
@@ -44,6 +45,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "hermes": HermesReader,
     "llama": llama,
     "mistral": MistralReader,
+    "pythonic": lambda: PythonicReader(["f", "g", "a.b"]),
     "qwen": lambda: TaggedReader(QWEN3_CODER, TOOLS),
     "thinking": thinking(PlainReader),
     "thinking already": thinking(HermesReader, is_open=True),
@@ -147,6 +149,8 @@ CASES: list[tuple[str, str, Read]] = [
         ("", "", [("brave_search", '{"query": "a, b", "num": 2}')]),
     ),
     ("llama", "<|python_tag|>print('x')\n", ("", "<|python_tag|>print('x')\n", [])),
+    ("llama", "<|python_tag|>f.call(1)", ("", "<|python_tag|>f.call(1)", [])),
+    ("llama", "<|python_tag|>f.call()(a=1)", ("", "<|python_tag|>f.call()(a=1)", [])),
     ("qwen", QWEN, ("", "", [QWEN_READ])),
     ("qwen", f"I look.\n{QWEN}\n{QWEN}\n", ("", "I look.", [QWEN_READ] * 2)),
     (
@@ -215,6 +219,54 @@ CASES: list[tuple[str, str, Read]] = [
     ("mistral", "[TOOL_CALLS]not a name {", ("", "[TOOL_CALLS]not a name {", [])),
     ("mistral", "[TOOL_CALLS][1]", ("", "[TOOL_CALLS][1]", [])),
     ("mistral", "[TOOL_CALLS][]", ("", "", [])),
+    ("pythonic", "[g()]", ("", "", [("g", "{}")])),
+    (
+        "pythonic",
+        '\n[f(a=1, b=\'x]", ü\', c=[-1.5, {\'d\': None}, (True,)]), g(), a.b(q="""")""")]\n',
+        (
+            "",
+            "",
+            [
+                ("f", '{"a": 1, "b": "x]\\", ü", "c": [-1.5, {"d": null}, [true]]}'),
+                ("g", "{}"),
+                ("a.b", '{"q": "\\")"}'),
+            ],
+        ),
+    ),
+    (
+        "pythonic",
+        "[ f (a=true, b={'c': null},), ]",
+        ("", "", [("f", '{"a": true, "b": {"c": null}}')]),
+    ),
+    *(
+        ("pythonic", text, ("", text, []))
+        for text in (
+            "Here: [g()]",
+            "[g()] Done.",
+            "[g()",
+            "[f(a='",
+            "[f(a=1), h()]",
+            "[h(a=1), f()]",
+            "[f(1)]",
+            "[f(**{'a': 1})]",
+            "[f(a=__import__('os').getcwd())]",
+            "[f(a=b)]",
+            "[f(a={1})]",
+            "[f(a=1e999)]",
+            "[f(a=2**9)]",
+            "[f()()]",
+            "[g(), 1]",
+            "[f(a=\0)]",
+            f"[f(a={'[' * 1000})]",
+            "[1, 2]",
+            "[f](x)",
+            "[" + "f" * 300 + "()]",
+            " " * 300 + "[g()]",
+            "[]",
+            "[",
+            " ",
+        )
+    ),
     ("thinking", "<think>\nWell.\n\nSo \n</think>\n\nYes. ", ("Well.\n\nSo", "Yes. ", [])),
     ("thinking", "\n<think></think>", ("", "", [])),
     ("thinking", "<think>on and on ", ("on and on", "", [])),
@@ -239,6 +291,7 @@ fragments = st.sampled_from(
     + ['{"name": "f", "arguments": {', '"a": "b\\"', '"', "\\", " ", "\n", CALL, OTHER, BACKWARDS]
     + ['{"name": "f", "parameters": "', '"name"', ":", "{}", "word"]
     + ["<function=f>", "<parameter=string>", "<parameter=k>\n", "</parameter>", "</function>", QWEN]
+    + ["[f(a=", "'x')", "g()]", '"""']
     + ["<arg_key>string", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", GLM]
 )
 texts = st.lists(st.one_of(fragments, st.text(max_size=3)), max_size=12).map("".join)
@@ -327,6 +380,27 @@ def test_arguments_without_json_come_out_as_they_went_in(arguments: dict[str, An
         reasoning, content, found = read(TaggedReader(tags, tools), [text])
         assert (reasoning, content) == ("", "")
         assert [(name, json.loads(written)) for name, written in found] == [("f", arguments)]
+
+
+calls_by_words = st.lists(
+    st.tuples(
+        st.sampled_from("fg"), st.dictionaries(st.sampled_from(["a", "b_2", "json"]), json_values)
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=60)
+@given(calls=calls_by_words)
+def test_calls_in_python_come_out_as_they_went_in(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    written = [
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    ]
+    reasoning, content, found = read(READERS["pythonic"](), [f"[{', '.join(written)}]"])
+    assert (reasoning, content) == ("", "")
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 
 def test_nothing_waits_longer_than_it_must() -> None:

@@ -204,6 +204,7 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
         ("Environment: ipython", "llama3_json", None),
         ("<|python_tag|> {'name': 'x', 'parameters': {}}", "llama3_json", None),
+        ("Environment: ipython [func_name1(params_name1=params_value1)]", "pythonic", None),
     ],
 )
 def test_the_template_tells_the_formats(
@@ -233,6 +234,26 @@ async def test_bare_values_have_the_types_of_the_request_s_schemas() -> None:
     streamed, finish = message_of_events(await server.events(PATH, messages=HELLO, tools=tools))
     assert [call["function"] for call in streamed["tool_calls"]] == calls
     assert finish == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("end", "content", "names", "finish"),
+    [(")]", "", ["look", "buy"], "tool_calls"), ("", "[look(at='🦊'), buy(", [], "stop")],
+)
+async def test_calls_that_are_known_at_the_end_come_with_it(
+    end: str, content: str, names: list[str], finish: str
+) -> None:
+    server = server_that_says(f"[look(at='🦊'), buy({end}", 3, tool_parser="pythonic")
+    (choice,) = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"]
+    streamed, streamed_finish = message_of_events(
+        await server.events(PATH, messages=HELLO, tools=TOOLS)
+    )
+    assert choice["finish_reason"] == streamed_finish == finish
+    for message in (choice["message"], streamed):
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        assert (message["content"] or "") == content
+        assert [call["name"] for call in calls] == names
+        assert [call["arguments"] for call in calls] == ['{"at": "🦊"}', "{}"][: len(names)]
 
 
 async def test_the_operator_decides() -> None:

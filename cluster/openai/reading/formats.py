@@ -12,6 +12,7 @@ from cluster.openai.reading.hermes import END, START, HermesReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
 from cluster.openai.reading.parts import Reader
+from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks
 from cluster.openai.reading.tagged import ARGUMENT_MARKS, GLM45, QWEN3_CODER, TaggedReader
 
@@ -43,15 +44,18 @@ TOOL_FORMATS = {
     "glm45": ToolFormat(lambda tools: TaggedReader(GLM45, tools), (START, END, *ARGUMENT_MARKS)),
     "mistral": ToolFormat(lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), _short_id),
     "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
+    "pythonic": ToolFormat(PythonicReader, ()),
 }
 # The first that a template has in it tells what its model writes: kin of Qwen 3 Coder and GLM use
-# Hermes's marks too, and functions in tags of other kinds are nothing that is read here.
+# Hermes's marks too, and functions in tags of other kinds are nothing that is read here. Llama's
+# templates for Python have all that its others have.
 _SIGNS = (
     ("<parameter=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
     ("<function=", NONE),
     (START, "hermes"),
     (MARKER, "mistral"),
+    ("[func_name1(", "pythonic"),
     (PYTHON_TAG, "llama3_json"),
     ("Environment: ipython", "llama3_json"),
 )
