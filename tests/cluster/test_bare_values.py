@@ -45,6 +45,7 @@ NODE = {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}, {"type": "object"}
         ({"allOf": [{"$ref": "#/$defs/Text"}]}, "1", "1"),
         ({"$ref": "#/$defs/Node"}, "null", None),
         ({"$ref": "#/$defs/Node"}, "1", "1"),
+        ({"$ref": "#/$defs/Alias"}, "1", "1"),
         ({"$ref": "#/$defs/Circle"}, "1", 1),
         ({"$ref": "elsewhere"}, "1", 1),
         ({"$ref": "#/$defs/Text/type/0"}, "1", 1),
@@ -58,6 +59,7 @@ NODE = {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}, {"type": "object"}
 def test_a_value_has_a_type_of_its_schema_or_is_text(schema: Any, text: str, value: Any) -> None:
     circle = {"$ref": "#/$defs/Circle"}
     shared = {"Node": NODE, "Text": {"type": "string"}, "Circle": circle}
+    shared["Alias"] = {"$ref": "#/$defs/Text"}
     values = BareValues({"properties": {"x": schema}, "$defs": shared})
     read = json.loads(values.as_json("x", text))
     assert (read, type(read)) == (value, type(value))

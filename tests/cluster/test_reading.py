@@ -220,6 +220,7 @@ CASES: list[tuple[str, str, Read]] = [
     ("mistral", "[TOOL_CALLS][1]", ("", "[TOOL_CALLS][1]", [])),
     ("mistral", "[TOOL_CALLS][]", ("", "", [])),
     ("pythonic", "[g()]", ("", "", [("g", "{}")])),
+    ("pythonic", " [g()] ", ("", "", [("g", "{}")])),
     (
         "pythonic",
         '\n[f(a=1, b=\'x]", ü\', c=[-1.5, {\'d\': None}, (True,)]), g(), a.b(q="""")""")]\n',
@@ -420,6 +421,22 @@ def test_nothing_waits_longer_than_it_must() -> None:
         CallArguments(0, '{"string": "a'),
     ]
     assert reader.push("b</") == [CallArguments(0, "\\nb")]
+
+
+@pytest.mark.parametrize(
+    ("reader", "text"),
+    [
+        ("qwen", f"<tool_call><function={'f' * 300}"),
+        ("qwen", "<tool_call><function=f>what"),
+        ("glm", f"<tool_call>{'f' * 300}"),
+        ("glm", "<tool_call>not a name"),
+        ("pythonic", f"[{'f' * 300}"),
+        ("pythonic", "[h("),
+    ],
+)
+def test_what_cannot_become_a_call_waits_for_nothing(reader: str, text: str) -> None:
+    parts = READERS[reader]().push(text)
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == text
 
 
 @pytest.mark.parametrize(
