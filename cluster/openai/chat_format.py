@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from cluster.openai.reading.forced import ArrayReader, NamedReader
 from cluster.openai.reading.formats import (
@@ -26,7 +27,7 @@ from engine.text.tokenizer import Tokenizer
 class Reading:
     """What one request's answers are read for."""
 
-    tools: frozenset[str] | None = None  # names; None: no calls are looked for
+    tools: Mapping[str, Any] | None = None  # parameters by name; None: no calls are looked for
     must_call: bool = False  # by a grammar: the answer is calls, as JSON
     only_call: str | None = None  # of this function, and the answer is its arguments
     one_call: bool = False  # further ones are not shown
@@ -62,16 +63,16 @@ class ChatFormat:
         shows_reasoning: bool,
     ) -> Reading | None:
         """None: answers are content and nothing else."""
-        names = None if choice.names is None else frozenset(choice.names)
+        tools = choice.parameters
         if choice.must_call:
-            return Reading(names, must_call=True, only_call=choice.name, one_call=one_call)
+            return Reading(tools, must_call=True, only_call=choice.name, one_call=one_call)
         if self.tools is None:
-            names = None
-        if names is None and self.reasoning is None:
+            tools = None
+        if tools is None and self.reasoning is None:
             return None
         is_open = self.reasoning is not None and self.reasoning.is_open_in(prompt)
         return Reading(
-            names,
+            tools,
             one_call=one_call,
             reasoning_is_open=is_open,
             shows_reasoning=shows_reasoning,

@@ -47,8 +47,11 @@ class ToolChoice(NamedTuple):
         return cls(tools, must_call=True, name=name)
 
     @property
-    def names(self) -> Sequence[str] | None:
-        return None if self.tools is None else _names(self.tools)
+    def parameters(self) -> Mapping[str, Any] | None:
+        """By name, as the client wrote them: no schemas, maybe, where no grammar needs them."""
+        if self.tools is None:
+            return None
+        return {_name(tool): tool["function"].get("parameters") for tool in self.tools}
 
     def schema(self, *, one_call: bool) -> dict[str, Any]:
         """JSON schema of the whole answer: a function's arguments, or an array of calls."""

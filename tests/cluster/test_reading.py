@@ -20,10 +20,16 @@ from cluster.openai.reading.parts import (
     Reader,
     Reasoning,
 )
+from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
+from cluster.openai.reading.tagged import GLM45, QWEN3_CODER, TaggedReader
 
 Read = tuple[str, str, list[tuple[str, str]]]
 THINK = Marks("<think>", "</think>")
+
+
+TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
+TOOLS = {"f": {"properties": {kind: {"type": kind} for kind in TYPES}}, "g": None}
 
 
 def llama() -> Reader:
@@ -35,9 +41,12 @@ def thinking(content: Callable[[], Reader], *, is_open: bool = False) -> Callabl
 
 
 READERS: dict[str, Callable[[], Reader]] = {
+    "glm": lambda: TaggedReader(GLM45, TOOLS),
     "hermes": HermesReader,
     "llama": llama,
     "mistral": MistralReader,
+    "pythonic": lambda: PythonicReader(["f", "g", "a.b"]),
+    "qwen": lambda: TaggedReader(QWEN3_CODER, TOOLS),
     "thinking": thinking(PlainReader),
     "thinking already": thinking(HermesReader, is_open=True),
 }
@@ -73,6 +82,27 @@ def objects(*calls: tuple[str, Any], key: str = "arguments") -> list[str]:
 CALL, OTHER = objects(("f", {"a": [1, {"b": '}"\\'}]}), ("g", {}))
 WHOLE = [("f", '{"a": [1, {"b": "}\\"\\\\"}]}'), ("g", "{}")]
 BACKWARDS = '{"arguments": {"x": "{"}, "name": "f"}'
+QWEN = """<tool_call>
+<function=f>
+<parameter=string>
+if a < 1:
+    print("</param")
+
+</parameter>
+<parameter=integer>
+12
+</parameter>
+</function>
+</tool_call>"""
+QWEN_READ = ("f", '{"string": "if a < 1:\\n    print(\\"</param\\")\\n", "integer": 12}')
+GLM = """<tool_call>f
+<arg_key>string</arg_key>
+<arg_value>12
+</arg_value>
+<arg_key>object</arg_key>
+<arg_value>{"ü": [1, {"b": "</arg_key>"}]}</arg_value>
+</tool_call>"""
+GLM_READ = ("f", '{"string": "12\\n", "object": {"ü": [1, {"b": "</arg_key>"}]}}')
 CASES: list[tuple[str, str, Read]] = [
     ("hermes", "no call  \n", ("", "no call  \n", [])),
     ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", ("", "", WHOLE[:1])),
@@ -119,6 +149,64 @@ CASES: list[tuple[str, str, Read]] = [
         ("", "", [("brave_search", '{"query": "a, b", "num": 2}')]),
     ),
     ("llama", "<|python_tag|>print('x')\n", ("", "<|python_tag|>print('x')\n", [])),
+    ("llama", "<|python_tag|>f.call(1)", ("", "<|python_tag|>f.call(1)", [])),
+    ("llama", "<|python_tag|>f.call()(a=1)", ("", "<|python_tag|>f.call()(a=1)", [])),
+    ("qwen", QWEN, ("", "", [QWEN_READ])),
+    ("qwen", f"I look.\n{QWEN}\n{QWEN}\n", ("", "I look.", [QWEN_READ] * 2)),
+    (
+        "qwen",
+        "<tool_call><function=g></function></tool_call>\nDone. ",
+        ("", "\nDone.", [("g", "{}")]),
+    ),
+    (
+        "qwen",
+        "<tool_call><function=f><parameter=boolean>\nTrue\n</parameter></tool_call> So",
+        ("", " So", [("f", '{"boolean": true}')]),
+    ),
+    (
+        "qwen",
+        "<tool_call><function=f><parameter=array>['a']</parameter>\nno more\n</function>",
+        ("", "\nno more\n</function>", [("f", '{"array": ["a"]}')]),
+    ),
+    (
+        "qwen",
+        "<tool_call><function=h><parameter=a>\n[1\n</parameter><parameter=b>1</parameter></function>",
+        ("", "", [("h", '{"a": "[1", "b": 1}')]),
+    ),
+    (
+        "qwen",
+        "<tool_call><function=f><parameter=string>\n\n</parameter></function>",
+        ("", "", [("f", '{"string": ""}')]),
+    ),
+    ("qwen", QWEN[: QWEN.index("1:")], ("", "", [("f", '{"string": "if a < ')])),
+    ("qwen", QWEN[: QWEN.index("\n12")], ("", "", [("f", QWEN_READ[1].rpartition(",")[0])])),
+    ("qwen", "<tool_call>\n<function=f>\n", ("", "<tool_call>\n<function=f>\n", [])),
+    ("qwen", "<tool_call><function=f>what?", ("", "<tool_call><function=f>what?", [])),
+    ("qwen", "<tool_call><function=f\n>x", ("", "<tool_call><function=f\n>x", [])),
+    ("qwen", f"a <tool_call>b {QWEN}", ("", "a <tool_call>b", [QWEN_READ])),
+    ("qwen", f"<tool_call>{CALL}</tool_call>", ("", f"<tool_call>{CALL}</tool_call>", [])),
+    (
+        "qwen",
+        f"<tool_call><function={'f' * 300}></function>",
+        ("", f"<tool_call><function={'f' * 300}></function>", []),
+    ),
+    (
+        "qwen",
+        f"<tool_call><function=g><parameter={'k' * 300}>1</parameter>",
+        ("", f"<parameter={'k' * 300}>1</parameter>", [("g", "{}")]),
+    ),
+    ("glm", GLM, ("", "", [GLM_READ])),
+    ("glm", f"I look.\n{GLM}\n{GLM} Well", ("", "I look. Well", [GLM_READ] * 2)),
+    ("glm", "<tool_call>g\n</tool_call>\n", ("", "", [("g", "{}")])),
+    (
+        "glm",
+        "<tool_call>f<arg_key>null</arg_key><arg_value>null</arg_value> so </tool_call>",
+        ("", " so </tool_call>", [("f", '{"null": null}')]),
+    ),
+    ("glm", GLM[:-12], ("", "", [("f", GLM_READ[1][:-1])])),
+    ("glm", "<tool_call>g", ("", "<tool_call>g", [])),
+    ("glm", "<tool_call>not a name<arg_key>", ("", "<tool_call>not a name<arg_key>", [])),
+    ("glm", f"<tool_call>{CALL}</tool_call>", ("", f"<tool_call>{CALL}</tool_call>", [])),
     ("mistral", f"[TOOL_CALLS][{CALL}, {OTHER}]", ("", "", WHOLE)),
     ("mistral", f"So:\n[TOOL_CALLS] [{CALL}]", ("", "So:", WHOLE[:1])),
     (
@@ -131,6 +219,55 @@ CASES: list[tuple[str, str, Read]] = [
     ("mistral", "[TOOL_CALLS]not a name {", ("", "[TOOL_CALLS]not a name {", [])),
     ("mistral", "[TOOL_CALLS][1]", ("", "[TOOL_CALLS][1]", [])),
     ("mistral", "[TOOL_CALLS][]", ("", "", [])),
+    ("pythonic", "[g()]", ("", "", [("g", "{}")])),
+    ("pythonic", " [g()] ", ("", "", [("g", "{}")])),
+    (
+        "pythonic",
+        '\n[f(a=1, b=\'x]", ü\', c=[-1.5, {\'d\': None}, (True,)]), g(), a.b(q="""")""")]\n',
+        (
+            "",
+            "",
+            [
+                ("f", '{"a": 1, "b": "x]\\", ü", "c": [-1.5, {"d": null}, [true]]}'),
+                ("g", "{}"),
+                ("a.b", '{"q": "\\")"}'),
+            ],
+        ),
+    ),
+    (
+        "pythonic",
+        "[ f (a=true, b={'c': null},), ]",
+        ("", "", [("f", '{"a": true, "b": {"c": null}}')]),
+    ),
+    *(
+        ("pythonic", text, ("", text, []))
+        for text in (
+            "Here: [g()]",
+            "[g()] Done.",
+            "[g()",
+            "[f(a='",
+            "[f(a=1), h()]",
+            "[h(a=1), f()]",
+            "[f(1)]",
+            "[f(**{'a': 1})]",
+            "[f(a=__import__('os').getcwd())]",
+            "[f(a=b)]",
+            "[f(a={1})]",
+            "[f(a=1e999)]",
+            "[f(a=2**9)]",
+            "[f()()]",
+            "[g(), 1]",
+            "[f(a=\0)]",
+            f"[f(a={'[' * 1000})]",
+            "[1, 2]",
+            "[f](x)",
+            "[" + "f" * 300 + "()]",
+            " " * 300 + "[g()]",
+            "[]",
+            "[",
+            " ",
+        )
+    ),
     ("thinking", "<think>\nWell.\n\nSo \n</think>\n\nYes. ", ("Well.\n\nSo", "Yes. ", [])),
     ("thinking", "\n<think></think>", ("", "", [])),
     ("thinking", "<think>on and on ", ("on and on", "", [])),
@@ -154,6 +291,9 @@ fragments = st.sampled_from(
     + ["<think>", "</think>", "<tool_", "[TOOL", "f", "g.call(a=1)", "{", "}", "[", "]", ";", ","]
     + ['{"name": "f", "arguments": {', '"a": "b\\"', '"', "\\", " ", "\n", CALL, OTHER, BACKWARDS]
     + ['{"name": "f", "parameters": "', '"name"', ":", "{}", "word"]
+    + ["<function=f>", "<parameter=string>", "<parameter=k>\n", "</parameter>", "</function>", QWEN]
+    + ["[f(a=", "'x')", "g()]", '"""']
+    + ["<arg_key>string", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", GLM]
 )
 texts = st.lists(st.one_of(fragments, st.text(max_size=3)), max_size=12).map("".join)
 
@@ -208,6 +348,62 @@ def test_calls_come_out_as_they_went_in(
         assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 
+def printed(value: Any) -> str:
+    """As Qwen's template prints a value."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+@settings(max_examples=60)
+@given(
+    arguments=st.dictionaries(
+        st.text("ab ü.", min_size=1), json_values | st.floats(allow_nan=False, allow_infinity=False)
+    )
+)
+@example(arguments={"a": "\n", "b": "1", " ": "null", "ü": "</parameter ></arg_value"})
+def test_arguments_without_json_come_out_as_they_went_in(arguments: dict[str, Any]) -> None:
+    kinds = dict(zip((str, int, float, bool, type(None), list, dict), TYPES, strict=True))
+    types = {name: {"type": kinds[type(value)]} for name, value in arguments.items()}
+    tools = {"f": {"type": "object", "properties": types}}
+    qwen = "".join(
+        f"<parameter={name}>\n{printed(value)}\n</parameter>\n" for name, value in arguments.items()
+    )
+    glm = "".join(
+        f"<arg_key>{name}</arg_key>\n"
+        f"<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+        for name, value in arguments.items()
+    )
+    for tags, text in (
+        (QWEN3_CODER, f"<tool_call>\n<function=f>\n{qwen}</function>\n</tool_call>"),
+        (GLM45, f"<tool_call>f\n{glm}</tool_call>"),
+    ):
+        reasoning, content, found = read(TaggedReader(tags, tools), [text])
+        assert (reasoning, content) == ("", "")
+        assert [(name, json.loads(written)) for name, written in found] == [("f", arguments)]
+
+
+calls_by_words = st.lists(
+    st.tuples(
+        st.sampled_from("fg"), st.dictionaries(st.sampled_from(["a", "b_2", "json"]), json_values)
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=60)
+@given(calls=calls_by_words)
+def test_calls_in_python_come_out_as_they_went_in(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    written = [
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    ]
+    reasoning, content, found = read(READERS["pythonic"](), [f"[{', '.join(written)}]"])
+    assert (reasoning, content) == ("", "")
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+
+
 def test_nothing_waits_longer_than_it_must() -> None:
     """Content comes at once but for what may be a mark, arguments as they are written."""
     reader = HermesReader()
@@ -219,13 +415,40 @@ def test_nothing_waits_longer_than_it_must() -> None:
         CallArguments(0, '{"a"'),
     ]
     assert reader.push(": 1") == [CallArguments(0, ": 1")]
-
-
-def test_a_long_answer_is_read_in_no_time() -> None:
-    """Work for each piece does not grow with what has been read."""
-    text = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 200_000
-    reader = HermesReader()
-    parts = [
-        part for start in range(0, len(text), 4) for part in reader.push(text[start : start + 4])
+    reader = TaggedReader(QWEN3_CODER, TOOLS)
+    assert reader.push("<tool_call><function=f><parameter=string>\na\n") == [
+        CallStart(0, "f"),
+        CallArguments(0, '{"string": "a'),
     ]
+    assert reader.push("b</") == [CallArguments(0, "\\nb")]
+
+
+@pytest.mark.parametrize(
+    ("reader", "text"),
+    [
+        ("qwen", f"<tool_call><function={'f' * 300}"),
+        ("qwen", "<tool_call><function=f>what"),
+        ("glm", f"<tool_call>{'f' * 300}"),
+        ("glm", "<tool_call>not a name"),
+        ("pythonic", f"[{'f' * 300}"),
+        ("pythonic", "[h("),
+    ],
+)
+def test_what_cannot_become_a_call_waits_for_nothing(reader: str, text: str) -> None:
+    parts = READERS[reader]().push(text)
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == text
+
+
+@pytest.mark.parametrize(
+    ("reader", "start"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "'),
+        ("qwen", "<tool_call><function=f><parameter=string>"),
+    ],
+)
+def test_a_long_answer_is_read_in_no_time(reader: str, start: str) -> None:
+    """Work for each piece does not grow with what has been read."""
+    text = start + "x" * 200_000
+    reading = READERS[reader]()
+    parts = [part for at in range(0, len(text), 4) for part in reading.push(text[at : at + 4])]
     assert len(parts) > 40_000

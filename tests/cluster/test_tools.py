@@ -198,9 +198,13 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("{{ messages }}", None, None),
         ("<tool_call>\n{{ x }}</tool_call> <think></think>", "hermes", "think"),
         ("<tool_call>\n<function=example>", None, None),
+        ("<tool_call>\n<function=example>\n<parameter=one>", "qwen3_coder", None),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key></think>", "glm45", "think"),
+        ("Environment: ipython <function=example>{", None, None),
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
         ("Environment: ipython", "llama3_json", None),
         ("<|python_tag|> {'name': 'x', 'parameters': {}}", "llama3_json", None),
+        ("Environment: ipython [func_name1(params_name1=params_value1)]", "pythonic", None),
     ],
 )
 def test_the_template_tells_the_formats(
@@ -211,6 +215,45 @@ def test_the_template_tells_the_formats(
     assert tool_format("none", [template]) is None
     assert reasoning_format("none", [template]) is None
     assert tool_format("mistral", [template]) is TOOL_FORMATS["mistral"]
+
+
+async def test_bare_values_have_the_types_of_the_request_s_schemas() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    tools.append({"type": "function", "function": {"name": "g", "parameters": "no schema"}})
+    values = "\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
+    text = "".join(f"<tool_call>\n<function={name}>{values}" for name in "fg")
+    server = server_that_says(text, 3, tool_parser="qwen3_coder")
+    (choice,) = (await server.ok(PATH, messages=HELLO, tools=tools))["choices"]
+    calls = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert calls == [
+        {"name": "f", "arguments": '{"n": "1"}'},
+        {"name": "g", "arguments": '{"n": 1}'},
+    ]
+    assert choice["finish_reason"] == "tool_calls"
+    streamed, finish = message_of_events(await server.events(PATH, messages=HELLO, tools=tools))
+    assert [call["function"] for call in streamed["tool_calls"]] == calls
+    assert finish == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("end", "content", "names", "finish"),
+    [(")]", "", ["look", "buy"], "tool_calls"), ("", "[look(at='🦊'), buy(", [], "stop")],
+)
+async def test_calls_that_are_known_at_the_end_come_with_it(
+    end: str, content: str, names: list[str], finish: str
+) -> None:
+    server = server_that_says(f"[look(at='🦊'), buy({end}", 3, tool_parser="pythonic")
+    (choice,) = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"]
+    streamed, streamed_finish = message_of_events(
+        await server.events(PATH, messages=HELLO, tools=TOOLS)
+    )
+    assert choice["finish_reason"] == streamed_finish == finish
+    for message in (choice["message"], streamed):
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        assert (message["content"] or "") == content
+        assert [call["name"] for call in calls] == names
+        assert [call["arguments"] for call in calls] == ['{"at": "🦊"}', "{}"][: len(names)]
 
 
 async def test_the_operator_decides() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from cluster.openai.reading.hermes import START, HermesReader
+from cluster.openai.reading.hermes import END, START, HermesReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
 from cluster.openai.reading.parts import Reader
+from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks
+from cluster.openai.reading.tagged import ARGUMENT_MARKS, GLM45, QWEN3_CODER, TaggedReader
 
 AUTO, NONE = "auto", "none"
 _ALPHANUMERIC = string.ascii_letters + string.digits
@@ -28,41 +31,48 @@ def _short_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`marks` are shown to the reader even where they are special tokens; `signs` are
-    what a template has in it, one at least, whose model writes so."""
+    """`marks` are shown to the reader even where they are special tokens."""
 
-    make: Callable[[Collection[str]], Reader]  # from the names of the request's tools
+    make: Callable[[Mapping[str, Any]], Reader]  # from the parameters of the request's tools
     marks: tuple[str, ...]
-    signs: tuple[str, ...]
     new_id: Callable[[], str] = long_id
 
 
 TOOL_FORMATS = {
-    "hermes": ToolFormat(lambda tools: HermesReader(), (START,), (START,)),
-    "mistral": ToolFormat(
-        lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), (MARKER,), _short_id
-    ),
-    "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,), (PYTHON_TAG, "Environment: ipython")),
+    "hermes": ToolFormat(lambda tools: HermesReader(), (START,)),
+    "qwen3_coder": ToolFormat(lambda tools: TaggedReader(QWEN3_CODER, tools), (START,)),
+    "glm45": ToolFormat(lambda tools: TaggedReader(GLM45, tools), (START, END, *ARGUMENT_MARKS)),
+    "mistral": ToolFormat(lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), _short_id),
+    "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
+    "pythonic": ToolFormat(PythonicReader, ()),
 }
+# The first that a template has in it tells what its model writes: kin of Qwen 3 Coder and GLM use
+# Hermes's marks too, and functions in tags of other kinds are nothing that is read here. Llama's
+# templates for Python have all that its others have.
+_SIGNS = (
+    ("<parameter=", "qwen3_coder"),
+    ("<arg_key>", "glm45"),
+    ("<function=", NONE),
+    (START, "hermes"),
+    (MARKER, "mistral"),
+    ("[func_name1(", "pythonic"),
+    (PYTHON_TAG, "llama3_json"),
+    ("Environment: ipython", "llama3_json"),
+)
 REASONING_FORMATS = {
     "think": Marks("<think>", "</think>"),
     "mistral": Marks("[THINK]", "[/THINK]"),
     "seed": Marks("<seed:think>", "</seed:think>"),
     "kimi": Marks("◁think▷", "◁/think▷"),
 }
-# Qwen 3 Coder and its kin write XML between Hermes's marks.
-_OTHER_SIGNS = ("<function=", "<arg_key>")
 
 
 def tool_format(name: str, templates: Iterable[str]) -> ToolFormat | None:
     """None: what models write about tools stays text."""
-    if name != AUTO:
-        return TOOL_FORMATS.get(name)
-    text = "\n".join(templates)
-    if any(sign in text for sign in _OTHER_SIGNS):
-        return None
-    formats = TOOL_FORMATS.values()
-    return next((one for one in formats if any(sign in text for sign in one.signs)), None)
+    if name == AUTO:
+        text = "\n".join(templates)
+        name = next((format_name for sign, format_name in _SIGNS if sign in text), NONE)
+    return TOOL_FORMATS.get(name)
 
 
 def reasoning_format(name: str, templates: Iterable[str]) -> Marks | None:

@@ -3,13 +3,12 @@ several with semicolons between them; after <|python_tag|> also `tool.call(query
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Collection
 
 from cluster.openai.reading.marked import MarkedReader, State
 from cluster.openai.reading.parts import CallArguments, CallStart, Part
+from cluster.openai.reading.python_call import PythonCall, python_calls
 
 PYTHON_TAG = "<|python_tag|>"
 _BUILT_IN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\.call(\(.*\))\s*", re.DOTALL)
@@ -56,15 +55,7 @@ class Llama3Reader(MarkedReader):
         return True
 
 
-def _built_in_call(code: str) -> tuple[str, str] | None:
+def _built_in_call(code: str) -> PythonCall | None:
     match = _BUILT_IN.fullmatch(code)
-    if match is None:
-        return None
-    try:
-        call = ast.parse(f"f{match[2]}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            return None
-        values = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
-        return match[1], json.dumps(values, ensure_ascii=False)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
+    calls = python_calls(match[1] + match[2]) if match else None
+    return calls[0] if calls else None

@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from cluster.openai.reading.call_object import CallObject, NamedCall
 from cluster.openai.reading.parts import Content, Part, partial_at_end, split_space
+from cluster.openai.reading.tagged_call import TaggedCall
 
 
 class State(Enum):
@@ -31,7 +32,7 @@ class MarkedReader(ABC):
         self._text = ""  # not read yet
         self._held = ""  # read, and content unless a call follows
         self._num_calls = 0
-        self._call: CallObject | NamedCall | None = None
+        self._call: CallObject | NamedCall | TaggedCall | None = None
 
     def push(self, text: str) -> list[Part]:
         self._text += text

@@ -1,0 +1,58 @@
+"""Tool calls between tags, without any JSON but in their values, as Qwen 3 Coder and GLM 4.5 write
+them:
+
+<tool_call>
+<function=NAME>
+<parameter=KEY>
+VALUE
+</parameter>
+</function>
+</tool_call>
+
+<tool_call>NAME
+<arg_key>KEY</arg_key>
+<arg_value>VALUE</arg_value>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.openai.reading.hermes import END, HermesReader
+from cluster.openai.reading.marked import State
+from cluster.openai.reading.parts import Part
+from cluster.openai.reading.tagged_call import TaggedCall, Tags
+
+ARGUMENT_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+QWEN3_CODER = Tags(
+    name=re.compile(r"\s*<function=([^<>\s]+)>\s*(?=<parameter=|</function>)"),
+    before_name=re.compile(r"\s*(?:<[^<>]*(?:>\s*(?:<[^<>]*)?)?)?"),
+    key_start="<parameter=",
+    key=re.compile(r"<parameter=([^<>]+)>(?:\n|(?=[^\n]))"),
+    value_end="</parameter>",
+    end="</function>",
+    line="\n",
+)
+GLM45 = Tags(
+    name=re.compile(r"\s*([^<>\s]+)\s*(?=<arg_key>|</tool_call>)"),
+    before_name=re.compile(r"\s*[^<>\s]*\s*(?:<[^<>]*)?"),
+    key_start="<arg_key>",
+    key=re.compile(r"<arg_key>([^<>]+)</arg_key>\s*<arg_value>"),
+    value_end="</arg_value>",
+    end=END,
+)
+
+
+class TaggedReader(HermesReader):
+    def __init__(self, tags: Tags, tools: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._tags = tags
+        self._tools = tools
+
+    def _read_marked(self, parts: list[Part]) -> bool:
+        self._call = TaggedCall(self._num_calls, self._tags, self._tools)
+        self._state = State.CALL
+        return True
