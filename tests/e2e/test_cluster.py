@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -258,6 +260,24 @@ def test_a_decode_worker_that_is_killed_costs_no_request_and_is_used_again(
     kill(cluster.replicas("decode")[:1])
     assert load.results() == expected
     wait_until(lambda: bool(set(usable_workers(cluster)) - set(known)), BACK_S)
+    wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said)
+
+
+def test_a_decode_worker_that_hangs_costs_no_request_and_is_replaced(
+    cluster: Cluster, expected: list[tuple[str, int]]
+) -> None:
+    """It is stopped for good, and so says nothing, neither to Serve nor to Ray, which are to kill
+    it: told to end, it would never do so."""
+    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
+    before = by_replica(cluster, "drawn_tokens_total", "decode").keys()
+    num_moved = total(page_of(cluster), "reroutes_total")
+    hung = cluster.replicas("decode")[0]
+    load = Load(cluster)
+    os.kill(hung, signal.SIGSTOP)
+    assert load.results() == expected
+    assert total(page_of(cluster), "reroutes_total") > num_moved
+    wait_until(lambda: hung not in cluster.replicas("decode"), BACK_S, cluster.controller_log)
+    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
     wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said)
 
 
