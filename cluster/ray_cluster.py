@@ -48,6 +48,11 @@ HAPROXY_SETTINGS = {
     # A front that was killed is missed at the third check.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
+CONTROLLER_SETTINGS = {
+    # One that answers no check would be given as long to end as the longest request may take, and
+    # keep its device from the replica that is to take its place.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+}
 _OWN_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_DEDUP_LOGS": "0",
@@ -155,7 +160,8 @@ def _start(num_cpus: int, folder: Path, ports: ExitStack) -> None:
     it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
-    for name, value in {**_OWN_SETTINGS, **front_settings(folder, ports)}.items():
+    settings = {**_OWN_SETTINGS, **CONTROLLER_SETTINGS, **front_settings(folder, ports)}
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())
     try:

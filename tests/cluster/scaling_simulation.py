@@ -90,6 +90,7 @@ class DecodeWorkers:
     max_num_seqs: int = 32
     kv_tokens: int = 16_000
     running: list[list[float]] = field(default_factory=list)  # done, whole
+    nums_waiting: list[int] = field(default_factory=list)  # of each step, for room
 
     def step(self, arrivals: Sequence[float], num_workers: int) -> tuple[WorkerLoad, IngressLoad]:
         self.running += [[0.0, num_tokens] for num_tokens in arrivals]
@@ -110,6 +111,7 @@ class DecodeWorkers:
             step_load_s=self.sequence_s * num_running,
         )
         num_waiting = len(self.running) - num_running
+        self.nums_waiting.append(num_waiting)
         each = 500 + self.running[-1][1] / 2 if num_waiting else 0.0
         return load, NOTHING._replace(
             num_sequences=num_waiting,

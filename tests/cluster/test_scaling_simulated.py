@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -80,7 +81,7 @@ def test_a_random_load_is_not_chased(name: str, load: float, seed: int) -> None:
     assert len(late) <= 4, run.changes
     assert all(abs(change.after - change.before) == 1 for change in late), run.changes
     if isinstance(workers, PrefillWorkers):
-        assert in_95_of_100(workers) <= 2.0
+        assert in_95_of_100(workers.waits_s) <= 2.0
 
 
 @SLOW
@@ -90,7 +91,7 @@ def test_workers_that_cannot_be_busy_all_the_time_are_full_sooner(load: float, s
     workers = PrefillWorkers(efficiency=0.7)
     rate = 0.7 * load / PROMPT_S
     run = simulate(workers, at_random(random.Random(seed), rate, PROMPT_S), 3600)
-    assert in_95_of_100(workers) <= 2.0
+    assert in_95_of_100(workers.waits_s) <= 2.0
     assert len(run.changes_after(1800)) <= 4, run.changes
 
 
@@ -116,28 +117,56 @@ def test_a_load_that_ends_leaves_the_least() -> None:
     assert all(change.after < change.before for change in run.changes_after(310))
 
 
-def test_recorded_load_is_held() -> None:
-    """Forty minutes of conversations, as one worker computes 20,000 prompt tokens a second."""
+class Second(NamedTuple):
+    """Of the recorded load."""
+
+    num_requests: int
+    prompt_tokens: int
+    answer_tokens: int
+
+
+def recorded(works: Callable[[Second], float]) -> Arrivals:
+    """Forty minutes of conversations; `works`: what all requests of a second ask of a pool."""
     lines = [line for line in RECORDED.read_text().splitlines() if not line.startswith("#")]
-    rows = {int(line.split(",")[0]): [int(word) for word in line.split(",")[1:]] for line in lines}
+    numbers = [[int(word) for word in line.split(",")] for line in lines]
+    seconds = {row[0]: Second(*row[1:]) for row in numbers}
 
     def arrivals(now: float) -> Sequence[float]:
-        if now % 1 or int(now) not in rows:
+        second = None if now % 1 else seconds.get(int(now))
+        if second is None:
             return ()
-        num_requests, prompt_tokens, _ = rows[int(now)]
-        return [prompt_tokens / 20_000 / num_requests] * num_requests
+        return [works(second) / second.num_requests] * second.num_requests
 
+    return arrivals
+
+
+def test_recorded_prompts_are_held() -> None:
+    """One worker computes 20,000 tokens of them a second."""
+    arrivals = recorded(lambda second: second.prompt_tokens / 20_000)
     workers = PrefillWorkers()
     run = simulate(workers, arrivals, 2400, startup_s=30)
-    assert in_95_of_100(workers) <= 2.0
+    assert in_95_of_100(workers.waits_s) <= 2.0
     assert len(run.changes_after(600)) <= 4, run.changes
     assert sum(run.targets) / len(run.targets) < 5
     two = PrefillWorkers()
     simulate(two, arrivals, 2400, most=2, target=2)
-    assert in_95_of_100(two) > 20.0
+    assert in_95_of_100(two.waits_s) > 20.0
 
 
-def in_95_of_100(workers: PrefillWorkers) -> float:
-    """The wait, in seconds, once the pool has settled."""
-    late = sorted(workers.waits_s[len(workers.waits_s) // 4 :])
+def test_recorded_answers_are_held() -> None:
+    """A full worker draws 430 tokens of them a second: by the mean, 2.6 of them are just enough."""
+    arrivals = recorded(lambda second: second.answer_tokens)
+    workers = DecodeWorkers()
+    run = simulate(workers, arrivals, 2400, startup_s=30)
+    assert in_95_of_100(workers.nums_waiting) == 0
+    assert len(run.changes_after(600)) <= 4, run.changes
+    assert sum(run.targets) / len(run.targets) < 5
+    two = DecodeWorkers()
+    simulate(two, arrivals, 2400, most=2, target=2)
+    assert in_95_of_100(two.nums_waiting) > 1000
+
+
+def in_95_of_100(of_steps: Sequence[float]) -> float:
+    """The wait, in seconds or in sequences, once the pool has settled."""
+    late = sorted(of_steps[len(of_steps) // 4 :])
     return late[int(0.95 * len(late))]

@@ -17,7 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 from cluster import api_keys
 from cluster.app import shutdown_limit_s
 from cluster.cluster_args import ClusterArgs
-from cluster.ray_cluster import HAPROXY_SETTINGS
+from cluster.ray_cluster import CONTROLLER_SETTINGS, HAPROXY_SETTINGS
 from protos import secret
 from tests.deploy.crd import ray_service_schema
 from tests.deploy.wheel import ROOT, build_wheel, packages
@@ -112,9 +112,9 @@ def test_each_pool_has_a_node_type_of_its_own() -> None:
 @pytest.mark.parametrize(
     "name", ["serve.yaml", "ray-cluster.yaml", "ray-local.yaml", "rayservice.yaml"]
 )
-def test_nodes_have_the_front_that_kvrelay_serve_has(name: str) -> None:
+def test_nodes_have_what_kvrelay_serve_has(name: str) -> None:
     text = (DEPLOY / name).read_text()
-    for setting, value in HAPROXY_SETTINGS.items():
+    for setting, value in {**HAPROXY_SETTINGS, **CONTROLLER_SETTINGS}.items():
         said = re.findall(rf'\b{setting}(?:=|, value: ")([\w.]+)', text)
         assert set(said) == {value}, setting
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,10 @@ from tests.e2e.tokens import TokenClient
 
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
 NUM_TOKENS = 256
+NUM_LONG_PROMPTS = 8
+_LONG_TEXT = "".join(
+    f"def function_{number}(argument, other):\n    return\n" for number in range(90)
+)
 MOST_ASKED_AGAIN = 2  # of the hundreds of requests of a rollout
 # Between two requests of one asker, so that those who start meanwhile have cores to start on.
 PAUSE_S, LONG_PAUSE_S = 0.5, 1.0  # after a short answer, and after a long one
@@ -127,6 +132,30 @@ class Load:
             None if is_lost else answer.result()
             for is_lost, answer in zip(lost, self.answers, strict=True)
         ]
+
+
+def unread_prompt() -> str:
+    """Long, and no worker has seen it."""
+    return f"# {uuid.uuid4()}\n{_LONG_TEXT}"
+
+
+def short_answer(cluster: Cluster, prompt: str) -> str:
+    said = body(prompt, max_tokens=4)
+    response = http.post(f"{cluster.url}/v1/completions", json=said, timeout=60)
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+@contextmanager
+def asking_to_read(cluster: Cluster) -> Iterator[dict[str, str]]:
+    """Unread prompts, all at once; their answers are there at the end."""
+    prompts = [unread_prompt() for _ in range(NUM_LONG_PROMPTS)]
+    answers: dict[str, str] = {}
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        asked = {prompt: threads.submit(short_answer, cluster, prompt) for prompt in prompts}
+        yield answers
+        answers |= {prompt: answer.result() for prompt, answer in asked.items()}
 
 
 @contextmanager

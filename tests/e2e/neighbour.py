@@ -40,9 +40,19 @@ class Neighbour(NamedTuple):
         found = json.loads(_said("ip", "-json", "-4", "address", "show", "scope", "global"))
         addresses = [self.address, *(one["local"] for link in found for one in link["addr_info"])]
         order = json.dumps([addresses, sorted(ports)])
-        # From its network alone: files under /tmp, where this may be, are its own.
-        inside = ["nsenter", "-t", str(self.host.pid), "--net", f"--wd={ROOT}"]
-        return set(json.loads(_said(*inside, sys.executable, "-m", "tests.e2e.neighbour", order)))
+        inside = self._inside(sys.executable, "-m", "tests.e2e.neighbour", order)
+        return set(json.loads(_said(*inside)))
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._inside(*command), stdout=subprocess.PIPE)
+
+    def unplug(self) -> None:
+        """Nobody is told: what it sends or is sent is lost."""
+        self.host.run("ip", "link", "set", "eth0", "down")
+
+    def _inside(self, *command: str) -> list[str]:
+        """From its network alone: files under /tmp, where this may be, are its own."""
+        return ["nsenter", "-t", str(self.host.pid), "--net", f"--wd={ROOT}", *command]
 
 
 @contextmanager

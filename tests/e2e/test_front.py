@@ -27,13 +27,15 @@ from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
 from tests.cluster.test_hostile import GOOD as STRANGE_BODIES
 from tests.cluster.test_hostile import PATHS, broken, check
-from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, page_of, wait_until
+from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, page_of, total, wait_until
+from tests.e2e.neighbour import neighbour, why_none
 
 KEY, HURRIED, PATIENT = "sk-of-one-caller", "sk-of-a-hurried-one", "sk-of-a-patient-one"
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
 STRANGE = [f"sk-of-a-strange-one-{number}" for number in range(10)]
 RATE = 50
 CLIENT_S = 2  # that the front waits for a client
+LET_GO_S = 15.0  # of one that is gone, and of what had room on the way to it
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +239,31 @@ def test_who_sends_half_or_stops_to_read_is_let_go(cluster: Cluster) -> None:
         unread = everything(reader)
         assert not unread.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert post(cluster, GOOD).status_code == 200
+
+
+def test_who_is_gone_without_a_word_is_let_go(cluster: Cluster) -> None:
+    """Unplugged in the middle of a stream, which would take a while yet: nothing comes back for
+    what is sent, and so in the end there is no room for more."""
+    if why := why_none():
+        pytest.skip(why)
+    url, said = urlsplit(cluster.url), json.dumps({**LONG, "stream": True})
+    num_left = num_aborted(cluster)
+    with neighbour() as other:
+        words = ["curl", "-sSN", f"http://{other.address}:{url.port}/v1/completions"]
+        client = other.start(*words, "-H", f"Authorization: Bearer {KEY}", "-d", said)
+        assert client.stdout is not None
+        assert client.stdout.readline().startswith(b"data: {")
+        other.unplug()
+        try:
+            wait_until(lambda: is_idle(page_of(cluster)), LET_GO_S)
+        finally:
+            client.kill()
+            client.communicate()
+    assert num_aborted(cluster) == num_left + 16  # choices
+
+
+def num_aborted(cluster: Cluster) -> float:
+    return total(page_of(cluster), "request_success_total", 'finished_reason="abort"')
 
 
 def test_who_waits_is_not_let_go(cluster: Cluster) -> None:
