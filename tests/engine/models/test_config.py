@@ -249,7 +249,7 @@ def test_description(tmp_path: Path) -> None:
 
 
 def test_descriptions_names_and_defaults_need_no_torch(tmp_path: Path) -> None:
-    """The HTTP front and `kvrelay plan` read them."""
+    """The HTTP front reads them."""
     (tmp_path / "config.json").write_text(json.dumps(GEMMA3))
     program = """if True:
         import sys
