@@ -27,6 +27,7 @@ from engine.sizing import (
 )
 from kv_cache.layout import KvGroup
 from tests.engine.models_on_disk import make_tiny
+from tests.populating import may_populate
 
 MIB, GIB = 1 << 20, 1 << 30
 # 2 billion parameters in bf16; 64 KiB of cache a token, so a longest sequence has half a GiB
@@ -234,7 +235,9 @@ def test_a_start_says_what_there_was_and_what_became_of_it(
     monkeypatch.setattr(engine_module, "memory_of", memory)
     with caplog.at_level("INFO"):
         engine = Engine.create(config)
+        engine.touching.join(60)
     engine.close()
+    assert ("4.0 MiB of cache touched in" in caplog.text) == may_populate()
     assert asked == [torch.device("cpu")] * 3, "before loading, to size the cache, at the end"
     weights = engine.info.model.num_parameters * 4
     assert (
