@@ -25,6 +25,7 @@ from engine.sizing import (
     decide_shape,
     find_device,
     gpu_cache_bytes,
+    gpu_share,
     gpu_step_bytes,
     memory_of,
 )
@@ -89,7 +90,7 @@ def plan_capacity(
         dtype=shape.dtype_name,
         weight_bytes=weights,
         memory_bytes=memory.available_bytes,
-        gpu_memory_utilization=config.gpu_memory_utilization if on_gpu else None,
+        gpu_memory_utilization=gpu_share(config) if on_gpu else None,
         step_bytes=gpu_step_bytes(config, shape, model) if on_gpu else 0,
         cache_bytes=left,
         default_cache_bytes=left if on_gpu else cpu_cache_bytes(shape, model, left),

@@ -29,6 +29,7 @@ FORMAT_NAMES = {
     "int8": "int8",
 }
 
+GPU_MEMORY_UTILIZATION = 0.9
 DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 # A CPU's cache is modest unless asked for: its pages are slow to come the first time, and the
 # machine has other work. One longest sequence fits in any case.
@@ -66,6 +67,12 @@ def decide_shape(
 ) -> EngineShape:
     """`device`: instead of the one found here, where plans are made for another machine."""
     device = device or find_device(config)
+    if device.type != "cuda" and config.gpu_memory_utilization is not None:
+        raise ConfigError(
+            "gpu_memory_utilization",
+            f"{config.gpu_memory_utilization}, and the device is {device.type}, whose cache"
+            " kv_cache_memory_bytes sizes",
+        )
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     kv_dtype = dtype if config.kv_cache_format == "auto" else config.kv_cache_format
     if kv_dtype in DTYPES and kv_dtype != dtype:
@@ -139,8 +146,12 @@ def gpu_cache_bytes(
 ) -> int:
     """What the share leaves beside weights and steps: of one too small, less than nothing."""
     used = memory.total_bytes - memory.available_bytes + to_load_bytes
-    share = int(memory.total_bytes * config.gpu_memory_utilization)
+    share = int(memory.total_bytes * gpu_share(config))
     return share - used - gpu_step_bytes(config, shape, model)
+
+
+def gpu_share(config: EngineConfig) -> float:
+    return config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION  # it is never 0
 
 
 def cpu_cache_bytes(shape: EngineShape, model: ModelDescription, left: int) -> int:
@@ -251,7 +262,7 @@ def _too_small(config: EngineConfig, memory: Memory, left: int, least: int) -> s
     """`left`: beside weights and steps, of the whole device."""
     total = memory.total_bytes
     problem = (
-        f"{config.gpu_memory_utilization} of {format_bytes(total)} leaves nothing for the cache:"
+        f"{gpu_share(config)} of {format_bytes(total)} leaves nothing for the cache:"
         f" weights, steps and what others hold take {format_bytes(total - left)}"
     )
     share = math.ceil((total - left + least) / total * 100) / 100

@@ -48,8 +48,7 @@ WEIGHTS = weight_bytes(MODEL, torch.bfloat16, ReferenceKernels())
 
 
 def shape_of(config: EngineConfig, device: str) -> EngineShape:
-    shape = decide_shape(replace(config, device="cpu", block_size=16), MODEL)
-    return replace(shape, device=torch.device(device))
+    return decide_shape(replace(config, block_size=16), MODEL, torch.device(device))
 
 
 def refusal(
@@ -132,6 +131,16 @@ def test_a_gpu_that_is_too_small_is_told_so() -> None:
     assert "set it" not in str(error)
     assert "a sequence of the longest needs 514.0 MiB" in str(error)
     assert refusal(EngineConfig(), "cuda", Memory(3 * GIB, 5 * GIB)).field == "model"
+
+
+def test_a_share_of_a_gpu_is_refused_where_there_is_none() -> None:
+    """Whatever it is: the default's 0.9 would do nothing there either."""
+    for share in (0.5, 0.9):
+        with pytest.raises(ConfigError, match="kv_cache_memory_bytes") as caught:
+            shape_of(EngineConfig(gpu_memory_utilization=share), "cpu")
+        assert caught.value.field == "gpu_memory_utilization"
+    assert shape_of(EngineConfig(), "cpu").device.type == "cpu"
+    assert shape_of(EngineConfig(gpu_memory_utilization=0.5), "cuda").device.type == "cuda"
 
 
 def test_a_cpus_cache_is_modest() -> None:
