@@ -45,7 +45,8 @@ class EngineParts:
     cache: KvCache
     slabs: tuple[KvSlab, ...]  # the cache's memory, one for each group
     runner: ModelRunner
-    closing: threading.Event  # ends what still touches the slabs
+    touching: threading.Thread  # of the slabs; runs until all of them are in memory
+    closing: threading.Event  # ends it
 
 
 def assemble(config: EngineConfig, info: EngineInfo, model: CausalModel) -> EngineParts:
@@ -56,12 +57,12 @@ def assemble(config: EngineConfig, info: EngineInfo, model: CausalModel) -> Engi
     ]
     host_slabs = _host_slabs(config, info)
     closing = threading.Event()
-    touch_in_background(slabs + host_slabs, closing)
+    touching = touch_in_background(slabs + host_slabs, closing)
     cache = _make_cache(config, info)
     swap = SwapSpace([s.num_blocks for s in host_slabs] or [0] * len(slabs))
     scheduler = Scheduler(_limits(config, info), cache, swap)
     runner = _make_runner(config, info, model, slabs, host_slabs)
-    return EngineParts(scheduler, cache, tuple(slabs), runner, closing)
+    return EngineParts(scheduler, cache, tuple(slabs), runner, touching, closing)
 
 
 def _make_cache(config: EngineConfig, info: EngineInfo) -> KvCache:

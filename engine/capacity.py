@@ -1,9 +1,14 @@
-"""What a model needs and what fits, from its description alone."""
+"""What a model needs and what fits, from its description alone, as an engine would decide it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.kernels.registry import load_kernels
 from engine.memory import (
     CachePlan,
     bytes_needed,
@@ -12,10 +17,19 @@ from engine.memory import (
     plan_cache,
 )
 from engine.models.interface import ModelDescription
-from kv_cache.layout import KV_FORMATS, BlockLayout, KvFormat
-
-# int4 is one whose blocks the layout knows and whose kernels are still to come
-SERVED_FORMATS = ("fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8")
+from engine.sizing import (
+    FORMAT_NAMES,
+    EngineShape,
+    Memory,
+    cpu_cache_bytes,
+    decide_shape,
+    find_device,
+    gpu_cache_bytes,
+    gpu_share,
+    gpu_step_bytes,
+    memory_of,
+)
+from kv_cache.layout import KV_FORMATS, BlockLayout
 
 
 @dataclass(frozen=True)
@@ -23,10 +37,11 @@ class FormatCapacity:
     """What one KV format makes of a memory; the counts are None where not even one fits."""
 
     kv_format: str
-    served: bool
+    served: bool  # by the engine, with the weights in this type
     bytes_per_token: int  # of a sequence short enough that every layer keeps all of it
     block_bytes: int  # of all groups
     num_blocks: tuple[int, ...] | None  # of each group
+    num_tokens: int | None  # that the cache holds, of any sequences
     num_sequences: int | None  # of `context_tokens` each, at once
     problem: str | None = None
 
@@ -38,9 +53,14 @@ class Capacity:
     architecture: str
     native: bool
     num_parameters: int
+    device: str
+    dtype: str
     weight_bytes: int
     memory_bytes: int
-    cache_bytes: int  # what the weights leave
+    gpu_memory_utilization: float | None  # None on a CPU
+    step_bytes: int  # that a GPU keeps free
+    cache_bytes: int  # what all that leaves
+    default_cache_bytes: int  # what the engine takes of it where it is not told
     context_tokens: int
     block_size: int
     formats: tuple[FormatCapacity, ...]
@@ -50,55 +70,101 @@ class Capacity:
 
 
 def plan_capacity(
-    model: ModelDescription,
-    weight_bytes: int,
-    memory_bytes: int,
-    context_tokens: int,
-    block_size: int,
-    chunk_tokens: int,
+    config: EngineConfig, model: ModelDescription, memory_bytes: int | None
 ) -> Capacity:
-    cache_bytes = max(memory_bytes - weight_bytes, 0)
-    chunk = min(chunk_tokens, context_tokens)
-    formats = tuple(
-        _format_capacity(model, kv_format, cache_bytes, context_tokens, block_size, chunk)
-        for kv_format in KV_FORMATS.values()
-    )
+    """Of `max_model_len` tokens a sequence. The device that the configuration names need not be
+    here, if its memory is told; that of None is what is available here."""
+    device = find_device(config) if config.device == "auto" else torch.device(config.device)
+    shape = decide_shape(config, model, device)
+    memory = _memory(device, memory_bytes)
+    weights = weight_bytes(config, shape, model)
+    on_gpu = device.type == "cuda"
+    left = max(memory.available_bytes - weights, 0)
+    if on_gpu:
+        left = max(gpu_cache_bytes(config, shape, model, memory, weights), 0)
     return Capacity(
         architecture=model.architecture,
         native=model.native,
         num_parameters=model.num_parameters,
-        weight_bytes=weight_bytes,
-        memory_bytes=memory_bytes,
-        cache_bytes=cache_bytes,
-        context_tokens=context_tokens,
-        block_size=block_size,
-        formats=formats,
+        device=device.type,
+        dtype=shape.dtype_name,
+        weight_bytes=weights,
+        memory_bytes=memory.available_bytes,
+        gpu_memory_utilization=gpu_share(config) if on_gpu else None,
+        step_bytes=gpu_step_bytes(config, shape, model) if on_gpu else 0,
+        cache_bytes=left,
+        default_cache_bytes=left if on_gpu else cpu_cache_bytes(shape, model, left),
+        context_tokens=shape.max_model_len,
+        block_size=shape.block_size,
+        formats=tuple(
+            _format_capacity(
+                replace(shape, kv_format=kv_format),
+                model,
+                left,
+                _is_served(config, model, device, kv_format.name),
+            )
+            for kv_format in KV_FORMATS.values()
+        ),
     )
 
 
+def weight_bytes(config: EngineConfig, shape: EngineShape, model: ModelDescription) -> int:
+    """As an engine has them. Kernels for a GPU, which never copy, cannot be made without one."""
+    copies_tied = (
+        model.num_tied > 0
+        and shape.device.type == "cpu"
+        and load_kernels(config.kernels, shape.device).copies_tied(shape.dtype)
+    )
+    return model.weight_bytes(shape.dtype.itemsize, copies_tied)
+
+
+def _memory(device: torch.device, given_bytes: int | None) -> Memory:
+    if given_bytes is not None:
+        return Memory(given_bytes, given_bytes)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("memory", "must be given: torch sees no 'cuda' here to ask for it")
+    return memory_of(device)
+
+
+def _is_served(
+    config: EngineConfig, model: ModelDescription, device: torch.device, kv_format: str
+) -> bool:
+    names = [name for name, format in FORMAT_NAMES.items() if format == kv_format]
+    if not names:
+        return False  # one whose blocks the layout knows and whose kernels are still to come
+    try:
+        decide_shape(replace(config, kv_cache_dtype=names[0]), model, device)
+    except ConfigError as error:
+        if error.field != "kv_cache_dtype":
+            raise
+        return False
+    return True
+
+
 def _format_capacity(
-    model: ModelDescription,
-    kv_format: KvFormat,
-    cache_bytes: int,
-    context_tokens: int,
-    block_size: int,
-    chunk_tokens: int,
+    shape: EngineShape, model: ModelDescription, cache_bytes: int, served: bool
 ) -> FormatCapacity:
-    layouts = [BlockLayout(group, block_size, kv_format) for group in model.groups]
+    layouts = [BlockLayout(group, shape.block_size, shape.kv_format) for group in model.groups]
     block_bytes = sum(layout.blob_bytes for layout in layouts)
-    problem = _problem(layouts, cache_bytes, context_tokens, chunk_tokens)
+    problem = _problem(layouts, cache_bytes, shape.max_model_len, shape.chunk_tokens)
     plan: CachePlan | None = None
     if problem is None:
         plan = plan_cache(
-            model.groups, kv_format, block_size, cache_bytes, context_tokens, chunk_tokens
+            model.groups,
+            shape.kv_format,
+            shape.block_size,
+            cache_bytes,
+            shape.max_model_len,
+            shape.chunk_tokens,
         )
     return FormatCapacity(
-        kv_format=kv_format.name,
-        served=kv_format.name in SERVED_FORMATS,
-        bytes_per_token=block_bytes // block_size,
+        kv_format=shape.kv_format.name,
+        served=served,
+        bytes_per_token=block_bytes // shape.block_size,
         block_bytes=block_bytes,
         num_blocks=None if plan is None else plan.num_blocks,
-        num_sequences=None if plan is None else plan.num_sequences(context_tokens),
+        num_tokens=None if plan is None else plan.num_tokens,
+        num_sequences=None if plan is None else plan.num_sequences(shape.max_model_len),
         problem=problem,
     )
 

@@ -69,7 +69,7 @@ def read_safetensors_header(path: Path) -> SafetensorsFile:
         raise ModelError(f"{path}: cannot be read: {error}") from error
     try:
         entries = json.loads(header)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: its header is not valid JSON: {error}") from error
     if not isinstance(entries, dict):
         raise ModelError(f"{path}: its header is not an object")

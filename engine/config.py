@@ -43,7 +43,9 @@ class EngineConfig:
         ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"),
     )
     kv_cache_memory_bytes: int | None = _knob(None, "size of the cache; overrides the share")
-    gpu_memory_utilization: float = _knob(0.9, "share of a GPU's memory for weights and cache")
+    gpu_memory_utilization: float | None = _knob(
+        None, "share of a GPU's memory for weights and cache; by default 0.9"
+    )
     max_model_len: int | None = _knob(None, "longest prompt and answer together, in tokens")
     enable_prefix_caching: bool = _knob(True, "keep full blocks for prompts that share them")
     eviction_policy: str = _knob(
@@ -98,7 +100,8 @@ class EngineConfig:
             raise ConfigError("max_model_len", "1, must be at least 2: a prompt and an answer")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError("seed", "must be an integer of 64 bits")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
             raise ConfigError("gpu_memory_utilization", "must be above 0 and at most 1")
         if not 0 <= self.watermark < 0.5:
             raise ConfigError("watermark", f"{self.watermark}, must be in 0 .. 0.5")

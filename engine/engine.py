@@ -77,6 +77,7 @@ class Engine:
         self._cache = parts.cache
         self._runner = parts.runner
         self.slabs = parts.slabs  # read and written by peers too, as they hold blocks
+        self.touching = parts.touching  # to be joined by whoever measures what comes after it
         self._closing = parts.closing
         self._ahead = info.shape.async_scheduling
         self._in_flight: Flight | None = None

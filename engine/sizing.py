@@ -29,6 +29,7 @@ FORMAT_NAMES = {
     "int8": "int8",
 }
 
+GPU_MEMORY_UTILIZATION = 0.9
 DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 # A CPU's cache is modest unless asked for: its pages are slow to come the first time, and the
 # machine has other work. One longest sequence fits in any case.
@@ -61,8 +62,17 @@ class EngineShape:
         return next(name for name, dtype in DTYPES.items() if dtype is self.dtype)
 
 
-def decide_shape(config: EngineConfig, model: ModelDescription) -> EngineShape:
-    device = find_device(config)
+def decide_shape(
+    config: EngineConfig, model: ModelDescription, device: torch.device | None = None
+) -> EngineShape:
+    """`device`: instead of the one found here, where plans are made for another machine."""
+    device = device or find_device(config)
+    if device.type != "cuda" and config.gpu_memory_utilization is not None:
+        raise ConfigError(
+            "gpu_memory_utilization",
+            f"{config.gpu_memory_utilization}, and the device is {device.type}, whose cache"
+            " kv_cache_memory_bytes sizes",
+        )
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     kv_dtype = dtype if config.kv_cache_format == "auto" else config.kv_cache_format
     if kv_dtype in DTYPES and kv_dtype != dtype:
@@ -127,6 +137,28 @@ def gpu_step_bytes(config: EngineConfig, shape: EngineShape, model: ModelDescrip
     )
 
 
+def gpu_cache_bytes(
+    config: EngineConfig,
+    shape: EngineShape,
+    model: ModelDescription,
+    memory: Memory,
+    to_load_bytes: int = 0,
+) -> int:
+    """What the share leaves beside weights and steps: of one too small, less than nothing."""
+    used = memory.total_bytes - memory.available_bytes + to_load_bytes
+    share = int(memory.total_bytes * gpu_share(config))
+    return share - used - gpu_step_bytes(config, shape, model)
+
+
+def gpu_share(config: EngineConfig) -> float:
+    return config.gpu_memory_utilization or GPU_MEMORY_UTILIZATION  # it is never 0
+
+
+def cpu_cache_bytes(shape: EngineShape, model: ModelDescription, left: int) -> int:
+    """Of what the weights leave."""
+    return min(max(_least(shape, model), CPU_CACHE_BYTES), int(left * CPU_CACHE_SHARE))
+
+
 def size_cache(
     config: EngineConfig,
     shape: EngineShape,
@@ -148,14 +180,13 @@ def size_cache(
                 f"{format_bytes(budget)}, and {format_bytes(left)} are available{beside}",
             )
     elif shape.device.type == "cuda":
-        for_steps = gpu_step_bytes(config, shape, model)
-        left -= for_steps
-        budget = _gpu_budget(config, memory, to_load_bytes + for_steps)
+        left -= gpu_step_bytes(config, shape, model)
+        budget = gpu_cache_bytes(config, shape, model, memory, to_load_bytes)
         if budget <= 0:
             least = _least(shape, model)
             raise ConfigError("gpu_memory_utilization", _too_small(config, memory, left, least))
     else:
-        budget = min(max(_least(shape, model), CPU_CACHE_BYTES), int(left * CPU_CACHE_SHARE))
+        budget = cpu_cache_bytes(shape, model, left)
     return plan_cache(
         model.groups,
         shape.kv_format,
@@ -201,11 +232,6 @@ def _least(shape: EngineShape, model: ModelDescription) -> int:
     return bytes_needed(layouts, shape.max_model_len, shape.chunk_tokens)
 
 
-def _gpu_budget(config: EngineConfig, memory: Memory, to_come_bytes: int) -> int:
-    used = memory.total_bytes - memory.available_bytes + to_come_bytes
-    return int(memory.total_bytes * config.gpu_memory_utilization) - used
-
-
 def _no_room(shape: EngineShape, model: ModelDescription, available: int, weights: int) -> str:
     if not weights:
         return "nothing is left of the memory beside its weights"
@@ -236,7 +262,7 @@ def _too_small(config: EngineConfig, memory: Memory, left: int, least: int) -> s
     """`left`: beside weights and steps, of the whole device."""
     total = memory.total_bytes
     problem = (
-        f"{config.gpu_memory_utilization} of {format_bytes(total)} leaves nothing for the cache:"
+        f"{gpu_share(config)} of {format_bytes(total)} leaves nothing for the cache:"
         f" weights, steps and what others hold take {format_bytes(total - left)}"
     )
     share = math.ceil((total - left + least) / total * 100) / 100

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _LAST = 19  # of all nicenesses
 
 
-def touch_in_background(slabs: Sequence[KvSlab], closing: threading.Event) -> None:
+def touch_in_background(slabs: Sequence[KvSlab], closing: threading.Event) -> threading.Thread:
     """From the start on, since the first touch of memory may be slower than a prompt; where the
     cores are few, after all else that wants them.
 
@@ -32,6 +32,7 @@ def touch_in_background(slabs: Sequence[KvSlab], closing: threading.Event) -> No
 
     thread.start()
     atexit.register(end)
+    return thread
 
 
 def _touch(slabs: Sequence[KvSlab], closing: threading.Event) -> None:

@@ -46,7 +46,6 @@ WITHOUT_TORCH = (
     "router",
     "protos",
     "kv_cache",
-    "engine.capacity",
     "engine.checkpoint",
     "engine.config",
     "engine.control_groups",

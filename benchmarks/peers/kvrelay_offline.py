@@ -1,7 +1,6 @@
 """Our engine under measure, with the settings a user gets."""
 
 import logging
-import threading
 from importlib.metadata import version
 
 from benchmarks.child import SideInfo, arguments, serve
@@ -39,9 +38,7 @@ def start() -> tuple[KvrelaySide, SideInfo]:
     logging.basicConfig(level=logging.INFO)
     engine = Engine.create(EngineConfig(model=args.model, kv_cache_memory_bytes=args.kv_bytes))
     if args.settled:
-        for thread in threading.enumerate():
-            if thread.name == "touch-cache":
-                thread.join()
+        engine.touching.join()
     info = engine.info
     weights = info.model.num_parameters * info.shape.dtype.itemsize
     return KvrelaySide(engine), SideInfo(version("kvrelay"), weights, info.cache.num_bytes)

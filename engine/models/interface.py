@@ -1,6 +1,6 @@
 """What a model offers the runner, and what is known of it before any weight is read.
 
-Importable without torch: `kvrelay plan` and the HTTP front read descriptions only.
+Importable without torch: the HTTP front reads descriptions only.
 """
 
 from __future__ import annotations

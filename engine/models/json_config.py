@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 from engine.errors import ModelError
+
+MOST = 2**31 - 1  # of what is counted: far beyond every model
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -18,7 +22,7 @@ def read_json_object(path: Path) -> dict[str, object]:
         raise ModelError(f"{path}: cannot be read: {error}") from error
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers too long for int, too many brackets
         raise ModelError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds a {type(value).__name__}, an object is needed")
@@ -55,7 +59,7 @@ class JsonConfig:
     def _missing(self, key: str, needed: str) -> ModelError:
         return self.fail(key, f"missing, {needed} is needed")
 
-    def optional_integer(self, key: str, minimum: int = 1) -> int | None:
+    def optional_integer(self, key: str, minimum: int = 1, maximum: int = MOST) -> int | None:
         value = self.raw(key)
         if value is None:
             return None
@@ -63,10 +67,14 @@ class JsonConfig:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.fail(key, f"{value!r}, must be an integer of at least {minimum}")
+        if value > maximum:
+            raise self.fail(key, f"{value}, must be at most {maximum}")
         return value
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        value = self.optional_integer(key, minimum)
+    def integer(
+        self, key: str, default: int | None = None, minimum: int = 1, maximum: int = MOST
+    ) -> int:
+        value = self.optional_integer(key, minimum, maximum)
         if value is None:
             value = default
         if value is None:
@@ -78,7 +86,7 @@ class JsonConfig:
         value = self.raw(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not _is_positive(value):
             raise self.fail(key, f"{value!r}, must be a positive number")
         return float(value)
 
@@ -108,9 +116,7 @@ class JsonConfig:
         value = self.raw(key)
         if value is None:
             raise self._missing(key, "a list of numbers")
-        if not isinstance(value, list) or not all(
-            isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in value
-        ):
+        if not isinstance(value, list) or not all(map(_is_positive, value)):
             raise self.fail(key, "must be a list of positive numbers")
         return tuple(float(v) for v in value)
 
@@ -129,3 +135,10 @@ class JsonConfig:
         if not isinstance(value, dict):
             raise self.fail(key, f"{value!r}, must be an object")
         return JsonConfig(value, f"{self.where}: {key}")
+
+
+def _is_positive(value: object) -> TypeGuard[int | float]:
+    """And finite, as a float: JSON's whole numbers have no end."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value <= sys.float_info.max

@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from engine.models.json_config import JsonConfig
 
+MOST_LAYERS = 10_000  # far beyond every model: each of them is described, and built
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
@@ -20,7 +21,7 @@ class WindowRule(Enum):
 
 
 def layer_windows(config: JsonConfig, rule: WindowRule) -> tuple[int | None, ...]:
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.integer("num_hidden_layers", maximum=MOST_LAYERS)
     if rule is WindowRule.NONE:
         return (None,) * num_layers
     window = config.optional_integer("sliding_window")

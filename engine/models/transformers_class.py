@@ -12,6 +12,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.model_source import ModelSource
+from engine.models.layer_types import MOST_LAYERS
 from engine.models.parse_config import architecture_of
 
 _TOKEN_MIXERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
@@ -49,6 +50,9 @@ def transformers_class(source: ModelSource) -> TransformersClass:
     if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         raise _refusal(architecture, "is not a causal language model")
     model_class = getattr(transformers, architecture)
+    names = model_class.config_class.attribute_map  # of what the class calls otherwise
+    for name in ("num_hidden_layers", names.get("num_hidden_layers", "num_hidden_layers")):
+        config_json.optional_integer(name, maximum=MOST_LAYERS)
     with reported(architecture):
         config = model_class.config_class.from_pretrained(source.folder)
     _refuse(architecture, model_class, config)

@@ -3,18 +3,17 @@
 import json
 import subprocess
 import sys
-from itertools import product
+from contextlib import suppress
+from dataclasses import fields
 
 import pytest
 
 from cluster.cli import main
-from cluster.commands.plan import weight_bytes
-from engine import sizing
 from engine.config import EngineConfig
-from engine.kernels import registry
-from engine.kernels.reference import ReferenceKernels
+from engine.errors import ConfigError
 from engine.model_source import resolve_model
 from engine.models.describe import describe
+from engine.sizing import decide_shape
 from kv_cache.layout import KV_FORMATS
 
 
@@ -28,35 +27,43 @@ def plan(*arguments: str) -> int:
 
 def test_the_table_names_every_format() -> None:
     command = [sys.executable, "-m", "cluster.cli", "plan", "bundled"]
-    command += ["--memory", "1GiB", "--context", "1024"]
+    command += ["--device", "cuda", "--memory", "1GiB", "--context", "1024"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
     assert set(KV_FORMATS) <= rows
+    heads = next(line for line in done.stdout.splitlines() if line.startswith("KV format"))
+    assert heads.split()[-3:] == ["blocks", "tokens", "sequences"]
 
 
 def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("--memory", "1GiB", "--context", "1024", "--json") == 0
+    assert plan("--device", "cpu", "--memory", "1GiB", "--context", "1024", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cache_bytes"] == (1 << 30) - found["weight_bytes"]
     bf16 = next(row for row in found["formats"] if row["kv_format"] == "bf16")
     (num_blocks,) = bf16["num_blocks"]
     assert num_blocks == found["cache_bytes"] // bf16["block_bytes"]
+    assert bf16["num_tokens"] == (num_blocks - 1) * found["block_size"]
     blocks_of_one = 1024 // found["block_size"] + 1
     assert bf16["num_sequences"] == (num_blocks - 1) // blocks_of_one
 
 
-def test_weights_are_counted_as_an_engine_here_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an embedding that is the head too, with kernels that need it twice."""
-    kernels = ReferenceKernels()
-    monkeypatch.setattr(registry, "load_kernels", lambda *_: kernels)
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
+def test_served_is_what_an_engine_would_take(
+    capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
+    assert plan("--memory", "1GiB", "--dtype", dtype, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["formats"]
     model = describe(resolve_model("bundled"))
-    assert model.num_tied
-    for copies, dtype in product((False, True), ("bfloat16", "float32")):
-        monkeypatch.setattr(kernels, "copies_tied", lambda _, copies=copies: copies)
-        there = sizing.weight_bytes(model, sizing.DTYPES[dtype], kernels)
-        assert weight_bytes(model, EngineConfig(dtype=dtype)) == there
+    taken = set()
+    (knob,) = (knob for knob in fields(EngineConfig) if knob.name == "kv_cache_dtype")
+    for name in knob.metadata["choices"]:
+        with suppress(ConfigError):
+            shape = decide_shape(EngineConfig(dtype=dtype, kv_cache_dtype=name), model)
+            taken.add(shape.kv_format.name)
+    assert {row["kv_format"] for row in found if row["served"]} == taken
+    assert len(taken) == 4, "the weights' own and three quantised ones"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +73,7 @@ def test_weights_are_counted_as_an_engine_here_has_them(monkeypatch: pytest.Monk
         (["--context", "1000000"], "context"),
         (["--block-size", "17"], "block_size"),
         (["--dtype", "int8"], "dtype"),
+        (["--device", "tpu"], "device"),
     ],
 )
 def test_a_wrong_value_is_named(

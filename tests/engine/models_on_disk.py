@@ -35,6 +35,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Those that fewer tests go through: our decoder's other families, and the ways of transformers.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": (
+        "Qwen2Config",
+        {
+            "num_hidden_layers": 2,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3": ("Qwen3Config", {"num_hidden_layers": 2}),
     "phi3": ("Phi3Config", {"num_hidden_layers": 2, "pad_token_id": 0}),
     "gemma2": (
@@ -92,5 +101,8 @@ def make_tiny(name: str, folder: Path, **changes: Any) -> TinyModel:
     torch.manual_seed(7)
     config = getattr(transformers, config_class)(**{**COMMON, **extra, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias"):  # which begin as zeros, as if there were none
+            torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return TinyModel(name, folder)

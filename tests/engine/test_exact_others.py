@@ -23,6 +23,7 @@ MODES = {
     "gemma2": "recompute",
     "gpt2": "recompute",
     "phi3": "swap",
+    "qwen2": "swap",
     "qwen3": "recompute",
 }
 
@@ -64,4 +65,4 @@ def test_what_these_are_here_for(tiny: TinyModel) -> None:
     """Our decoder's and transformers', with one group and with two."""
     model = describe(ModelSource(tiny.name, tiny.folder))
     assert model.native is (tiny.name not in ("gpt2", "cohere2"))
-    assert len(model.groups) == (2 if tiny.name in ("gemma2", "cohere2") else 1)
+    assert len(model.groups) == (2 if tiny.name in ("gemma2", "cohere2", "qwen2") else 1)

@@ -2,10 +2,8 @@
 
 import pytest
 
-from engine.capacity import plan_capacity
 from engine.errors import ConfigError
 from engine.memory import plan_cache
-from engine.models.interface import ModelDescription
 from kv_cache.cache import KvCache
 from kv_cache.config import CacheConfig
 from kv_cache.layout import KV_FORMATS, KvGroup
@@ -69,29 +67,3 @@ def test_tokens_are_those_of_the_layers_that_see_everything_if_there_are_any() -
     wider = KvGroup((24,), 2, (64, 64), window=1024)
     local = plan_cache([LOCAL, wider], BF16, 16, 512 * MIB, 32768, 512)
     assert local.num_tokens == (min(local.num_blocks) - 1) * 16
-
-
-def test_capacity_counts_formats_that_are_only_planned() -> None:
-    model = ModelDescription(
-        architecture="LlamaForCausalLM",
-        native=True,
-        vocab_size=1000,
-        hidden_size=64,
-        num_layers=4,
-        num_heads=2,
-        mlp_size=128,
-        max_model_len=4096,
-        dtype="bfloat16",
-        num_parameters=10_000_000,
-        groups=(KvGroup(tuple(range(32)), 8, (128, 128)),),
-    )
-    capacity = plan_capacity(model, 20_000_000, 4096 * MIB, 1024, 16, 512)
-    by_name = {row.kv_format: row for row in capacity.formats}
-    assert capacity.cache_bytes == 4096 * MIB - 20_000_000
-    assert by_name["bf16"].bytes_per_token == 32 * 8 * 2 * 128 * 2
-    assert by_name["fp8_e4m3"].bytes_per_token == 32 * 8 * 2 * (128 + 4), "a scale a head"
-    assert {name for name, row in by_name.items() if row.served} == {*by_name} - {"int4"}
-    fp8, bf16 = by_name["fp8_e4m3"].num_sequences, by_name["bf16"].num_sequences
-    assert fp8 is not None
-    assert bf16 is not None
-    assert fp8 > 1.8 * bf16

@@ -27,6 +27,7 @@ from engine.sizing import (
 )
 from kv_cache.layout import KvGroup
 from tests.engine.models_on_disk import make_tiny
+from tests.populating import may_populate
 
 MIB, GIB = 1 << 20, 1 << 30
 # 2 billion parameters in bf16; 64 KiB of cache a token, so a longest sequence has half a GiB
@@ -47,8 +48,7 @@ WEIGHTS = weight_bytes(MODEL, torch.bfloat16, ReferenceKernels())
 
 
 def shape_of(config: EngineConfig, device: str) -> EngineShape:
-    shape = decide_shape(replace(config, device="cpu", block_size=16), MODEL)
-    return replace(shape, device=torch.device(device))
+    return decide_shape(replace(config, block_size=16), MODEL, torch.device(device))
 
 
 def refusal(
@@ -131,6 +131,16 @@ def test_a_gpu_that_is_too_small_is_told_so() -> None:
     assert "set it" not in str(error)
     assert "a sequence of the longest needs 514.0 MiB" in str(error)
     assert refusal(EngineConfig(), "cuda", Memory(3 * GIB, 5 * GIB)).field == "model"
+
+
+def test_a_share_of_a_gpu_is_refused_where_there_is_none() -> None:
+    """Whatever it is: the default's 0.9 would do nothing there either."""
+    for share in (0.5, 0.9):
+        with pytest.raises(ConfigError, match="kv_cache_memory_bytes") as caught:
+            shape_of(EngineConfig(gpu_memory_utilization=share), "cpu")
+        assert caught.value.field == "gpu_memory_utilization"
+    assert shape_of(EngineConfig(), "cpu").device.type == "cpu"
+    assert shape_of(EngineConfig(gpu_memory_utilization=0.5), "cuda").device.type == "cuda"
 
 
 def test_a_cpus_cache_is_modest() -> None:
@@ -234,7 +244,9 @@ def test_a_start_says_what_there_was_and_what_became_of_it(
     monkeypatch.setattr(engine_module, "memory_of", memory)
     with caplog.at_level("INFO"):
         engine = Engine.create(config)
+        engine.touching.join(60)
     engine.close()
+    assert ("4.0 MiB of cache touched in" in caplog.text) == may_populate()
     assert asked == [torch.device("cpu")] * 3, "before loading, to size the cache, at the end"
     weights = engine.info.model.num_parameters * 4
     assert (

@@ -83,7 +83,7 @@ SHAPES = (
     ModelShape("gemma-2-9b global", 16, 8, 256, soft_cap=50.0),
     ModelShape("llama, fp8_e4m3", 32, 8, 128, format="fp8_e4m3"),
     ModelShape("llama, fp8_e5m2", 32, 8, 128, format="fp8_e5m2"),
-    ModelShape("llama, int8", 32, 8, 128, format="int8"),
+    ModelShape("int8, block 16", 32, 8, 128, block_size=16, format="int8"),
     ModelShape("gemma-2, fp8_e4m3", 16, 8, 256, format="fp8_e4m3", window=4096, soft_cap=50.0),
 )
 

@@ -179,7 +179,11 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"vocab_size": "96"}, "vocab_size: '96', must be an integer"),
         ({"hidden_size": 0}, "hidden_size: 0, must be an integer of at least 1"),
         ({"num_hidden_layers": True}, "num_hidden_layers: True"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers: 1000000000000, must be at most 10000"),
+        ({"num_attention_heads": 1e12}, "num_attention_heads: 1000000000000, must be at most"),
+        ({"hidden_size": 10**400}, "hidden_size: 1000+, must be at most"),
         ({"rms_norm_eps": -1}, "rms_norm_eps: -1, must be a positive number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps: 1000+, must be a positive number"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide 4"),
         ({"hidden_act": "relu2"}, "hidden_act: 'relu2', must be one of"),
         ({"torch_dtype": "int8"}, "torch_dtype: 'int8', must be"),
@@ -233,9 +237,14 @@ def test_keys_that_the_class_never_reads_are_said_to_be_unused(
 
 def test_a_config_that_is_no_json_object_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    for text, message in (("{", "not valid JSON"), ("[]", "holds a list")):
+    for text, message in (
+        ("{", "not valid JSON"),
+        ("[]", "holds a list"),
+        ('{"a":' * 100_000, "not valid JSON"),
+        (f'{{"a": {"1" * 5000}}}', "not valid JSON"),
+    ):
         path.write_text(text)
-        with pytest.raises(ModelError, match=message):
+        with pytest.raises(ModelError, match=f"{path}: {message}"):
             describe(ModelSource("m", tmp_path))
 
 
@@ -249,7 +258,7 @@ def test_description(tmp_path: Path) -> None:
 
 
 def test_descriptions_names_and_defaults_need_no_torch(tmp_path: Path) -> None:
-    """The HTTP front and `kvrelay plan` read them."""
+    """The HTTP front reads them."""
     (tmp_path / "config.json").write_text(json.dumps(GEMMA3))
     program = """if True:
         import sys

@@ -77,6 +77,7 @@ def test_models_that_paged_attention_would_get_wrong_are_refused(
         ({"architectures": ["NewModel"]}, "no such class"),
         ({"architectures": ["NewModel"], "auto_map": {"AutoModel": "m.M"}}, "code of its own"),
         ({"architectures": ["GPT2LMHeadModel"], "quantization_config": {}}, "quantization_config"),
+        ({"architectures": ["GPT2LMHeadModel"], "n_layer": 10_001}, "n_layer: 10001, must be at"),
         ({"architectures": []}, "architectures"),
         ({}, "architectures: missing"),
     ],

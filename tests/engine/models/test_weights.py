@@ -140,6 +140,8 @@ def with_header(path: Path, header: bytes) -> None:
         (lambda p: cut(p, p.stat().st_size - 1), "lies beyond the end"),
         (lambda p: p.write_bytes(b"\xff" * 64), "not a safetensors file"),
         (lambda p: with_header(p, b"{"), "not valid JSON"),
+        (lambda p: with_header(p, b"[" * 100_000), "not valid JSON"),
+        (lambda p: with_header(p, b'{"a": ' + b"1" * 5000 + b"}"), "not valid JSON"),
         (lambda p: with_header(p, b"[]"), "not an object"),
         (lambda p: with_header(p, b'{"a": 1}'), "a: its entry in the header is malformed"),
         (lambda p: with_header(p, b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}'),

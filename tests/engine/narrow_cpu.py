@@ -1,0 +1,55 @@
+"""An engine as a CPU with AVX2 alone has it, whatever this one has: `python -m` it with a model's
+folder and prompts, and `NUMBA_CPU_NAME` says for which CPU its kernels are compiled.
+
+Sampler and compiling ahead are not what is looked at, and would take as long again.
+"""
+
+import json
+import sys
+from unittest.mock import patch
+
+import torch
+
+from engine import assemble
+from engine import engine as engine_module
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kernels.cpu import features
+from engine.kernels.cpu.features import CpuFeatures
+from engine.request import GenerationRequest, RequestId
+from engine.sampler.interface import Sampler
+from engine.sampler.registry import load_sampler
+from engine.sampler.table import SamplingTable
+from engine.sampling import SamplingParams
+
+AVX2 = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False, narrow_registers=True)
+
+
+def reference_sampler(_: str, device: torch.device, table: SamplingTable) -> Sampler:
+    return load_sampler("reference", device, table)
+
+
+def main() -> None:
+    folder, prompts = sys.argv[1], json.loads(sys.argv[2])
+    config = EngineConfig(folder, dtype="float16", num_threads=1, kv_cache_memory_bytes=4 << 20)
+    with (
+        patch.object(features, "_of_this_machine", lambda: AVX2),
+        patch.object(assemble, "load_sampler", reference_sampler),
+        patch.object(engine_module, "_compile_kernels"),
+    ):
+        engine = Engine.create(config)
+    answers: list[list[int]] = [[] for _ in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add(GenerationRequest(RequestId(str(number)), prompt, params))
+    while engine.has_work:
+        output = engine.step()
+        assert not output.failures
+        for request_id, update in output.updates.items():
+            for delta in update.deltas:
+                answers[int(request_id)] += delta.token_ids
+    sys.stdout.write(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

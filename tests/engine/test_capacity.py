@@ -1,0 +1,106 @@
+"""What is planned is what an engine would do."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from engine import capacity as capacity_module
+from engine.capacity import plan_capacity, weight_bytes
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.kernels.reference import ReferenceKernels
+from engine.kernels.triton.kernels import TritonKernels
+from engine.models.interface import ModelDescription
+from engine.sizing import DTYPES, Memory, decide_shape, gpu_step_bytes, size_cache
+from engine.sizing import weight_bytes as loaded_bytes
+from kv_cache.layout import KvGroup
+
+MIB, GIB = 1 << 20, 1 << 30
+MODEL = ModelDescription(
+    architecture="LlamaForCausalLM",
+    native=True,
+    vocab_size=32000,
+    hidden_size=2048,
+    num_layers=16,
+    num_heads=16,
+    mlp_size=8192,
+    max_model_len=8192,
+    dtype="bfloat16",
+    num_parameters=2 * GIB,
+    groups=(
+        KvGroup(tuple(range(8)), 8, (128, 128)),
+        KvGroup(tuple(range(8, 16)), 8, (128, 128), window=512),
+    ),
+)
+WEIGHTS = 2 * MODEL.num_parameters
+
+
+def test_formats_that_are_only_planned_are_counted() -> None:
+    capacity = plan_capacity(EngineConfig(device="cpu", max_model_len=1024), MODEL, 8 * GIB)
+    by_name = {row.kv_format: row for row in capacity.formats}
+    assert capacity.cache_bytes == 8 * GIB - WEIGHTS
+    assert by_name["bf16"].bytes_per_token == 16 * 8 * 2 * 128 * 2
+    assert by_name["fp8_e4m3"].bytes_per_token == 16 * 8 * 2 * (128 + 4), "a scale a head"
+    served = {name for name, row in by_name.items() if row.served}
+    assert served == {"bf16", "fp8_e4m3", "fp8_e5m2", "int8"}
+    int4, fp8, bf16 = (by_name[name].num_sequences for name in ("int4", "fp8_e4m3", "bf16"))
+    assert int4 is not None
+    assert fp8 is not None
+    assert bf16 is not None
+    assert int4 > 1.8 * fp8 > 1.8 * 1.8 * bf16
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_a_plan_has_the_engines_own_blocks(device: str, kv_cache_dtype: str) -> None:
+    """On a GPU by itself; on a CPU if it is told to take all that there is."""
+    capacity = plan_capacity(EngineConfig(device=device), MODEL, 24 * GIB)
+    there = torch.device(device)
+    config = EngineConfig(device=device, kv_cache_dtype=kv_cache_dtype)
+    shape = decide_shape(config, MODEL, there)
+    memory = Memory(24 * GIB, 24 * GIB)
+    by_itself = size_cache(config, shape, MODEL, memory, WEIGHTS)
+    if device == "cpu":
+        all_of_it = replace(config, kv_cache_memory_bytes=capacity.cache_bytes)
+        plan = size_cache(all_of_it, shape, MODEL, memory, WEIGHTS)
+    else:
+        plan = by_itself
+    (row,) = (row for row in capacity.formats if row.kv_format == shape.kv_format.name)
+    assert capacity.block_size == shape.block_size
+    assert row.num_blocks == plan.num_blocks
+    assert row.num_tokens == plan.num_tokens
+    assert row.num_sequences == plan.num_sequences(MODEL.max_model_len)
+    assert capacity.default_cache_bytes == pytest.approx(by_itself.num_bytes, rel=0.01)
+    steps = gpu_step_bytes(config, shape, MODEL) if device == "cuda" else 0
+    assert capacity.step_bytes == steps
+
+
+def test_a_gpu_that_is_full_of_weights_is_told_so() -> None:
+    capacity = plan_capacity(EngineConfig(device="cuda"), MODEL, WEIGHTS + 64 * MIB)
+    assert capacity.cache_bytes == 0
+    assert {row.num_blocks for row in capacity.formats} == {None}
+    assert all(row.problem for row in capacity.formats)
+
+
+def test_memory_of_a_gpu_that_is_not_here_must_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError) as caught:
+        plan_capacity(EngineConfig(device="cuda"), MODEL, None)
+    assert caught.value.field == "memory"
+
+
+def test_weights_are_counted_as_an_engine_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an embedding that is the head too, with kernels that need it twice."""
+    kernels = ReferenceKernels()
+    monkeypatch.setattr(capacity_module, "load_kernels", lambda *_: kernels)
+    model = replace(MODEL, num_tied=32000 * 2048)
+    for copies, dtype in product((False, True), ("bfloat16", "float32")):
+        monkeypatch.setattr(kernels, "copies_tied", lambda _, copies=copies: copies)
+        config = EngineConfig(device="cpu", dtype=dtype)
+        shape = decide_shape(config, model)
+        assert weight_bytes(config, shape, model) == loaded_bytes(model, DTYPES[dtype], kernels)
+        on_gpu = replace(shape, device=torch.device("cuda"))
+        there = loaded_bytes(model, DTYPES[dtype], TritonKernels(1))
+        assert weight_bytes(config, on_gpu, model) == there
