@@ -19,7 +19,7 @@ from tests.e2e.tokens import TokenClient
 
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
 NUM_TOKENS = 256
-NUM_LONG_PROMPTS = 8
+NUM_UNREAD = 4  # long prompts at a time
 _LONG_TEXT = "".join(
     f"def function_{number}(argument, other):\n    return\n" for number in range(90)
 )
@@ -149,13 +149,23 @@ def short_answer(cluster: Cluster, prompt: str) -> str:
 
 @contextmanager
 def asking_to_read(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """Unread prompts, all at once; their answers are there at the end."""
-    prompts = [unread_prompt() for _ in range(NUM_LONG_PROMPTS)]
+    """Unread prompts, several at any moment; the answers are there at the end."""
     answers: dict[str, str] = {}
-    with ThreadPoolExecutor(len(prompts)) as threads:
-        asked = {prompt: threads.submit(short_answer, cluster, prompt) for prompt in prompts}
-        yield answers
-        answers |= {prompt: answer.result() for prompt, answer in asked.items()}
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            prompt = unread_prompt()
+            answers[prompt] = short_answer(cluster, prompt)
+
+    with ThreadPoolExecutor(NUM_UNREAD) as threads:
+        asking = [threads.submit(ask) for _ in range(NUM_UNREAD)]
+        try:
+            yield answers
+        finally:
+            stop.set()
+        for one in asking:
+            one.result(120)
 
 
 @contextmanager
