@@ -26,11 +26,15 @@ from cluster.own_processes import own_processes
 from cluster.serve_details import SERVICER
 from cluster.unplaced import Node
 from engine.errors import UnavailableError
-from protos.port import reserved_port
+from protos.port import reserved_port, reserved_range
 from protos.secret import VARIABLE
 
 logger = logging.getLogger("kvrelay.ray")
 
+# Of the ingress replicas' gRPC, on one machine, with those that follow them. Serve means to bind
+# each for itself, and does so with SO_REUSEPORT: where two clusters have the same ports, either
+# answers the other's callers, whatever keys those have.
+_GRPC_PORTS = 200
 _LAST_BYTES_S = 0.5  # for a front to hand on what ingresses have said
 
 # Serve's own processes read these from their environment.
@@ -194,7 +198,10 @@ def _haproxy_places(folder: Path, ports: ExitStack) -> dict[str, str]:
     def port() -> str:
         return str(ports.enter_context(reserved_port("127.0.0.1")))
 
+    of_grpc = ports.enter_context(reserved_range(_GRPC_PORTS))
     return {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(of_grpc[0]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(of_grpc[-1]),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),

@@ -12,6 +12,7 @@ from protos.errors import PlaneError
 
 # Below what Linux gives out, and below the ports of Serve's replicas.
 _UNASKED = range(20000, 30000)
+_RANGES = range(10000, 20000)
 _TRIES = 64
 
 
@@ -66,6 +67,21 @@ def reserved_port(host: str) -> Iterator[int]:
                 if not last:
                     raise
         yield address.port
+
+
+@contextmanager
+def reserved_range(num_ports: int) -> Iterator[range]:
+    """For processes that will listen while the block runs, and would share a port with strangers
+    without noticing. Others that reserve as many at a time get other ones."""
+    firsts = range(_RANGES.start, _RANGES.stop - num_ports + 1, num_ports)
+    with contextlib.ExitStack() as stack:
+        for first in random.sample(firsts, len(firsts)):
+            with contextlib.suppress(PlaneError):
+                stack.enter_context(reserved(Address("*", first), "port"))
+                break
+        else:
+            raise PlaneError("port", f"all of {_RANGES.start} to {_RANGES.stop} are spoken for")
+        yield range(first, first + num_ports)
 
 
 def free_port(host: str) -> int:

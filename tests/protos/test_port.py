@@ -8,7 +8,7 @@ import pytest
 
 from protos.address import Address
 from protos.errors import PlaneError
-from protos.port import claimed, reserved_port
+from protos.port import claimed, reserved_port, reserved_range
 from protos.port import free_port as unasked_port
 from protos.rpc import Plane
 from protos.secret import Secret
@@ -62,3 +62,14 @@ def test_a_port_is_reserved_for_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         assert unasked_port(host) == another
     chosen = iter([reserved])
     assert unasked_port(host) == reserved
+
+
+def test_ranges_have_no_port_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protos.port._RANGES", range(10000, 10050))
+    with reserved_range(20) as one, reserved_range(20) as other:
+        assert len(one) == len(other) == 20
+        assert not set(one) & set(other)
+        with pytest.raises(PlaneError, match="10000 to 10050 are spoken for"):
+            reserved_range(20).__enter__()
+    with reserved_range(20) as again:
+        assert again in (one, other)
