@@ -12,23 +12,14 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.triton.kernels import TritonKernels
-from engine.models.interface import ModelDescription
 from engine.sizing import DTYPES, Memory, decide_shape, gpu_step_bytes, size_cache
 from engine.sizing import weight_bytes as loaded_bytes
 from kv_cache.layout import KvGroup
+from tests.engine.test_sizing import GIB, MIB
+from tests.engine.test_sizing import MODEL as WITHOUT_WINDOWS
 
-MIB, GIB = 1 << 20, 1 << 30
-MODEL = ModelDescription(
-    architecture="LlamaForCausalLM",
-    native=True,
-    vocab_size=32000,
-    hidden_size=2048,
-    num_layers=16,
-    num_heads=16,
-    mlp_size=8192,
-    max_model_len=8192,
-    dtype="bfloat16",
-    num_parameters=2 * GIB,
+MODEL = replace(
+    WITHOUT_WINDOWS,
     groups=(
         KvGroup(tuple(range(8)), 8, (128, 128)),
         KvGroup(tuple(range(8, 16)), 8, (128, 128), window=512),
