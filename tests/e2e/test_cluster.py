@@ -303,10 +303,11 @@ def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
             wait_until(
                 lambda: by_replica(cluster, "leases_granted_total", "prefill") != before, AT_WORK_S
             )
-        kill(cluster.replicas("prefill"))
+        kill(killed := cluster.replicas("prefill"))
     assert load.results() == expected
     again = list(answers)[-NUM_UNREAD:]
     assert [short_answer(cluster, prompt) for prompt in again] == [answers[p] for p in again]
+    wait_until(lambda: bool(set(cluster.replicas("prefill")) - set(killed)), BACK_S, cluster.said)
     wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
 
 
