@@ -33,9 +33,13 @@ def listeners(pids: Iterable[int]) -> list[Listener]:
     for pid in pids:
         try:
             process = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
-            inodes = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            entries = list(Path(f"/proc/{pid}/fd").iterdir())
         except OSError:
             continue  # it has ended meanwhile
+        inodes = []
+        for entry in entries:
+            with suppress(OSError):  # closed meanwhile, or of no process that may be looked into
+                inodes.append(os.readlink(entry))
         found |= {Listener(process, *places[inode]) for inode in inodes if inode in places}
     return sorted(found, key=str)
 

@@ -166,9 +166,12 @@ def test_another_host_is_refused_wherever_this_one_alone_may_ask(cluster: Cluste
     with neighbour() as other, socket.create_server(("0.0.0.0", 0)) as for_all:
         open_port = for_all.getsockname()[1]
         reached = other.reached({open_port, *(one.port for one in every), *front})
+        # A port of ours on loopback may be another program's at this machine's other addresses.
+        programs = [entry.name for entry in Path("/proc").glob("[0-9]*")]
+        others = set(listeners(map(int, programs))) - {*every}
     assert open_port in reached
     assert not reached & front
-    assert reached <= {*documented, open_port}
+    assert reached <= {*documented, *(one.port for one in others if not one.is_loopback)}
 
 
 def test_the_official_client_is_served(cluster: Cluster) -> None:
