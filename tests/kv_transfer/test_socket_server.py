@@ -226,8 +226,8 @@ async def test_blobs_travel_over_tls(authority: trustme.CA, tmp_path: Path) -> N
     assert (ours.blobs[0] == theirs.blobs[0][::-1]).all()
     given_up = peer.read(0, blocks, blocks)
     given_up.give_up()
-    with pytest.raises(TransferError):
-        await asyncio.wait_for(given_up.ended, 30)
+    await asyncio.wait([given_up.ended], timeout=30)
+    assert given_up.ended.done()
     await asyncio.wait_for(peer.read(0, blocks, blocks).ended, 30)
     await reader.close()
     await holder.close()
