@@ -84,6 +84,7 @@ def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerLimits:
     return SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_pause_s=config.max_pause_s,
         max_model_len=shape.max_model_len,
         max_num_queued_reqs=config.max_num_queued_reqs,
         by_priority=config.scheduling_policy == "priority",

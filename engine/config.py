@@ -55,6 +55,9 @@ class EngineConfig:
 
     max_num_seqs: int = _knob(64, "sequences that run at once")
     max_num_batched_tokens: int = _knob(2048, "tokens computed in one step")
+    max_pause_s: float = _knob(
+        0.5, "prompts get what lets a step beside answers end so soon, else in twice that"
+    )
     max_num_queued_reqs: int = _knob(4096, "requests that may wait; more are rejected")
     scheduling_policy: str = _knob(
         "fcfs",
@@ -137,6 +140,7 @@ _POSITIVE = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "max_pause_s",
     "max_num_queued_reqs",
     "max_overtake_s",
     "stall_timeout_s",
@@ -146,5 +150,6 @@ _MOST = {
     "num_threads": 1024,
     "max_num_seqs": 65536,
     "max_model_len": 2**27,
+    "max_pause_s": 10**6,
     "max_overtake_s": 10**6,
 }

@@ -86,8 +86,9 @@ class Engine:
         self.grammars = GrammarCompiler(lambda: _load_vocabulary(info))
         self.num_steps = 0
         self.num_steps_ahead = 0  # of them, launched before the one before had ended
-        self.steps_s = 0.0  # that they took, all together
-        self.step_times = StepTimes()
+        # That they took, all together, and since when one is under way: at once, as others ask.
+        self._spent: tuple[float, float | None] = (0.0, None)
+        self.step_times = StepTimes(info.model.pair_share)
         self.expected_s = 0.0  # what is launched should take, by the steps so far
         self.tell_early: Callable[[StepOutput], None] | None = None
 
@@ -183,7 +184,7 @@ class Engine:
 
     def step(self) -> StepOutput:
         """The end of one step of what there is; no step where nothing can be computed now."""
-        flight = self._in_flight or self._launch(self._scheduler.schedule(time.monotonic()))
+        flight = self._in_flight or self._launch(self._plan())
         self._tell_early()
         if flight is None:
             return self._scheduler.take_news()
@@ -192,6 +193,9 @@ class Engine:
         early = self._scheduler.take_news()
         return output if early.is_empty else output.after(early)
 
+    def _plan(self) -> ScheduledStep | None:
+        return self._scheduler.schedule(time.monotonic(), self.step_times.careful_costs)
+
     def _launch(self, step: ScheduledStep | None, before_s: float = 0.0) -> Flight | None:
         """`before_s`: what the device is at should take."""
         if step is None:
@@ -199,6 +203,8 @@ class Engine:
         shape = StepShape.of(step.plan)
         self.expected_s = before_s + self.step_times.predict(shape)
         launched_s = time.perf_counter()
+        if self._spent[1] is None:
+            self._spent = (self.steps_s, launched_s)
         launched: LaunchedStep | Exception
         try:
             launched = self._runner.launch(step.plan, lambda: self._announce(step))
@@ -209,7 +215,8 @@ class Engine:
     def _launch_ahead(self, flight: Flight) -> Flight | None:
         if not self._ahead or isinstance(flight.launched, Exception):
             return None
-        step = self._scheduler.schedule_ahead(flight.step, time.monotonic())
+        costs = self.step_times.careful_costs
+        step = self._scheduler.schedule_ahead(flight.step, time.monotonic(), costs)
         self._tell_early()
         self.num_steps_ahead += step is not None
         return self._launch(step, self.step_times.predict(flight.shape))
@@ -222,6 +229,7 @@ class Engine:
             result = self._runner.finish(flight.launched)
         except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
             logger.exception("step %d failed", step.plan.step)
+            self._spend(0.0, time.perf_counter())
             return self._scheduler.fail(step, _as_step_error(error))
         else:
             self._note_time(flight)
@@ -229,13 +237,27 @@ class Engine:
         finally:
             self.num_steps += 1
 
+    @property
+    def steps_s(self) -> float:
+        """That steps took, all together."""
+        return self._spent[0]
+
+    def spent_s(self, now: float) -> float:
+        """The same with what the one under way has taken, at a time of `time.perf_counter`. On
+        any thread."""
+        steps_s, since_s = self._spent
+        return steps_s if since_s is None else steps_s + max(0.0, now - since_s)
+
     def _note_time(self, flight: Flight) -> None:
         """Of a step that was launched during another, from that one's end on."""
         ended_s = time.perf_counter()
         took_s = ended_s - max(flight.launched_s, self._ended_s)
         self._ended_s = ended_s
-        self.steps_s += took_s
+        self._spend(took_s, ended_s)
         self.step_times.note(flight.shape, took_s)
+
+    def _spend(self, took_s: float, now: float) -> None:
+        self._spent = (self.steps_s + took_s, None if self._in_flight is None else now)
 
     def _announce(self, step: ScheduledStep) -> None:
         """Peers read what a step has written while its tokens are drawn."""
@@ -299,14 +321,15 @@ class Engine:
         take then."""
         self._runner.prepare()
         for reporting in (True, False, False):
-            self.step_times = StepTimes()
+            self.step_times = StepTimes(self.info.model.pair_share)
             self.add(_warm_up_request(self.info.shape, reporting))
             while self.has_work:
                 for error in self.step().failures.values():
                     raise error
             self.reset_prefix_cache()
-        self.num_steps, self.num_steps_ahead, self.steps_s = 0, 0, 0.0
+        self.num_steps, self.num_steps_ahead, self._spent = 0, 0, (0.0, None)
         self._scheduler.counts.reset()
+        self._cache.reset_counts()
 
     def close(self) -> None:
         """Nothing of ours touches the cache's memory from here on but a last piece of it."""

@@ -1,5 +1,6 @@
 """How long a step takes, learnt from the steps that were made."""
 
+from collections.abc import Sequence
 from math import sqrt
 from operator import mul
 from typing import NamedTuple
@@ -8,8 +9,8 @@ from engine.step import StepPlan
 
 TYPICAL_TOKENS = 1024  # of a step that computes a prompt
 FORGETTING = 0.99  # a step counts half as much after 69 others
+FORGETTING_PROMPTS = 0.95  # one with a prompt after 14 others that have one
 OUTLIER = 3.0  # times the usual error; what is farther off counts less
-DOUBT = 1e-3  # of what was believed, beside what the steps say
 UNKNOWN = 1e-12  # of a cost's weight: nothing recent says anything about it
 
 
@@ -52,41 +53,74 @@ class StepCosts(NamedTuple):
     prompt_pair_s: float
 
 
-NUM_COSTS = len(StepCosts._fields)
+NUM_COSTS = len(StepCosts._fields) + 1  # that are learnt: what any prompt at all adds to a step
+# What was believed counts so much beside what the steps say. Steps of one prompt and one sequence,
+# as when an engine warms up, do not tell their costs apart: then a step costs what it costs, and a
+# prompt by its tokens. Anything else must show.
+DOUBTS = (1e-3, 1e-3, 0.1, 0.1, 5e-3, 0.1)
+# Of a pair's cost by its multiplications; 2.5 of them were measured of the reference kernels, one
+# at most of the CPU's. Prompts that are all short say nothing of it, and what they happen to would
+# grow by the square in a long one.
+DEAREST_PAIR = 4.0
+PAIR_SHARE = 2e-4  # of a model of 100 M parameters
+LATE = 0.9  # of the longest prompt of late is left for each step with a prompt
+DARING = 1.5  # times cheaper than in that one a token may be in a longer one
+
+
+class Sums:
+    """The normal equations of steps, in which each counts less with every one that follows it.
+    Symmetric: only what is right of the diagonal, and the diagonal itself, is kept."""
+
+    def __init__(self, forgetting: float) -> None:
+        self._forgetting = forgetting
+        self.matrix = [[0.0] * NUM_COSTS for _ in range(NUM_COSTS)]
+        self.targets = [0.0] * NUM_COSTS
+
+    def add(self, features: Sequence[float], seconds: float, weight: float) -> None:
+        for i, row in enumerate(self.matrix):
+            scaled = weight * features[i]
+            for j in range(i, NUM_COSTS):
+                row[j] = self._forgetting * row[j] + scaled * features[j]
+            self.targets[i] = self._forgetting * self.targets[i] + scaled * seconds
 
 
 class StepTimes:
     """seconds = base + a x prompt tokens + b x context tokens + c x sequences + d x prompt pairs,
-    none negative.
+    none negative, and d bounded by a: a pair takes `pair_share` of a token's multiplications.
+    A step with any prompt costs something besides, e: short ends of long prompts would else say
+    that pairs are dear. It is told to nobody.
 
     Least squares over recent steps, which weigh less the older they are and the farther off the
     model. Keeps the sums of the normal equations, so a step costs the same however many there
-    were: 5 us. Reads no clock.
+    were: 16 us on a slow core. What steps with prompts said is forgotten by such steps only: there
+    may be a thousand others between two of them. Reads no clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pair_share: float = PAIR_SHARE) -> None:
         self.num_steps = 0
+        self._dearest = DEAREST_PAIR * pair_share  # pair, in tokens
         self._costs = [0.0] * NUM_COSTS
-        # Symmetric: only what is right of the diagonal, and the diagonal itself, is kept.
-        self._sums = [[0.0] * NUM_COSTS for _ in range(NUM_COSTS)]
-        self._targets = [0.0] * NUM_COSTS
+        self._sums, self._prompt_sums = Sums(FORGETTING), Sums(FORGETTING_PROMPTS)
+        self._longest, self._its_token_s = 0.0, 0.0  # prompt tokens of a step of late
         self._usual_error = 0.0
 
     def note(self, shape: StepShape, seconds: float) -> None:
-        features = (1.0, *shape)
+        features = self._features(shape)
         weight = self._weigh(self._predict(features), seconds)
-        for i, row in enumerate(self._sums):
-            scaled = weight * features[i]
-            for j in range(i, NUM_COSTS):
-                row[j] = FORGETTING * row[j] + scaled * features[j]
-            self._targets[i] = FORGETTING * self._targets[i] + scaled * seconds
+        num_tokens = shape.num_prompt_tokens
+        (self._prompt_sums if num_tokens else self._sums).add(features, seconds, weight)
         self.num_steps += 1
-        if self.num_steps < 32 or self.num_steps % 16 == 0:
+        is_news = num_tokens > self._longest
+        if num_tokens:
+            self._longest *= LATE
+        if num_tokens > self._longest:
+            self._longest, self._its_token_s = num_tokens, seconds / num_tokens
+        if is_news or self.num_steps < 32 or self.num_steps % 16 == 0:
             self._solve()
 
     def predict(self, shape: StepShape) -> float:
         """Seconds; 0 before the first step."""
-        return self._predict((1.0, *shape))
+        return self._predict(self._features(shape))
 
     @property
     def whole_prompt_token_s(self) -> float:
@@ -96,7 +130,24 @@ class StepTimes:
     @property
     def costs(self) -> StepCosts:
         """As they were solved for at most 16 steps ago; other threads read them."""
-        return StepCosts(*self._costs)
+        base_s, token_s, context_s, sequence_s, dear_s, _ = self._costs
+        return StepCosts(base_s, token_s + dear_s, context_s, sequence_s, dear_s * self._dearest)
+
+    @property
+    def careful_costs(self) -> StepCosts:
+        """Where most of a step is the reading of weights, the tokens of short prompts seem to cost
+        nothing, and what is held to be free may take seconds. All that the longest step of late
+        took, shared out among its tokens, is what others may cost at most; nearly as much is
+        believed until a longer one has shown it."""
+        costs = self.costs
+        return costs._replace(prompt_token_s=max(costs.prompt_token_s, self._its_token_s / DARING))
+
+    def _features(self, shape: StepShape) -> tuple[float, ...]:
+        """Prompt tokens whose pairs cost nothing, and some whose pairs cost what they may: mixed,
+        they are of any cost between."""
+        tokens, context, sequences, pairs = shape
+        dear = tokens + self._dearest * pairs
+        return (1.0, tokens, context, sequences, dear, 1.0 if tokens else 0.0)
 
     def _predict(self, features: tuple[float, ...]) -> float:
         return sum([cost * feature for cost, feature in zip(self._costs, features, strict=True)])
@@ -114,15 +165,21 @@ class StepTimes:
 
     def _solve(self) -> None:
         """The least error; what the steps do not tell apart stays as it was."""
-        sums, old = self._sums, self._costs
+        old = self._costs
+        both = self._sums, self._prompt_sums
+        sums = [
+            [a + b for a, b in zip(*rows, strict=True)]
+            for rows in zip(*[s.matrix for s in both], strict=True)
+        ]
+        all_targets = [a + b for a, b in zip(*[s.targets for s in both], strict=True)]
         scales = [sqrt(sums[i][i]) for i in range(NUM_COSTS)]
         known = [i for i in range(NUM_COSTS) if sums[i][i] > UNKNOWN]
         matrix = [
             [sums[min(i, j)][max(i, j)] / (scales[i] * scales[j]) for j in known] for i in known
         ]
-        targets = [self._targets[i] / scales[i] + DOUBT * old[i] * scales[i] for i in known]
-        for row, diagonal in enumerate(matrix):
-            diagonal[row] += DOUBT
+        targets = [all_targets[i] / scales[i] + DOUBTS[i] * old[i] * scales[i] for i in known]
+        for row, i in enumerate(known):
+            matrix[row][row] += DOUBTS[i]
         found = non_negative(matrix, targets)
         costs = old.copy()
         for i, cost in zip(known, found, strict=True):

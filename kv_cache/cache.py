@@ -273,6 +273,11 @@ class KvCache:
         """Forgets every cached block that nobody holds."""
         self._tree.clear()
 
+    def reset_counts(self) -> None:
+        """What was looked for, found and evicted so far is as if it had not been."""
+        self._query_tokens = self._hit_tokens = 0
+        self._tree.num_evicted = [0] * len(self._pools)
+
     def snapshot(self) -> Snapshot:
         """All that is stored now; closes the step's batch of events."""
         return self.events.snapshot(self._tree.stored())

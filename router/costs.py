@@ -125,11 +125,27 @@ class Measured:
         if self._means is None:
             self._num_notes = 0
             everyone = _fill(_mean(self._told.values()), self._guess)
-            self._means = {one: _fill(_mean(self._of(one)), everyone) for one in Leg}
+            self._means = {one: self._mean_of(one, everyone) for one in Leg}
         return self._means[leg]
+
+    def _mean_of(self, leg: Leg, everyone: StepCosts) -> StepCosts:
+        """A leg that made no steps lately is hoped to compute prompts as fast as anyone: its
+        workers' first steps are made while all of a machine's start, and who looks slow is given
+        nothing by which it could be seen that it is not."""
+        own = _fill(_mean(self._of(leg)), everyone)
+        num_late = sum(told.num_late for told in self._of(leg))
+        doubt = DOUBT[leg] / (num_late + DOUBT[leg])
+        return own._replace(
+            prompt_token_s=_hoped(own.prompt_token_s, everyone.prompt_token_s, doubt),
+            prompt_pair_s=_hoped(own.prompt_pair_s, everyone.prompt_pair_s, doubt),
+        )
 
     def _of(self, leg: Leg) -> Iterator[_Told]:
         return (told for (of, _), told in self._told.items() if of is leg)
+
+
+def _hoped(own_s: float, everyone_s: float, doubt: float) -> float:
+    return own_s - doubt * max(0.0, own_s - everyone_s)
 
 
 def _fill(own: StepCosts, others: StepCosts) -> StepCosts:

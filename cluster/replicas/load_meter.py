@@ -20,7 +20,8 @@ class LoadMeter:
     _at: float = 0.0
 
     def read(self, report: LoadReport, steps_s: float, now: float) -> WorkerLoad:
-        """`steps_s`: that all of its steps have taken."""
+        """`steps_s`: that all of its steps have taken, with the one under way so far: one may take
+        longer than it is from one reading to the next."""
         times = report.step_times
         token_s = whole_prompt_token_s(
             times.base_s, times.prompt_token_s, times.sequence_s, times.prompt_pair_s

@@ -68,7 +68,7 @@ class WorkerReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         report = await self._node.reporter.load()
-        steps_s = self._node.engine.engine.steps_s
+        steps_s = self._node.engine.engine.spent_s(time.perf_counter())
         load = self._meter.read(report, steps_s, time.monotonic())
         return {**load._asdict(), **self._objectives._asdict()}
 

@@ -73,6 +73,18 @@ class ModelDescription:
         """By the config's shapes, which the checkpoint's are held against."""
         return (self.num_parameters + self.num_tied * copies_tied) * itemsize
 
+    @property
+    def pair_share(self) -> float:
+        """The multiplications of a token that attends to another one, of those that it takes by
+        itself, the head's left out."""
+        by_itself = attending = 0
+        for group in self.groups:
+            width, layers = sum(group.widths), len(group.layers)
+            heads = self.num_heads + group.num_kv_heads
+            by_itself += layers * self.hidden_size * (heads * width + 3 * self.mlp_size)
+            attending += layers * self.num_heads * width
+        return attending / by_itself
+
     def variant(self, dtype: str) -> str:
         """What else decides the cache's contents, as a part of its fingerprint: max_model_len, and
         the type that is computed in, where it is not the checkpoint's. A cache in that type says

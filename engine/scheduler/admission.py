@@ -43,13 +43,17 @@ class Admission:
         match = self._cache.match(self._readable_names(sequence), num_tokens)
         if not self._cache.fits(match, num_tokens):
             return False
+        prefix_end = _prefix_end(sequence, match)
+        cached_to = max(match.num_cached, prefix_end)
+        above = request.source.fetch_above or 0
+        is_fetched = sequence.may_fetch and num_tokens - cached_to > above
+        if not (is_fetched or prefix_end or self._may_begin(sequence, match, draft)):
+            return False
         if not sequence.admitted:
             request.num_cached = min(match.num_tokens, request.num_prompt)
             request.course.num_cached = request.num_cached
             request.course.begin(outbox.now_s)
-        prefix_end = _prefix_end(sequence, match)
-        cached_to = max(match.num_cached, prefix_end)
-        if sequence.may_fetch and num_tokens - cached_to > (request.source.fetch_above or 0):
+        if is_fetched:
             self._reserve(sequence, match, outbox)
         elif prefix_end:
             self._reserve_prefix(sequence, match, prefix_end, outbox)
@@ -57,6 +61,12 @@ class Admission:
             sequence.may_fetch = sequence.may_fetch_prefix = False
             self._start(sequence, match, draft, outbox)
         return True
+
+    @staticmethod
+    def _may_begin(sequence: Sequence, match: Match, draft: Draft) -> bool:
+        """Whether there is time left for a piece of it."""
+        start = max(sequence.num_computed, match.num_tokens)
+        return draft.most(start, len(sequence.tokens) - start) > 0
 
     def _readable_names(self, sequence: Sequence) -> list[BlockName]:
         if not self._limits.prefix_caching:
@@ -107,7 +117,7 @@ class Admission:
     def _read_first_chunk(self, sequence: Sequence, match: Match, draft: Draft) -> None:
         blocks, start = sequence.blocks, sequence.num_computed
         assert blocks is not None
-        num_tokens = min(sequence.num_uncomputed, draft.budget)
+        num_tokens = draft.most(start, sequence.num_uncomputed)
         changes = self._cache.extend(
             blocks,
             start + num_tokens,

@@ -36,9 +36,11 @@ class Ahead:
             return False
         for sequence in going_on:
             draft.add(make_next_part(sequence))
+        if others or self._roster.waiting:
+            draft.begin_prompts()
         for sequence in others:
-            if draft.budget:
-                draft.add(make_part(sequence, _chunk(sequence, draft), []))
+            if num_tokens := _chunk(sequence, draft):
+                draft.add(make_part(sequence, num_tokens, []))
         return True
 
     def may_admit(self) -> bool:
@@ -110,4 +112,4 @@ def _ends(sequence: Sequence) -> bool:
 
 
 def _chunk(sequence: Sequence, draft: Draft) -> int:
-    return min(sequence.num_uncomputed, draft.budget)
+    return draft.most(sequence.num_computed, sequence.num_uncomputed)

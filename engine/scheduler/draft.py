@@ -3,6 +3,8 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.pace import Pace
 from engine.scheduler.sequence import Sequence, SequenceState
 from engine.step import (
     BlockCopy,
@@ -12,6 +14,7 @@ from engine.step import (
     StepPlan,
     TableUpdate,
 )
+from engine.step_times import StepCosts
 
 
 @dataclass(slots=True)
@@ -92,23 +95,47 @@ class ScheduledStep:
 class Draft:
     """Parts in the order in which they were scheduled; a preempted sequence's part can go."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(
+        self, limits: SchedulerLimits, block_size: int, costs: StepCosts | None = None
+    ) -> None:
+        """Without costs a step takes what it takes."""
+        self.budget = limits.max_num_batched_tokens
+        self._max_pause_s = limits.max_pause_s
+        self._block_size = block_size
+        self._costs = costs
+        self._pace: Pace | None = None
         self.full = False  # someone found no block: nobody is admitted
         self.swap_out: list[HostCopy] = []
         self.swap_in: list[HostCopy] = []
         self.swapped: list[Sequence] = []
         self._parts: dict[Sequence, Part] = {}
 
+    def most(self, start: int, wanted: int) -> int:
+        """Tokens of a prompt that are computed in this step."""
+        wanted = min(wanted, self.budget)
+        return wanted if self._pace is None else self._pace.most(start, wanted)
+
     def add(self, part: Part) -> None:
         self._parts[part.sequence] = part
         self.budget -= part.slice.num_tokens
+        if self._pace is not None:
+            self._pace.take(part.slice.start, part.slice.num_tokens)
 
     def drop(self, sequence: Sequence) -> Part | None:
         part = self._parts.pop(sequence, None)
         if part is not None:
             self.budget += part.slice.num_tokens
+            if self._pace is not None:
+                self._pace.give_back(part.slice.start, part.slice.num_tokens)
         return part
+
+    def begin_prompts(self) -> None:
+        """Whoever is in it by now draws a token; nobody else's prompt holds them up for long."""
+        if self._costs is not None:
+            starts = [part.slice.start for part in self._parts.values()]
+            self._pace = Pace(
+                self._costs, self._max_pause_s, self._block_size, len(starts), sum(starts)
+            )
 
     def finish(self, step: int) -> ScheduledStep | None:
         """None when there is nothing to do."""

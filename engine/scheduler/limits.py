@@ -15,6 +15,7 @@ class SchedulerLimits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_pause_s: float
     max_model_len: int
     max_num_queued_reqs: int
     by_priority: bool

@@ -39,6 +39,7 @@ from engine.scheduler.sequence import QUEUED, Sequence, SequenceState
 from engine.scheduler.service import Service
 from engine.scheduler.swap import SwapSpace
 from engine.step import NO_TOKEN_LEFT, NOT_FINITE, StepResult
+from engine.step_times import StepCosts
 from kv_cache.cache import KvCache
 from kv_cache.handover import HeldRange, hold_cached
 from kv_cache.names import SequenceNames, root_name
@@ -190,10 +191,13 @@ class Scheduler:
         names = self._new_names(cache_salt).grow(token_ids) if caching else []
         return hold_cached(self._cache, names, len(token_ids), first_token)
 
-    def schedule(self, now_s: float = 0.0) -> ScheduledStep | None:
-        """None when nothing can be computed before something else happens. No step is in flight."""
+    def schedule(self, now_s: float = 0.0, costs: StepCosts | None = None) -> ScheduledStep | None:
+        """None when nothing can be computed before something else happens. No step is in flight.
+
+        With `costs` prompts get so much of a step that others do not stand still for long.
+        """
         self._news.now_s = now_s
-        draft = Draft(self._limits.max_num_batched_tokens)
+        draft = Draft(self._limits, self._cache.block_size, costs)
         self._service.serve(draft, self._news)
         while not draft.full and self._admission.admit_next(draft, self._news):
             pass
@@ -202,14 +206,16 @@ class Scheduler:
             self._break_deadlock()
         return step
 
-    def schedule_ahead(self, step: ScheduledStep, now_s: float = 0.0) -> ScheduledStep | None:
+    def schedule_ahead(
+        self, step: ScheduledStep, now_s: float = 0.0, costs: StepCosts | None = None
+    ) -> ScheduledStep | None:
         """The step after the one that is in flight, before its tokens are known.
 
         Nobody is preempted for it. None where that step must end first, or nothing would follow.
         Completing it drops the samples of those that had ended when its tokens came.
         """
         self._news.now_s = now_s
-        draft = Draft(self._limits.max_num_batched_tokens)
+        draft = Draft(self._limits, self._cache.block_size, costs)
         if not self._ahead.follow(step, draft):
             return None
         while self._ahead.may_admit() and self._admission.admit_next(draft, self._news):

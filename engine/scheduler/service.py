@@ -35,6 +35,8 @@ class Service:
         reading = [s for s in running if s.num_uncomputed > 1]
         for sequence in decoding:
             self._serve(sequence, draft)
+        if reading or self._roster.waiting:
+            draft.begin_prompts()
         for sequence in reading:
             self._admit_before(sequence, draft, outbox)
             self._serve(sequence, draft)
@@ -49,8 +51,10 @@ class Service:
                 return
 
     def _serve(self, sequence: Sequence, draft: Draft) -> None:
-        if draft.budget and sequence.state is SequenceState.RUNNING:
-            num_tokens = min(sequence.num_uncomputed, draft.budget)
+        if sequence.state is not SequenceState.RUNNING:
+            return
+        num_tokens = draft.most(sequence.num_computed, sequence.num_uncomputed)
+        if num_tokens:
             copies = self._make_room(sequence, num_tokens, draft)
             if copies is not None:
                 draft.add(make_part(sequence, num_tokens, copies))

@@ -21,7 +21,7 @@ from tests.cluster.scaling_simulation import (
 )
 
 RECORDED = Path(__file__).parent / "recorded" / "conversation_load.csv"
-SLOW = settings(max_examples=4)
+SLOW = settings(max_examples=2)
 PROMPT_S = 0.4  # of work
 ANSWER_TOKENS = 200.0
 # A full worker of the simulation has 32 sequences, which take a token each 74 ms: by this many

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,6 +91,16 @@ async def idle(serving: AsyncEngine) -> None:
 def watchdog_sees_work(serving: AsyncEngine) -> bool:
     """The engine's thread notes that it has none a moment after its last command."""
     return serving._watchdog.stalled_s(math.inf) is not None
+
+
+async def test_what_it_did_to_warm_up_counts_nowhere(serving: AsyncEngine) -> None:
+    engine = serving.engine
+    stats, figures = engine.cache_stats(), engine.figures()
+    assert (stats.query_tokens, stats.hit_tokens) == (0, 0)
+    assert [group.evicted for group in stats.groups] == [0] * len(stats.groups)
+    assert not any(figures)
+    assert (engine.num_steps, engine.num_steps_ahead, engine.steps_s) == (0, 0, 0.0)
+    assert engine.spent_s(time.perf_counter()) == 0.0
 
 
 async def test_requests_at_once_get_the_answers_of_requests_alone(serving: AsyncEngine) -> None:
@@ -274,6 +285,44 @@ async def test_a_step_is_late_by_what_it_should_take(
         while watchdog_sees_work(serving):
             await asyncio.sleep(0)
     serving.check_health()
+    serving.stop()
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+async def test_what_a_step_has_taken_so_far_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """A worker whose steps take longer than it is from one look at it to the next is busy."""
+    launched, go_on = threading.Event(), threading.Event()
+    config = EngineConfig(
+        model=str(folder), dtype="float32", kv_cache_memory_bytes=4 << 20, async_scheduling=ahead
+    )
+    serving = AsyncEngine(Engine.create(config))
+    serving.start()
+    await read(serving.submit(request("first", 12)))
+    await idle(serving)
+    engine = serving.engine
+    before_s = engine.steps_s
+    assert engine.spent_s(time.perf_counter() + 9) == before_s  # it rests
+    launch = engine._runner.launch
+
+    def slow(*args: Any) -> Any:
+        launched.set()
+        assert go_on.wait(30)
+        return launch(*args)
+
+    monkeypatch.setattr(engine._runner, "launch", slow)
+    began = time.perf_counter()
+    stream = serving.submit(request("slow", 6))
+    assert await asyncio.to_thread(launched.wait, 30)
+    here = time.perf_counter()
+    assert before_s + 9 <= engine.spent_s(here + 9) <= before_s + 9 + here - began
+    assert engine.steps_s == before_s
+    go_on.set()
+    await read(stream)
+    await idle(serving)
+    assert before_s < engine.steps_s <= before_s + time.perf_counter() - began
+    assert engine.spent_s(time.perf_counter() + 9) == engine.steps_s
     serving.stop()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.step import Slice, StepPlan
-from engine.step_times import StepShape, StepTimes
+from engine.step_times import StepShape, StepTimes, num_pairs
 
 BASE_S, PROMPT_S, CONTEXT_S, SEQUENCE_S, PAIR_S = 2e-3, 40e-6, 30e-9, 20e-6, 8e-9
 
@@ -111,10 +111,49 @@ def test_no_cost_is_negative_and_nothing_is_known_at_first() -> None:
     assert times.predict(StepShape(0, 0, 0)) <= times.predict(StepShape(9, 9, 9))
 
 
-def test_two_steps_say_something() -> None:
-    """What an engine knows when it has warmed up."""
-    times = StepTimes()
-    for shape in (StepShape(65, 0, 1), StepShape(0, 65, 1)):
+def warmed_up() -> StepTimes:
+    times = StepTimes(PAIR_S / PROMPT_S)
+    for shape in (StepShape(65, 0, 1, num_pairs(0, 65)), StepShape(0, 65, 1)):
         times.note(shape, seconds(shape))
-    shape = StepShape(65, 0, 1)
-    assert times.predict(shape) == pytest.approx(seconds(shape), rel=0.1)
+        assert times.predict(shape) == pytest.approx(seconds(shape), rel=0.1)
+    return times
+
+
+def test_what_an_engine_knows_when_it_has_warmed_up() -> None:
+    """Little of what was not in its steps."""
+    times = warmed_up()
+    for length in (512, 2048, 8192):
+        long = StepShape(length, 0, 1, num_pairs(0, length))
+        assert times.predict(long) == pytest.approx(seconds(long), rel=0.3)
+    many = StepShape(0, 64 * 2000, 64)
+    assert seconds(many) / 5 < times.predict(many) < 2 * seconds(many)
+
+
+@pytest.mark.parametrize("length", [64, 65, 500])
+def test_short_prompts_do_not_make_long_ones_look_endless(length: int) -> None:
+    """By the noise alone they would: any share of their time may be that of their pairs."""
+    times, noise = warmed_up(), random.Random(2)
+    for _ in range(300):
+        for num_prompts in (0, 0, 0, 0, 1, 3):
+            shape = StepShape(
+                num_prompts * length, 4000, 8 + num_prompts, num_prompts * num_pairs(0, length)
+            )
+            times.note(shape, seconds(shape) * noise.uniform(0.7, 1.6))
+    long = StepShape(8192, 0, 1, num_pairs(0, 8192))
+    assert seconds(long) / 3 < times.predict(long) < 4 * seconds(long)
+
+
+@pytest.mark.parametrize("start", [0, 192, 1800])
+def test_short_prompts_do_not_make_tokens_or_pairs_look_dear(start: int) -> None:
+    """Of what a step with any prompt takes besides, 2 ms, as a small model does on a CPU: by the
+    ends of prompts that share the rest a long one would take many times as long."""
+    times, noise = StepTimes(PAIR_S / PROMPT_S), random.Random(2)
+    warm_up = [StepShape(65, 0, 1, num_pairs(0, 65)), StepShape(0, 65, 1)]
+    first = StepShape(start + 8, 0, 1, num_pairs(0, start + 8))
+    end = StepShape(8, 2 * start, 3, num_pairs(start, start + 8))
+    decoding = [StepShape(0, 2 * start + number, 2) for number in range(12)]
+    for shape in [*warm_up, first, *decoding, *(40 * [end, *decoding])]:
+        besides_s = 2e-3 if shape.num_prompt_tokens else 0.0
+        times.note(shape, (seconds(shape) + besides_s) * noise.uniform(0.9, 1.2))
+    long = StepShape(1900, 0, 1, num_pairs(0, 1900))
+    assert seconds(long) / 2 < times.predict(long) < 2 * seconds(long)

@@ -136,6 +136,32 @@ def test_a_worker_that_goes_on_being_slow_counts_as_slow() -> None:
     assert measured.of(Leg.DECODE, 2).step_s > 30 * OTHERS.step_s
 
 
+def test_prefill_workers_that_made_no_steps_are_hoped_to_be_as_fast_as_anyone() -> None:
+    """They warm up while all of a machine's workers start, and look slow by that until they are
+    given something."""
+    measured = Measured()
+    slow = OTHERS._replace(prompt_token_s=3e-3, prompt_pair_s=3e-6)
+    note(measured, Leg.PREFILL, 1, slow)
+    note(measured, Leg.DECODE, 2, OTHERS, 1000)
+    for found in (measured.of(Leg.PREFILL, 1), measured.mean(Leg.PREFILL)):
+        assert found[1:3] == pytest.approx(OTHERS[1:3], rel=0.01)
+    note(measured, Leg.PREFILL, 1, slow, 30)
+    note(measured, Leg.DECODE, 2, OTHERS, 2000)
+    assert measured.of(Leg.PREFILL, 1)[1:3] == pytest.approx(slow[1:3], rel=0.15)
+    for second in range(300):  # it is given nothing for long
+        note(measured, Leg.PREFILL, 1, slow, 30, at=second)
+        note(measured, Leg.DECODE, 2, OTHERS, 2000 + second, at=second)
+    assert measured.of(Leg.PREFILL, 1)[1:3] == pytest.approx(OTHERS[1:3], rel=0.25)
+
+
+def test_who_looks_faster_than_anyone_is_taken_at_its_word() -> None:
+    measured = Measured()
+    fast = OTHERS._replace(prompt_token_s=1e-4, prompt_pair_s=1e-7)
+    note(measured, Leg.PREFILL, 1, fast)
+    note(measured, Leg.DECODE, 2, OTHERS, 1000)
+    assert measured.of(Leg.PREFILL, 1)[1:3] == fast[1:3]
+
+
 def test_nobody_has_measured_anything() -> None:
     assert Measured().of(Leg.DECODE, 1) == GUESS
 

@@ -272,3 +272,18 @@ def test_descriptions_names_and_defaults_need_no_torch(tmp_path: Path) -> None:
         assert not loaded, loaded
     """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2}])
+def test_what_attending_costs_beside_a_token_itself(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """By the products: with each matrix of a layer, and with one token's key and value."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+    model = describe(ModelSource("m", tmp_path))
+    head, num_kv_heads = 16, changes.get("num_key_value_heads", 4)
+    query = output = 64 * 4 * head
+    key = value = 64 * num_kv_heads * head
+    gate = up = down = 64 * 96
+    by_itself = query + key + value + output + gate + up + down
+    assert model.pair_share == pytest.approx(4 * 2 * head / by_itself)

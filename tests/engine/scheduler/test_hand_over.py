@@ -233,7 +233,7 @@ def contents(bench: Bench, hold: TransferHold) -> list[list[int | None]]:
 
 def preempt(bench: Bench) -> None:
     """As if blocks had run out, in a step of which nothing is left but that."""
-    draft = Draft(0)
+    draft = Draft(bench.scheduler.limits, BLOCK)
     bench.scheduler._service._preempt(bench.scheduler._roster[R].choices[0], draft)
     step = draft.finish(0)
     if step is not None:

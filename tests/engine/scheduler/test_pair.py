@@ -49,7 +49,7 @@ traffic = st.builds(
 )
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(
     traffic=traffic,
     groups=st.sampled_from(((FULL,), (WINDOW,), (FULL, WINDOW))),

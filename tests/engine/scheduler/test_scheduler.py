@@ -21,6 +21,7 @@ from engine.scheduler.outbox import StepOutput
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.swap import SwapSpace
 from engine.step import StepResult
+from engine.step_times import StepCosts
 from kv_cache.cache import KvCache
 from kv_cache.config import CacheConfig, first_visible
 from kv_cache.layout import KvGroup
@@ -30,6 +31,7 @@ BLOCK = 8
 FULL = KvGroup((0, 1), 1, (8, 8))
 WINDOW = KvGroup((2,), 1, (8, 8), window=11)
 EOS = 999  # never drawn
+COSTS = (None, *(StepCosts(0.0, token_s, 0.0, 0.0, 0.0) for token_s in (0.0, 0.05, 10.0)))
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Bench:
     groups: tuple[KvGroup, ...] = (FULL,)
     num_blocks: int | tuple[int, ...] = 13  # of every group, or of each
     budget: int = 24
+    max_pause_s: float = 1.0
+    costs: StepCosts | None = None  # without them a step takes what it takes
     max_num_seqs: int = 4
     max_model_len: int = 80
     swap_blocks: int = 0
@@ -82,6 +86,7 @@ class Bench:
         limits = SchedulerLimits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
+            max_pause_s=self.max_pause_s,
             max_model_len=self.max_model_len,
             max_num_queued_reqs=self.max_queued,
             by_priority=self.by_priority,
@@ -125,7 +130,7 @@ class Bench:
 
     def step(self) -> StepOutput | None:
         """None where nothing was computed and there is nothing to say."""
-        flight = self.in_flight or self.launch(self.scheduler.schedule())
+        flight = self.in_flight or self.launch(self.scheduler.schedule(costs=self.costs))
         early = self.scheduler.take_news()
         if flight is None:
             self.take(early)
@@ -151,7 +156,7 @@ class Bench:
     def launch_ahead(self, flight: Flight) -> Flight | None:
         if not self.ahead or isinstance(flight.result, StepError):
             return None
-        step = self.scheduler.schedule_ahead(flight.step)
+        step = self.scheduler.schedule_ahead(flight.step, costs=self.costs)
         if step is not None:
             self.num_steps_ahead += 1
             assert flight.slots.isdisjoint(entering.slot for entering in step.plan.entering)
@@ -240,7 +245,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(
     jobs=st.lists(jobs(), min_size=1, max_size=7),
     groups=st.sampled_from(((FULL,), (WINDOW,), (FULL, WINDOW))),
@@ -252,6 +257,7 @@ def jobs(draw: st.DrawFn) -> Job:
     failing_step=st.none() | st.integers(0, 20),
     failing_end=st.none() | st.integers(0, 20),
     ahead=st.booleans(),
+    costs=st.sampled_from(COSTS),
 )
 def test_every_answer_is_the_undisturbed_one(
     jobs: list[Job],
@@ -264,6 +270,7 @@ def test_every_answer_is_the_undisturbed_one(
     failing_step: int | None,
     failing_end: int | None,
     ahead: bool,
+    costs: StepCosts | None,
 ) -> None:
     bench = Bench(
         groups=groups,
@@ -273,6 +280,7 @@ def test_every_answer_is_the_undisturbed_one(
         by_priority=by_priority,
         prefix_caching=prefix_caching,
         ahead=ahead,
+        costs=costs,
     )
     pending = sorted(enumerate(jobs), key=lambda job: job[1].arrives)
     aborted: set[str] = set()
@@ -308,8 +316,13 @@ def test_every_answer_is_the_undisturbed_one(
     else:
         raise AssertionError("no end")
     assert bench.runner.max_tokens_seen <= budget
-    stats = bench.cache.stats()
-    assert all(group.held == 0 for group in stats.groups)
+    assert all(group.held == 0 for group in bench.cache.stats().groups)
+    check_answers(bench, jobs, aborted, stopped)
+
+
+def check_answers(
+    bench: Bench, jobs: list[Job], aborted: set[str], stopped: set[tuple[str, int]]
+) -> None:
     for number, job in enumerate(jobs):
         name = str(number)
         for choice in range(job.n):
