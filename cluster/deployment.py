@@ -28,7 +28,8 @@ def deployed(args: ClusterArgs, *, to_stay: bool) -> Iterator[None]:
     in our application's place, too: ConfigError where there is no room for ours."""
     check_room(args, serve_details() or {})
     deploy(args)
-    ours = _deployed_config()
+    # None of an application that was deployed as an object.
+    ours = (_application() or {}).get("deployed_app_config")
     try:
         yield
     finally:
@@ -59,15 +60,18 @@ def check_room(args: ClusterArgs, details: Mapping[str, Any]) -> None:
         )
 
 
-def _deployed_config() -> Any:
-    """None of an application that was deployed as an object, or is not there."""
-    application = (serve_details() or {"applications": {}})["applications"].get(APP_NAME, {})
-    return application.get("deployed_app_config")
+def _application() -> dict[str, Any] | None:
+    application: dict[str, Any] | None
+    application = (serve_details() or {"applications": {}})["applications"].get(APP_NAME)
+    return application
 
 
 def _delete(ours: Any) -> None:
     try:
-        if _deployed_config() != ours:
+        application = _application()
+        if application is None:
+            return  # somebody has deleted it
+        if application.get("deployed_app_config") != ours:
             logger.warning("another has deployed %s since, which stays", APP_NAME)
             return
         serve.delete(APP_NAME)

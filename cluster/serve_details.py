@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ray.exceptions import ActorDiedError
 from ray.serve.context import _get_global_client
 
 from cluster.front_address import FrontAddress
@@ -20,8 +21,12 @@ def serve_details() -> dict[str, Any] | None:
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return None
+    try:
+        told = client.get_serve_details()
+    except ActorDiedError:  # for good, by `serve shutdown`; one that is started anew is unavailable
+        return None
     # Through JSON, which has words where Serve has enums.
-    details: dict[str, Any] = json.loads(json.dumps(client.get_serve_details(), default=str))
+    details: dict[str, Any] = json.loads(json.dumps(told, default=str))
     return details
 
 

@@ -34,7 +34,7 @@ from cluster.status.local_clusters import LocalCluster, forget, noted
 from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
 from decode_worker.answerer import LocalPrefill
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnavailableError
 from router.workers import Leg
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ _LEAVE_S = 5.0  # after the second one, to take away what a cluster of others' h
 _INTERRUPTED, _LOST = 130, 1
 _ADDRESS = "RAY_ADDRESS"
 _POLL_S = 0.25
+_WATCH_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +107,7 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
     say("stopped")
     if stop.lost:
         os._exit(_LOST)  # Ray's way out of a process would be to wait for its head
-    return 0
+    return _LOST if stop.deleted else 0
 
 
 def cluster_args(arguments: argparse.Namespace) -> ClusterArgs:
@@ -186,7 +187,10 @@ def _serve(
             stop.serves = True
             say(_announcement(name, front, args))
             ingresses = _ingresses()
+            threading.Thread(target=_watch_application, args=(stop,), daemon=True).start()
             stop.wait()
+            if stop.deleted:
+                return
             if not stop.lost:
                 say("stopping; Ctrl-C again to stop at once")
             _end_answers(ingresses, stop)
@@ -263,6 +267,26 @@ def _wait_until_running(args: ClusterArgs, stop: _Stop) -> bool:
     return False
 
 
+def _watch_application(stop: _Stop) -> None:
+    """Whoever deletes it (`serve delete`, `serve shutdown`) leaves nothing here to wait for. Looks
+    twice: Serve's controller may have come back this moment."""
+    from cluster.app import APP_NAME
+    from cluster.serve_details import application_details
+
+    missing = ""
+    while not stop.wait(_WATCH_S):
+        try:
+            application_details(APP_NAME)
+            missing = ""
+        except UnavailableError as error:
+            if missing:
+                say(f"{missing}: another has deleted it, and this command ends with it")
+                stop.delete()
+            missing = str(error)
+        except Exception:  # noqa: BLE001 - of Ray's or Serve's, which others watch over
+            missing = ""
+
+
 def _ingresses() -> DeploymentHandle[Any]:
     """That can be told something even when Ray has lost its head, which knows where they are."""
     from ray import serve
@@ -333,6 +357,7 @@ class _Stop:
         self._first = threading.Event()
         self.again = False
         self.lost = False
+        self.deleted = False  # the application, by others
         self.serves = False
 
     def note(self, *_: object) -> None:
@@ -341,6 +366,10 @@ class _Stop:
 
     def lose(self) -> None:
         self.lost = True
+        self._first.set()
+
+    def delete(self) -> None:
+        self.deleted = True
         self._first.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
