@@ -10,8 +10,10 @@ from engine.errors import RequestError
 
 Tool = Mapping[str, Any]
 _ANY_OBJECT = {"type": "object"}
-# Where schemas keep what they refer to, always from their root.
-_SHARED = ("$defs", "definitions")
+# Keywords whose values are schemas by names, which may be those of keywords.
+_BY_NAME = frozenset(
+    ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+)
 
 
 class ToolChoice(NamedTuple):
@@ -59,27 +61,46 @@ class ToolChoice(NamedTuple):
         assert self.must_call
         if self.name is not None:
             return next(_parameters(tool) for tool in self.tools if _name(tool) == self.name)
-        shared: dict[str, dict[str, Any]] = {key: {} for key in _SHARED}
-        calls = [_call_schema(tool, shared) for tool in self.tools]
+        calls, arguments = [], {}
+        for index, tool in enumerate(self.tools):
+            root = f"#/$defs/{index}"
+            parameters = _parameters(tool)
+            parameters.pop("$id", None)  # references start at the array of calls
+            arguments[str(index)] = _moved(parameters, root)
+            calls.append(_call_schema(_name(tool), root))
         array: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
         if one_call:
             array["maxItems"] = 1
-        return array | {key: schemas for key, schemas in shared.items() if schemas}
+        return array | {"$defs": arguments}
 
 
-def _call_schema(tool: Tool, shared: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """With what its parameters share moved to where its references will look for it."""
-    parameters = dict(_parameters(tool))
-    for key in _SHARED:
-        for name, schema in (parameters.pop(key, None) or {}).items():
-            if shared[key].setdefault(name, schema) != schema:
-                raise RequestError("tools", f"two of them mean different things by {key}/{name}")
+def _call_schema(name: str, arguments: str) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": _name(tool)}, "arguments": parameters},
+        "properties": {"name": {"const": name}, "arguments": {"$ref": arguments}},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """With what refers to the schema's root referring to `root`, where it is in a larger one."""
+    if isinstance(schema, list):
+        return [_moved(one, root) for one in schema]
+    if not isinstance(schema, dict) or "$id" in schema:  # which is a root of its own
+        return schema
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        match key:
+            case "$ref" if isinstance(value, str) and (value == "#" or value.startswith("#/")):
+                moved[key] = root + value[1:]
+            case "const" | "enum" | "default" | "examples":
+                moved[key] = value
+            case _ if key in _BY_NAME and isinstance(value, dict):
+                moved[key] = {name: _moved(one, root) for name, one in value.items()}
+            case _:
+                moved[key] = _moved(value, root)
+    return moved
 
 
 def _names(tools: Sequence[Tool]) -> list[str]:
@@ -93,10 +114,8 @@ def _name(tool: Tool) -> str:
 def _parameters(tool: Tool) -> dict[str, Any]:
     parameters = tool["function"].get("parameters")
     if parameters is None:
-        return _ANY_OBJECT
+        return {**_ANY_OBJECT}
     if not isinstance(parameters, dict):
-        raise RequestError("tools", f"parameters of {_name(tool)!r} must be a JSON schema")
-    if any(not isinstance(parameters.get(key, {}), dict) for key in _SHARED):
         raise RequestError("tools", f"parameters of {_name(tool)!r} must be a JSON schema")
     return {**_ANY_OBJECT, **parameters}
 

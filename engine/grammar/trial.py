@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import selectors
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from engine.errors import QueueFullError, UnavailableError, UnprocessableError
 from engine.grammar.value import Grammar, GrammarKind
@@ -27,8 +29,16 @@ MAX_WAITING = 64
 COMPILE_S = 5.0
 # A child that starts reads a vocabulary, of which the largest take some seconds.
 START_S = 60.0
+# A busy machine fails any grammar, so a child that did not answer has said nothing for good; nor
+# may one that never compiles be tried all the time.
+UNANSWERED_S = 60.0
 _EASY = Grammar(GrammarKind.CHOICE, '["a"]')
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from engine.grammar.trial_child import main; main()"
+
+
+class _Finding(NamedTuple):
+    problem: str | None
+    until: float = math.inf  # by the trial's `now`
 
 
 class GrammarTrial:
@@ -41,44 +51,47 @@ class GrammarTrial:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         compile_s: float = COMPILE_S,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._write_tokenizer = write_tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._compile_s = compile_s
+        self._now = now
         self._thread = ThreadPoolExecutor(1, "grammar-trial")  # owns the child
         self._child: subprocess.Popen[bytes] | None = None
-        self._known: OrderedDict[Grammar, str | None] = OrderedDict()
+        self._known: OrderedDict[Grammar, _Finding] = OrderedDict()
         self._num_waiting = 0
 
     async def check(self, grammar: Grammar) -> None:
         """UnprocessableError, of the field `grammar`, where it cannot be compiled in time."""
-        if grammar in self._known:
+        finding = self._known.get(grammar)
+        if finding is not None and self._now() < finding.until:
             self._known.move_to_end(grammar)
-            problem = self._known[grammar]
         else:
-            problem = await self._learn(grammar)
-        if problem is not None:
-            raise UnprocessableError("grammar", problem)
+            finding = await self._learn(grammar)
+        if finding.problem is not None:
+            raise UnprocessableError("grammar", finding.problem)
 
     def close(self) -> None:
         self._thread.submit(self._end_child)
         self._thread.shutdown()
 
-    async def _learn(self, grammar: Grammar) -> str | None:
+    async def _learn(self, grammar: Grammar) -> _Finding:
         if self._num_waiting >= MAX_WAITING:
             raise QueueFullError(f"{self._num_waiting} grammars wait to be compiled")
         self._num_waiting += 1
         try:
-            problem = await asyncio.wrap_future(self._thread.submit(self._try, grammar))
+            finding = await asyncio.wrap_future(self._thread.submit(self._try, grammar))
         finally:
             self._num_waiting -= 1
-        self._known[grammar] = problem
+        self._known[grammar] = finding
+        self._known.move_to_end(grammar)
         if len(self._known) > MAX_KEPT:
             self._known.popitem(last=False)
-        return problem
+        return finding
 
-    def _try(self, grammar: Grammar) -> str | None:
+    def _try(self, grammar: Grammar) -> _Finding:
         if self._child is None or self._child.poll() is not None:
             self._start_child()
         try:
@@ -86,9 +99,9 @@ class GrammarTrial:
         except (OSError, TimeoutError) as error:
             logger.warning("a grammar of %d characters: %s", len(grammar.text), error)
             self._end_child()
-            return "takes too much time or memory to compile"
-        problem: str | None = json.loads(line)
-        return problem
+            until = self._now() + UNANSWERED_S
+            return _Finding("takes too much time or memory to compile", until)
+        return _Finding(json.loads(line))
 
     def _start_child(self) -> None:
         self._end_child()

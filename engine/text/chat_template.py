@@ -39,6 +39,10 @@ class ChatOptions:
     template_kwargs: Mapping[str, Any] | None = None
 
 
+# Fields of a request, which say what a template gets under these names.
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
 class ChatTemplate:
     """A model's templates, compiled once; most models have one, some another for tools."""
 
@@ -68,6 +72,9 @@ class ChatTemplate:
             raise RequestError("messages", "must hold at least one message")
         if options.continue_final_message and options.add_generation_prompt:
             raise RequestError("continue_final_message", "excludes add_generation_prompt")
+        for name in _RESERVED:
+            if name in (options.template_kwargs or ()):
+                raise RequestError("chat_template_kwargs", f"{name} is a field of its own")
         template = self._choose(options)
         for name in ("tools", "documents"):
             if getattr(options, name) is not None and name not in template.variables:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from cluster.openai.tool_choice import ToolChoice
+from cluster.openai.tool_choice import ToolChoice, compact
 from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
-from engine.grammar.value import GrammarKind
+from engine.grammar.library import Vocabulary
+from engine.grammar.value import Grammar, GrammarKind
 from tests.cluster.fakes import small_tokenizer
 from tests.cluster.test_tools import HELLO, PATH, TOOLS, message_of_events, server_that_says
 
@@ -32,15 +33,90 @@ def test_a_named_function_s_arguments_are_the_answer() -> None:
     assert ToolChoice.read([tool("a")], named("a")).schema(one_call=False) == {"type": "object"}
 
 
-def test_required_calls_are_an_array_that_keeps_references_right() -> None:
-    tools = [tool(name, {**NUMBER, "$defs": {"N": {"type": "integer"}}}) for name in "ab"]
+def test_required_calls_are_an_array() -> None:
+    tools = [tool("a", {"properties": {"n": {"type": "integer"}}}), tool("b")]
     schema = ToolChoice.read(tools, "required").schema(one_call=True)
-    assert schema["$defs"] == {"N": {"type": "integer"}}
     assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
     calls = schema["items"]["anyOf"]
     assert [call["properties"]["name"] for call in calls] == [{"const": "a"}, {"const": "b"}]
-    assert all(call["properties"]["arguments"] == NUMBER for call in calls)
     assert "maxItems" not in ToolChoice.read(tools, "required").schema(one_call=False)
+
+
+def fits(tools: list[Any], choice: Any, answer: Any) -> bool:
+    """By the grammar that the model would be held to, and as a whole answer."""
+    schema = ToolChoice.read(tools, choice).schema(one_call=False)
+    small, (end,) = small_tokenizer(), ENDS.eos_token_ids
+    vocabulary = Vocabulary(small.to_json(), small.vocab_size, (end,))
+    state = vocabulary.compile(Grammar(GrammarKind.JSON_SCHEMA, compact(schema))).start(())
+    tokens = [*small.encode(json.dumps(answer), add_special_tokens=False), end]
+    return all(state.accept(token) is None for token in tokens)
+
+
+def closed(*required: str, **properties: Any) -> dict[str, Any]:
+    fields = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**fields, "required": list(required)}
+
+
+POINT = closed("lat", lat={"type": "number"})
+ROOT_OF_ITS_OWN = {
+    "$id": "https://a/c",
+    "$defs": {"Q": {"type": "integer"}},
+    **closed("q", q={"$ref": "#/$defs/Q"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "right", "wrong"),
+    [
+        (
+            closed("v", v={"type": "integer"}, child={"$ref": "#"}),
+            {"v": 1, "child": {"v": 2}},
+            {"v": 1, "child": [{"name": "f", "arguments": {"v": 2}}]},
+        ),
+        (
+            closed("from", "to", **{"from": POINT, "to": {"$ref": "#/properties/from"}}),
+            {"from": {"lat": 1}, "to": {"lat": 2}},
+            {"from": {"lat": 1}, "to": {}},
+        ),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "$ref": "#/definitions/Point",
+                "definitions": {"Point": POINT},
+            },
+            {"lat": 1},
+            {},
+        ),
+        (
+            {"$id": "https://a/b", **closed("p", p={"$ref": "#/$defs/P"}), "$defs": {"P": POINT}},
+            {"p": {"lat": 1}},
+            {"p": 1},
+        ),
+        (
+            {**closed("p", p=ROOT_OF_ITS_OWN), "$defs": {"Q": {"type": "null"}}},
+            {"p": {"q": 1}},
+            {"p": {"q": None}},
+        ),
+        (
+            closed("const", "$ref", **{"const": {"anyOf": [{"$ref": "#/$defs/N"}]}, "$ref": {}})
+            | {"$defs": {"N": {"enum": [{"$ref": "#"}, 1], "default": {"$ref": "#/x"}}}},
+            {"const": {"$ref": "#"}, "$ref": "#"},
+            {"const": {"$ref": "#/$defs/1"}, "$ref": "#"},
+        ),
+        ({"$defs": {"P": POINT}, **closed("p", p={"$ref": "#/$defs/P"})}, {"p": {"lat": 1}}, {}),
+    ],
+    ids=["root", "property", "draft 7", "id", "inner id", "names and data", "$defs"],
+)
+def test_references_mean_the_same_wherever_a_schema_is(
+    parameters: Any, right: Any, wrong: Any
+) -> None:
+    """Also beside a tool that means something else by the same names."""
+    null = {"type": "null"}
+    other = {**closed(p={"$ref": "#/$defs/P"}, **{"from": null}), "$defs": {"P": null, "N": null}}
+    tools = [tool("g", other), tool("f", parameters)]
+    for arguments, expected in ((right, True), (wrong, False)):
+        assert fits(tools, named("f"), arguments) is expected
+        assert fits(tools, "required", [{"name": "f", "arguments": arguments}]) is expected
 
 
 @pytest.mark.parametrize(
@@ -54,12 +130,6 @@ def test_required_calls_are_an_array_that_keeps_references_right() -> None:
         ([tool("a")], {"type": "function", "function": {"name": 1}}, "tool_choice"),
         ([tool("a")], {"type": "allowed_tools", "function": {"name": "a"}}, "tool_choice"),
         ([tool("a", [])], "required", "tools"),
-        ([tool("a", {"$defs": []})], named("a"), "tools"),
-        (
-            [tool("a", {"$defs": {"N": {}}}), tool("b", {"$defs": {"N": {"type": "null"}}})],
-            "required",
-            "tools",
-        ),
     ],
 )
 def test_choices_that_cannot_be_met(tools: Any, choice: Any, field: str) -> None:

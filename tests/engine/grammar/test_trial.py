@@ -1,6 +1,8 @@
 import asyncio
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -68,6 +70,26 @@ async def test_a_child_that_dies_is_followed_by_another(trial: GrammarTrial) -> 
     child.kill()
     child.wait()
     await trial.check(regex("b"))
+
+
+async def test_a_child_that_did_not_answer_has_refused_nothing_for_good() -> None:
+    time_s = 0.0
+    trial = GrammarTrial(tokenizer().to_json, VOCAB_SIZE, EOS, BOMB_S, now=lambda: time_s)
+    with closing(trial):
+        await trial.check(regex("a"))
+        child = trial._child
+        assert child is not None
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(RequestError, match="too much time or memory"):
+            await trial.check(regex("b"))
+        await trial.check(regex("c"))
+        time_s = module.UNANSWERED_S - 1
+        with pytest.raises(RequestError, match="too much time or memory"):
+            await trial.check(regex("b"))
+        time_s = module.UNANSWERED_S
+        await trial.check(regex("b"))
+        with pytest.raises(RequestError, match="unclosed group"):
+            await trial.check(regex("("))
 
 
 async def test_no_more_wait_than_may(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,6 +344,18 @@ def test_bad_requests_name_their_field(chat: list[Any], options: ChatOptions, fi
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"]
+)
+def test_a_variable_that_has_a_field_of_its_own_is_refused(name: str) -> None:
+    """It would be ignored. What this template never reads is not refused: others do."""
+    unread = ChatOptions(template_kwargs={"enable_wings": True})
+    assert ours(IM_BLOCKS).render(CHATS["one"], unread) == ours(IM_BLOCKS).render(CHATS["one"])
+    with pytest.raises(RequestError, match=name) as caught:
+        ours(IM_BLOCKS).render(CHATS["one"], ChatOptions(template_kwargs={name: None}))
+    assert caught.value.field == "chat_template_kwargs"
+
+
 def test_rendering_leaves_the_messages_as_they_were() -> None:
     chat = json.loads(json.dumps(TOOL_CHAT))
     chat[1]["tool_calls"][0]["function"]["arguments"] = "{}"
