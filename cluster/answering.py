@@ -1,8 +1,9 @@
 """Carries out a plan: submits its prompts, and writes the answer as it comes."""
 
+import asyncio
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from cluster.backend import Backend
@@ -13,6 +14,9 @@ from cluster.openai.plan import Plan
 from cluster.openai.wording import Json, WholeChoice, Wording
 from cluster.served_model import ServedModel
 from engine.request import GenerationRequest, RequestId
+
+# Wording this many tokens' logprobs takes some milliseconds of the event loop.
+_FEW_LOGPROBS = 256
 
 
 class Answer:
@@ -38,6 +42,7 @@ class Answer:
         self._text_only = wording.is_plain and not (
             options.return_token_ids or options.continuous_usage or options.logprobs is not None
         )
+        self._echoes_logprobs = options.echo and options.logprobs is not None
         self._opened: set[int] = set()
         self._generations: list[Generation] = []
 
@@ -56,7 +61,7 @@ class Answer:
                 request = GenerationRequest(
                     RequestId(f"{self._id}-{number}"),
                     prompt.token_ids,
-                    plan.params,
+                    plan.params_of(number),
                     priority=plan.priority,
                     cache_salt=plan.cache_salt,
                     timeout_s=timeout_s,
@@ -80,13 +85,23 @@ class Answer:
                 if not started:
                     started = True
                     await self._exchange.start_events()
-                frames = b"".join([self._frames(part) for part in parts])
+                if self._echoes_logprobs and self._opens_long(parts):
+                    frames = await asyncio.to_thread(self._all_frames, parts)
+                else:
+                    frames = self._all_frames(parts)
                 if frames:
                     await self._exchange.send_events(frames)
         end = DONE
         if self._plan.options.include_usage:
             end = self._writer.event([], self._usage()) + DONE
         await self._exchange.send_events(end, last=True)
+
+    def _opens_long(self, parts: Sequence[ChoicePart]) -> bool:
+        opens = any(part.choice not in self._opened for part in parts)
+        return opens and self._num_prompt_logprobs > _FEW_LOGPROBS
+
+    def _all_frames(self, parts: Sequence[ChoicePart]) -> bytes:
+        return b"".join([self._frames(part) for part in parts])
 
     def _frames(self, part: ChoicePart) -> bytes:
         opening = b"" if part.choice in self._opened else self._open(part.choice)
@@ -99,9 +114,10 @@ class Answer:
         return opening + self._writer.event([choice], usage)
 
     def _open(self, choice: int) -> bytes:
+        beside = None if self._opened else self._wording.beside_choices(self._generations)
         self._opened.add(choice)
         opening = self._wording.opening(self._generation_of(choice), choice)
-        return b"" if opening is None else self._writer.event([opening])
+        return b"" if opening is None else self._writer.event([opening], beside=beside)
 
     async def _write_whole(self) -> None:
         wholes = [WholeChoice() for _ in self._plan.prompts for _ in range(self._plan.params.n)]
@@ -109,13 +125,31 @@ class Answer:
             async for parts in news:
                 for part in parts:
                     wholes[part.choice].add(part)
-        choices = [
-            self._wording.whole(self._generation_of(choice), whole.part(choice))
-            for choice, whole in enumerate(wholes)
-        ]
+        num_logprobs = self._num_prompt_logprobs + sum(len(whole.logprobs) for whole in wholes)
+        if num_logprobs > _FEW_LOGPROBS:
+            body = await asyncio.to_thread(self._body, wholes)
+        else:
+            body = self._body(wholes)
+        await self._exchange.send_json(body)
+
+    def _body(self, wholes: Sequence[WholeChoice]) -> bytes:
+        """Choice by choice: `dump` lets no other thread run before its end."""
+        rests = [_rest(self._wording.of_prompt(generation)) for generation in self._generations]
+        pieces = [dump(self._envelope)[:-1].encode(), b',"choices":[']
+        for choice, whole in enumerate(wholes):
+            own = dump(self._wording.whole(self._generation_of(choice), whole.part(choice)))
+            pieces += [own[:-1].encode(), rests[choice // self._plan.params.n], b","]
+        pieces[-1] = b"]"
         beside = self._wording.beside_choices(self._generations)
-        answer = {**self._envelope, "choices": choices, "usage": self._usage(), **beside}
-        await self._exchange.send_json(dump(answer).encode())
+        pieces.append(_rest({"usage": self._usage(), **beside}))
+        return b"".join(pieces)
+
+    @property
+    def _num_prompt_logprobs(self) -> int:
+        """As often as they are told: to every choice of a prompt."""
+        reports = [generation.report for generation in self._generations]
+        told = [report.logprobs or () for report in reports if report is not None]
+        return self._plan.params.n * sum(map(len, told))
 
     def _generation_of(self, choice: int) -> Generation:
         return self._generations[choice // self._plan.params.n]
@@ -134,6 +168,11 @@ class Answer:
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+
+
+def _rest(fields: Json) -> bytes:
+    """How an object goes on and ends that has these fields as well."""
+    return f",{dump(fields)[1:]}".encode() if fields else b"}"
 
 
 def _says_nothing(choice: Json) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from cluster.openai.errors import ApiError, api_error, internal_error
+from cluster.openai.errors import ApiError, api_error, internal_error, not_in_time
 from engine.errors import EngineError, UnavailableError
 
 log = logging.getLogger("kvrelay.http")
@@ -137,7 +137,7 @@ class Exchange:
                 (self._work, watch), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                self.fail(ApiError(408, f"not finished after {timeout_s:g} s", "timeout_error"))
+                self.fail(not_in_time(f"not finished after {timeout_s:g} s"))
         finally:
             watch.cancel()
             if not self._work.done():

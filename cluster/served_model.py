@@ -91,3 +91,12 @@ def too_long(param: str, num_tokens: str, max_model_len: int) -> ApiError:
         "answer together"
     )
     return bad_request(param, message, "context_length_exceeded")
+
+
+def no_room(param: str, num_tokens: int, room: int, max_model_len: int) -> ApiError:
+    """For an answer that may be longer than what the prompt leaves."""
+    message = (
+        f"{param}: {num_tokens}, but the model takes {max_model_len} tokens and the prompt leaves "
+        f"room for {room}"
+    )
+    return bad_request(param, message, "context_length_exceeded")

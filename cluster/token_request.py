@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS
 from cluster.openai.request_limits import MAX_SALT_CHARS, NOT_IN_SALTS, RequestLimits
-from cluster.served_model import ServedModel, too_long
+from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.sampling import SamplingParams
@@ -60,11 +60,7 @@ def _params(
     limits.check_n(params.n, 1)
     params.check_token_ids(model.vocab_size)
     if params.max_tokens is not None and params.max_tokens > room:
-        raise RequestError(
-            "max_tokens",
-            f"{params.max_tokens}, but the model takes {model.max_model_len} tokens and the "
-            f"prompt leaves room for {room}",
-        )
+        raise no_room("max_tokens", params.max_tokens, room, model.max_model_len)
     return params
 
 

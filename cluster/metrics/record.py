@@ -119,10 +119,10 @@ class RequestRecord:
         metrics.num_open.dec()
         for reason in reasons:
             metrics.ended.labels(reason).inc()
-        metrics.whole_s.observe(now_s - self._origin.arrived_s)
         metrics.prompt_length.observe(self._num_prompt)
-        metrics.answer_length.observe(self._num_output)
-        if self._first_s is not None:
+        if self._first_s is not None:  # what was refused was refused soon, and is no short answer
+            metrics.whole_s.observe(now_s - self._origin.arrived_s)
+            metrics.answer_length.observe(self._num_output)
             metrics.decode_s.observe(max(self._last_s.values()) - self._first_s)
         if logger.isEnabledFor(logging.INFO):
             logger.info("finished", extra={"fields": self._fields(now_s, reasons)})

@@ -61,8 +61,10 @@ class ChatFormat:
         *,
         one_call: bool,
         shows_reasoning: bool,
+        continued: str = "",
     ) -> Reading | None:
-        """None: answers are content and nothing else."""
+        """None: answers are content and nothing else. `continued` is the message's text that the
+        answer goes on with, if it does."""
         tools = choice.parameters
         if choice.must_call:
             return Reading(tools, must_call=True, only_call=choice.name, one_call=one_call)
@@ -70,7 +72,7 @@ class ChatFormat:
             tools = None
         if tools is None and self.reasoning is None:
             return None
-        is_open = self.reasoning is not None and self.reasoning.is_open_in(prompt)
+        is_open = self.reasoning is not None and self.reasoning.is_open_in(prompt, continued)
         return Reading(
             tools,
             one_call=one_call,

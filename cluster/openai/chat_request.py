@@ -48,6 +48,7 @@ def _check_content(value: Any) -> Any:
 class FunctionCall(Part):
     name: str
     arguments: str
+    parsed_arguments: Any = None  # the official client's reading of them, sent back
 
 
 class ToolCall(Part):
@@ -57,8 +58,15 @@ class ToolCall(Part):
     function: FunctionCall
 
 
+_NOT_OF_TEMPLATES: dict[str, Any] = {
+    **dict.fromkeys(("refusal", "annotations", "audio", "function_call", "parsed"), True),
+    "tool_calls": {"__all__": {"function": {"parsed_arguments"}}},
+}
+
+
 class ChatMessage(Part):
-    """One turn. The last three are what clients send back of an answer they got, as null."""
+    """One turn. The last five are what clients send back of an answer they got: three as null,
+    and `parsed`, the official client's reading of the content."""
 
     role: str
     content: Annotated[Any, BeforeValidator(_check_content, _Content)] = None
@@ -71,13 +79,14 @@ class ChatMessage(Part):
     annotations: Annotated[list[Any] | None, Field(max_length=0)] = None
     audio: None = None
     function_call: None = None
+    parsed: Any = None
 
     def as_dict(self) -> dict[str, Any]:
-        message = self.model_dump(
-            exclude_none=True, exclude={"refusal", "annotations", "audio", "function_call"}
-        )
+        message = self.model_dump(exclude_none=True, exclude=_NOT_OF_TEMPLATES)
         if self.refusal is not None:
             message.setdefault("content", self.refusal)
+        if not self.tool_calls:  # templates ask whether there is a list, and not what it holds
+            message.pop("tool_calls", None)
         return message
 
 

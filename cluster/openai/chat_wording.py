@@ -51,6 +51,9 @@ class ChatWording:
             message |= self._message_of(self._read(part))
         return self._filled("message", message, part)
 
+    def of_prompt(self, generation: Generation) -> Json:
+        return {}
+
     def beside_choices(self, generations: Sequence[Generation]) -> Json:
         beside: Json = {}
         if self._options.return_token_ids:

@@ -73,9 +73,14 @@ def api_error(error: EngineError) -> ApiError:
             headers = {"Retry-After": str(_RETRY_UNAVAILABLE_S)}
             return ApiError(503, message, "server_error", None, "unavailable", headers)
         case DeadlineError():
-            return ApiError(408, str(error), "timeout_error")
+            return not_in_time(str(error))
         case _:
             return ApiError(500, str(error) or "generation failed", "server_error")
+
+
+def not_in_time(message: str) -> ApiError:
+    """Of an answer. OpenAI's clients would ask for all of it again, as after any 408."""
+    return ApiError(408, message, "timeout_error", headers={"X-Should-Retry": "false"})
 
 
 def internal_error() -> ApiError:

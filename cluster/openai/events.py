@@ -21,8 +21,10 @@ class EventWriter:
         self._usage_in_events = usage_in_events
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
-    def event(self, choices: list[Json], usage: Json | None = None) -> bytes:
-        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
+    def event(
+        self, choices: list[Json], usage: Json | None = None, beside: Json | None = None
+    ) -> bytes:
+        chunk: dict[str, Any] = {**self._envelope, "choices": choices, **(beside or {})}
         if self._usage_in_events or usage is not None:
             chunk["usage"] = usage
         return f"data: {dump(chunk)}\n\n".encode()

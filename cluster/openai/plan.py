@@ -4,6 +4,7 @@ Making a plan is all the work before the engine's; it reads nothing but its argu
 long one is made on another thread.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,9 +13,10 @@ from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.sampling_fields import SamplingFields
-from cluster.served_model import ServedModel, too_long
+from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
 from engine.sampling import SamplingParams
+from engine.text.messages import flatten_content
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,15 @@ class Plan:
     priority: int = 0
     cache_salt: str = ""
     grammar_field: str | None = None  # where the client wrote params.grammar
+    seeds: tuple[int, ...] = ()  # a prompt's own, where the client said none for all of them
 
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def params_of(self, number: int) -> SamplingParams:
+        """Of one prompt: with one seed, equal prompts would get equal answers."""
+        return replace(self.params, seed=self.seeds[number]) if self.seeds else self.params
 
 
 _NO_LIMITS = RequestLimits()
@@ -76,7 +83,9 @@ def plan_completion(
         most_logprobs = max(params.prompt_logprobs or 0, request.logprobs)
         params = replace(params, prompt_logprobs=most_logprobs)
     options = _options(request, request.logprobs, echo=request.echo, echo_only=echo_only)
-    return _checked(Plan(prompts, params, options, *_beside(request)), model, most)
+    draws_seeds = request.seed is None and len(prompts) > 1
+    seeds = tuple(secrets.randbits(63) for _ in prompts) if draws_seeds else ()
+    return _checked(Plan(prompts, params, options, *_beside(request), seeds), model, most)
 
 
 def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = _NO_LIMITS) -> Plan:
@@ -91,12 +100,17 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
     wanted = request.wanted_max_tokens()
     if wanted is None:
         wanted = min(model.defaults.max_new_tokens or most, most)
-    params = request.sampling_params(model.defaults, max_tokens=wanted, logprobs=logprobs)
+    limit = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    try:
+        params = request.sampling_params(model.defaults, max_tokens=wanted, logprobs=logprobs)
+    except RequestError as error:
+        raise error.renamed(limit if error.field == "max_tokens" else error.field) from None
     reading = model.chat_format.reading(
         text,
         request.wanted_calls,
         one_call=request.one_call,
         shows_reasoning=request.include_reasoning is not False,
+        continued=_continued(request),
     )
     named = request.named_grammar
     if named is not None and reading is not None and reading.reasoning_is_open:
@@ -106,7 +120,7 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
             " off, by chat_template_kwargs where the template can",
         )
     options = replace(_options(request, logprobs), reading=reading)
-    return _checked(Plan((prompt,), params, options, *_beside(request)), model, most)
+    return _checked(Plan((prompt,), params, options, *_beside(request)), model, most, limit)
 
 
 def _read_prompts(
@@ -129,6 +143,14 @@ def _read_prompts(
     return prompts
 
 
+def _continued(request: ChatRequest) -> str:
+    """The text that the answer goes on with."""
+    if not request.continue_final_message:
+        return ""
+    content: str = flatten_content(request.messages[-1].as_dict())["content"]
+    return content
+
+
 def _room(prompt: Prompt, model: ServedModel, param: str) -> int:
     """Tokens that fit behind the prompt; an answer has at least one."""
     room = model.max_model_len - len(prompt.token_ids)
@@ -137,15 +159,12 @@ def _room(prompt: Prompt, model: ServedModel, param: str) -> int:
     return room
 
 
-def _checked(plan: Plan, model: ServedModel, most: int) -> Plan:
+def _checked(plan: Plan, model: ServedModel, most: int, limit: str = "max_tokens") -> Plan:
+    """`limit` is where the client wrote params.max_tokens."""
     plan.params.check_token_ids(model.vocab_size)
     wanted = plan.params.max_tokens
     if wanted is not None and wanted > most:
-        raise RequestError(
-            "max_tokens",
-            f"{wanted}, but the model takes {model.max_model_len} tokens and the prompt leaves "
-            f"room for {most}",
-        )
+        raise no_room(limit, wanted, most, model.max_model_len)
     return plan
 
 

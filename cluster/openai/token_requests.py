@@ -17,7 +17,7 @@ class TokenizeRequest(Body):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None  # by default with a prompt, not with messages
     return_token_strs: bool = False
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -27,9 +27,10 @@ class TokenizeRequest(Body):
             raise RequestError("prompt", "either this or messages must be given, and not both")
 
     def chat_options(self) -> ChatOptions:
+        prompt = self.add_generation_prompt
         return ChatOptions(
             tools=self.tools,
-            add_generation_prompt=self.add_generation_prompt,
+            add_generation_prompt=not self.continue_final_message if prompt is None else prompt,
             continue_final_message=self.continue_final_message,
             template_kwargs=self.chat_template_kwargs,
         )

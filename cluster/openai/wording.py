@@ -56,8 +56,12 @@ class Wording(Protocol):
 
     def whole(self, generation: Generation, part: ChoicePart) -> Json: ...
 
+    def of_prompt(self, generation: Generation) -> Json:
+        """Fields that are the same in all choices of a whole answer to one prompt."""
+        ...
+
     def beside_choices(self, generations: Sequence[Generation]) -> Json:
-        """Fields of a whole answer that belong to no choice."""
+        """Fields that belong to no choice: of a whole answer, or of a stream's first event."""
         ...
 
 

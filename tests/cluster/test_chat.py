@@ -1,10 +1,13 @@
 """/v1/chat/completions against an engine that says what it is told."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.generation_defaults import GenerationDefaults
+from engine.text.chat_template import ChatTemplate
+from engine.text.special_tokens import SpecialTokens
 from tests.cluster.conftest import Server, make_server
 from tests.cluster.fakes import (
     ANSWER,
@@ -98,6 +101,17 @@ async def test_token_ids_and_prompt_logprobs_stand_beside_the_choices(server: Se
     assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
 
 
+async def test_a_stream_begins_with_the_prompts_token_ids(server: Server) -> None:
+    body = {"messages": HELLO, "max_tokens": 2, "n": 2}
+    first, *rest = await server.events(PATH, **body, return_token_ids=True)
+    assert first["prompt_token_ids"] == list(server.backend.last.prompt_token_ids)
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert rest
+    assert not any("prompt_token_ids" in event for event in rest)
+    events = await server.events(PATH, **body)
+    assert not any("prompt_token_ids" in event for event in events)
+
+
 async def test_template_options_reach_the_template(server: Server) -> None:
     await server.ok(PATH, messages=HELLO, add_generation_prompt=False)
     assert prompt_of(server) == "<s><|im_start|>user\nHello<|im_end|>\n"
@@ -117,6 +131,17 @@ async def test_messages_of_earlier_answers_are_taken_back(server: Server) -> Non
     }
     await server.ok(PATH, messages=[*HELLO, earlier, *HELLO])
     assert "assistant\nHi.<|im_end|>" in prompt_of(server)
+
+
+async def test_no_tool_calls_are_none_to_templates() -> None:
+    """Which ask whether a message has them, and then show no content."""
+    source = "{% for m in messages %}{{ m.tool_calls is defined }} {{ m.content }}{% endfor %}"
+    special = SpecialTokens({}, (), ())
+    model = replace(small_model(), chat_template=ChatTemplate({"default": source}, special, "x"))
+    server = make_server(model=model)
+    message = {"role": "assistant", "content": "Hi.", "tool_calls": []}
+    await server.ok(PATH, messages=[message], max_tokens=1)
+    assert prompt_of(server) == "False Hi."
 
 
 async def test_what_a_template_refuses_is_unprocessable(server: Server) -> None:

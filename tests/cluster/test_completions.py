@@ -1,9 +1,17 @@
 """/v1/completions against an engine that says what it is told."""
 
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from cluster.openai import completion_wording
+from cluster.openai.generation import Generation
+from cluster.openai.logprobs import completion_logprobs
+from cluster.openai.wording import prompt_logprobs_of
 from engine.errors import DeadlineError, QueueFullError
 from engine.request import (
     ChoiceDelta,
@@ -12,8 +20,19 @@ from engine.request import (
     GenerationUpdate,
     PromptReport,
 )
+from engine.text.detokenizer import Detokenizer, TextOptions
+from engine.text.pieces import Pieces
 from tests.cluster.conftest import Server, make_server
-from tests.cluster.fakes import ANSWER, CACHED, Step, answer_tokens, say, small_tokenizer
+from tests.cluster.fakes import (
+    ANSWER,
+    CACHED,
+    Step,
+    answer_tokens,
+    say,
+    small_model,
+    small_tokenizer,
+)
+from tests.engine.text.small_tokenizers import byte_level, wrapped
 
 PATH = "/v1/completions"
 NUM_ANSWER_TOKENS = len(answer_tokens())
@@ -111,6 +130,20 @@ async def test_prompts_and_choices_are_counted_together(server: Server) -> None:
     assert set(texts.values()) == {ANSWER}
 
 
+async def test_each_prompt_has_a_seed_of_its_own_unless_one_is_said(server: Server) -> None:
+    """The draws are a function of it: equal prompts would get equal answers."""
+    for stream in (False, True):
+        server.backend.streams.clear()
+        await server.post(PATH, prompt=["x", "x", "x"], n=2, max_tokens=1, stream=stream)
+        params = [stream.request.params for stream in server.backend.streams]
+        assert len({one.seed for one in params}) == 3
+        assert None not in {one.seed for one in params}
+        assert {(one.n, one.max_tokens) for one in params} == {(2, 1)}
+    server.backend.streams.clear()
+    await server.ok(PATH, prompt=["x", "x"], max_tokens=1, seed=7)
+    assert [stream.request.params.seed for stream in server.backend.streams] == [7, 7]
+
+
 async def test_one_refused_prompt_refuses_all_and_frees_the_others(server: Server) -> None:
     def script(request: GenerationRequest) -> Iterator[Step]:
         if request.prompt_token_ids[0] == 9:
@@ -130,6 +163,7 @@ async def test_a_deadline_that_the_engine_keeps_is_a_timeout(server: Server) -> 
     response = await server.post(PATH, prompt=[[1]])
     assert response.status_code == 408
     assert response.json()["error"]["type"] == "timeout_error"
+    assert response.headers["x-should-retry"] == "false"
 
 
 async def test_token_ids_go_to_the_engine_as_they_are(server: Server) -> None:
@@ -189,6 +223,34 @@ async def test_logprobs_stand_beside_their_text(server: Server, echo: bool) -> N
         assert [x for c in streamed if c["logprobs"] for x in c["logprobs"][key]] == logprobs[key]
 
 
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_in_a_prompt_with_special_tokens(skips: bool, stream: bool) -> None:
+    """Those that the client wrote are in its text; one that the tokenizer adds is not."""
+    backend = byte_level()
+    first = [("<s>", backend.token_to_id("<s>"))]
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=first)
+    server = make_server(model=replace(small_model(), tokenizer=wrapped(backend)))
+    text = "<|im_start|>user\n🦊 fox<|im_end|><|im_end|>\nTell"
+    body = {"prompt": text, "max_tokens": 3, "echo": True, "logprobs": 0}
+    body["skip_special_tokens"] = skips
+    if stream:
+        choice = (await server.events(PATH, **body))[0]["choices"][0]
+        assert choice["text"] == text
+    else:
+        choice = (await server.ok(PATH, **body))["choices"][0]
+        assert choice["text"].startswith(text)
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert tokens[0] == "<s>"
+    assert tokens.count("<|im_end|>") == 2
+    ends = [*offsets[1:], len(choice["text"])]
+    parts = [choice["text"][offset:end] for offset, end in zip(offsets, ends, strict=True)]
+    assert parts[0] == ""
+    for token, part in zip(tokens[1:], parts[1:], strict=True):
+        assert token.startswith("bytes:") or part == token
+    assert "".join(parts) == choice["text"]
+
+
 async def test_no_alternatives_but_the_token_itself(server: Server) -> None:
     answer = await server.ok(PATH, prompt="x", max_tokens=1, logprobs=0)
     token = answer_tokens()[0]
@@ -206,6 +268,76 @@ async def test_prompt_logprobs(server: Server) -> None:
     assert "prompt_logprobs" not in (await server.ok(PATH, prompt=[5]))["choices"][0]
     response = await server.post(PATH, prompt=[5], prompt_logprobs=1, stream=True)
     assert response.json()["error"]["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_choices_share_of_their_prompt_is_built_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    built: list[tuple[str, list[int]]] = []
+
+    def echoed(speller: Any, logprobs: Any, token_ids: Any, *others: Any) -> Any:
+        if logprobs and logprobs[0] is None:  # as of a prompt's first token
+            built.append(("echo", list(token_ids)))
+        return completion_logprobs(speller, logprobs, token_ids, *others)
+
+    def beside(generation: Generation, *others: Any) -> Any:
+        built.append(("beside", list(generation.prompt.token_ids)))
+        return prompt_logprobs_of(generation, *others)
+
+    monkeypatch.setattr(completion_wording, "completion_logprobs", echoed)
+    monkeypatch.setattr(completion_wording, "prompt_logprobs_of", beside)
+    body: dict[str, Any] = {"prompt": [[5, 6, 7], [8, 9]], "n": 3, "logprobs": 1, "echo": True}
+    kinds = ["echo"] if stream else ["echo", "beside"]
+    if stream:
+        await server.events(PATH, max_tokens=2, **body)
+    else:
+        answer = await server.ok(PATH, max_tokens=2, prompt_logprobs=1, **body)
+        told = [list(choice["prompt_logprobs"][1]) for choice in answer["choices"]]
+        assert told == [["6"]] * 3 + [["9"]] * 3
+        num_told = [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]]
+        assert num_told == [5] * 3 + [4] * 3
+    assert sorted(built) == sorted((kind, ids) for kind in kinds for ids in body["prompt"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("num_tokens", "elsewhere"), [(3, False), (200, True)])
+async def test_many_logprobs_are_worded_off_the_event_loop(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    num_tokens: int,
+    elsewhere: bool,
+    stream: bool,
+) -> None:
+    threads = []
+
+    def echoed(speller: Any, logprobs: Any, *others: Any) -> Any:
+        if logprobs and logprobs[0] is None:
+            threads.append(threading.current_thread())
+        return completion_logprobs(speller, logprobs, *others)
+
+    monkeypatch.setattr(completion_wording, "completion_logprobs", echoed)
+    body = {"prompt": [5] * num_tokens, "n": 2, "max_tokens": 1, "logprobs": 0, "echo": True}
+    response = await server.post(PATH, stream=stream, **body)
+    assert response.status_code == 200
+    (thread,) = threads
+    assert (thread is not threading.current_thread()) == elsewhere
+
+
+async def test_an_echo_without_logprobs_tracks_no_offsets(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracked = []
+
+    def detokenizer(pieces: Pieces, *, options: TextOptions) -> Detokenizer:
+        tracked.append(options.track_offsets)
+        return Detokenizer(pieces, options=options)
+
+    monkeypatch.setattr(completion_wording, "Detokenizer", detokenizer)
+    ids = small_tokenizer().encode("Tell me: ")
+    await server.ok(PATH, prompt=ids, echo=True, max_tokens=1)
+    await server.ok(PATH, prompt=ids, echo=True, max_tokens=1, logprobs=0)
+    assert tracked == [False, True]
 
 
 async def test_token_ids_on_request(server: Server) -> None:

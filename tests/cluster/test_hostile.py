@@ -91,7 +91,7 @@ def broken(draw: st.DrawFn, good: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_bodies_with_broken_bytes(path: str, data: st.DataObject) -> None:
     send(path, data.draw(broken(json.dumps(GOOD[path]).encode())))
@@ -143,7 +143,7 @@ header_values = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(headers=st.dictionaries(names, header_values, max_size=4), path=st.sampled_from(PATHS))
 def test_headers_of_any_bytes(headers: dict[str, bytes], path: str) -> None:
     """Straight to the application: what a server in front of it would refuse comes too."""
@@ -193,7 +193,7 @@ async def call(server: Server, path: str, headers: dict[bytes, bytes]) -> httpx.
     return httpx.Response(status, headers=received, content=out)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"]),
     path=st.one_of(

@@ -155,6 +155,19 @@ def test_requests_have_a_time_of_their_own(live: LiveServer) -> None:
     assert httpx.post(url, json={"prompt": "x"}, headers=headers).status_code == 400
 
 
+def test_official_client_does_not_repeat_what_took_too_long(live: LiveServer) -> None:
+    waits_after_first_token(live)
+    with (
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=1) as client,
+        pytest.raises(openai.APIStatusError) as refusal,
+    ):
+        client.completions.create(
+            model="small", prompt="x", extra_headers={"X-Request-Timeout": "0.1"}
+        )
+    assert refusal.value.status_code == 408
+    assert len(live.backend.streams) == 1
+
+
 def test_request_ids_come_back(live: LiveServer) -> None:
     url = f"{live.url}/v1/completions"
     headers = {"X-Request-Id": "abc-123"}

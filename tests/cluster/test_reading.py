@@ -111,7 +111,17 @@ CASES: list[tuple[str, str, Read]] = [
         f"I look.\n\n<tool_call>{CALL}</tool_call>\n<tool_call>\n{OTHER}</tool_call>\n ",
         ("", "I look.", WHOLE),
     ),
-    ("hermes", f"<tool_call>{CALL}</tool_call>\nDone. ", ("", "\nDone.", WHOLE[:1])),
+    ("hermes", f"<tool_call>{CALL}</tool_call>\n\nDone. ", ("", "Done.", WHOLE[:1])),
+    (
+        "hermes",
+        f"I look.\n<tool_call>{CALL}</tool_call>\n\nDone.\n<tool_call>{OTHER}</tool_call>\nSo.",
+        ("", "I look.\n\nDone.\nSo.", WHOLE),
+    ),
+    (
+        "hermes",
+        f"<tool_call>{CALL}</tool_call>\n<tool_call>what?",
+        ("", "<tool_call>what?", WHOLE[:1]),
+    ),
     ("hermes", f"<tool_call>{BACKWARDS}", ("", "", [("f", '{"x": "{"}')])),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', ("", "", [("f", "{}")])),
     ("hermes", '<tool_call>{"name": "f", "arguments": null}', ("", "", [("f", "{}")])),
@@ -142,6 +152,7 @@ CASES: list[tuple[str, str, Read]] = [
     ("llama", '<|python_tag|>{"name": "h", "parameters": {}}', ("", "", [("h", "{}")])),
     ("llama", f"Here: {CALL}", ("", f"Here: {CALL}", [])),
     ("llama", '{"answer": [1, 2]} and more', ("", '{"answer": [1, 2]} and more', [])),
+    ("llama", f"{CALL}\n\nDone.", ("", "Done.", WHOLE[:1])),
     ("llama", "  ", ("", "  ", [])),
     (
         "llama",
@@ -156,17 +167,17 @@ CASES: list[tuple[str, str, Read]] = [
     (
         "qwen",
         "<tool_call><function=g></function></tool_call>\nDone. ",
-        ("", "\nDone.", [("g", "{}")]),
+        ("", "Done.", [("g", "{}")]),
     ),
     (
         "qwen",
         "<tool_call><function=f><parameter=boolean>\nTrue\n</parameter></tool_call> So",
-        ("", " So", [("f", '{"boolean": true}')]),
+        ("", "So", [("f", '{"boolean": true}')]),
     ),
     (
         "qwen",
         "<tool_call><function=f><parameter=array>['a']</parameter>\nno more\n</function>",
-        ("", "\nno more\n</function>", [("f", '{"array": ["a"]}')]),
+        ("", "no more\n</function>", [("f", '{"array": ["a"]}')]),
     ),
     (
         "qwen",
@@ -201,7 +212,7 @@ CASES: list[tuple[str, str, Read]] = [
     (
         "glm",
         "<tool_call>f<arg_key>null</arg_key><arg_value>null</arg_value> so </tool_call>",
-        ("", " so </tool_call>", [("f", '{"null": null}')]),
+        ("", "so </tool_call>", [("f", '{"null": null}')]),
     ),
     ("glm", GLM[:-12], ("", "", [("f", GLM_READ[1][:-1])])),
     ("glm", "<tool_call>g", ("", "<tool_call>g", [])),
@@ -215,6 +226,7 @@ CASES: list[tuple[str, str, Read]] = [
         ("", "", [("f", '{"a": 1}'), WHOLE[1]]),
     ),
     ("mistral", "[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}", ("", "", WHOLE[1:])),
+    ("mistral", f"[TOOL_CALLS][{CALL}]\n\nDone.", ("", "Done.", WHOLE[:1])),
     ("mistral", "[TOOL_CALLS] what?", ("", "[TOOL_CALLS] what?", [])),
     ("mistral", "[TOOL_CALLS]not a name {", ("", "[TOOL_CALLS]not a name {", [])),
     ("mistral", "[TOOL_CALLS][1]", ("", "[TOOL_CALLS][1]", [])),

@@ -39,6 +39,17 @@ async def test_tokenize_messages(server: Server) -> None:
     assert (await server.post("/tokenize")).status_code == 400
 
 
+async def test_tokenize_takes_what_chat_takes_of_the_last_message(server: Server) -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I am"}]
+    body = {"messages": chat, "continue_final_message": True}
+    tokens = (await server.ok("/tokenize", **body))["tokens"]
+    await server.ok("/v1/chat/completions", **body)
+    assert tokens == list(server.backend.last.prompt_token_ids)
+    for path in ("/tokenize", "/v1/chat/completions"):
+        response = await server.post(path, **body, add_generation_prompt=True)
+        assert response.status_code == 400
+
+
 async def test_health_follows_the_engine(server: Server) -> None:
     assert (await server.client.get("/health")).status_code == 200
     server.backend.dead = "the engine died: out of memory"

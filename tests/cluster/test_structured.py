@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 import jsonschema
+import openai
 import pytest
+from pydantic import BaseModel
 
 from cluster.http import build_app
 from cluster.local_engine import LocalEngine, load_local_engine
@@ -19,7 +21,8 @@ from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind
 from engine.text.chat_template import ChatTemplate
 from engine.text.special_tokens import SpecialTokens
 from tests.cluster.conftest import Server, make_server, read_events
-from tests.cluster.fakes import small_model
+from tests.cluster.fakes import say, small_model
+from tests.cluster.live_server import live_server
 from tests.engine.grammar.cases import BOMB, PERSON, choice, regex
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -222,3 +225,25 @@ async def test_reasoning_and_a_grammar_do_not_go_together() -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_regex")
         await server.ok(CHAT, **asked, chat_template_kwargs={"closed": True})
     model.grammar_trial.close()
+
+
+class Place(BaseModel):
+    at: str
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client's own, of its type
+def test_official_client_sends_back_what_it_has_parsed(model: ServedModel) -> None:
+    with (
+        live_server(model) as live,
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="x") as client,
+    ):
+        live.backend.script = say('{"at": "here"}')
+        hello: Any = [{"role": "user", "content": "Hello"}]
+        answer = client.chat.completions.parse(
+            model="small", messages=hello, response_format=Place, max_tokens=100
+        )
+        message: Any = answer.choices[0].message
+        assert message.parsed == Place(at="here")
+        client.chat.completions.create(model="small", messages=[*hello, message])
+        text = model.tokenizer.decode(live.backend.last.prompt_token_ids)
+        assert 'assistant\n{"at": "here"}<|im_end|>' in text

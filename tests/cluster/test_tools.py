@@ -7,8 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from cluster.front_args import FrontArgs
+from cluster.openai.body import from_fields
+from cluster.openai.chat_request import ChatRequest
 from cluster.openai.reading.formats import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -182,6 +185,30 @@ async def test_marks_that_are_special_tokens_are_seen_and_no_others_shown() -> N
     assert message["content"] == f"Well.[{LOOK}]"
 
 
+@pytest.mark.parametrize(
+    ("begun", "said", "reasoning", "content"),
+    [
+        ("<think>I think", " so.</think>\nYes.", "so.", "Yes."),
+        ([{"type": "text", "text": t} for t in ("<think>", "I")], "s.</think>Yes.", "s.", "Yes."),
+        ("<think>I think so.</think>", "Yes.", None, "Yes."),
+        ("The tag is <think>", "Hm.</think>Yes.", "Hm.", "Yes."),
+        ("The tag <think> is", " that.</think>", None, " that.</think>"),
+        ("Ye", "s.", None, "s."),
+    ],
+)
+async def test_a_message_that_is_continued_within_its_reasoning(
+    begun: Any, said: str, reasoning: str | None, content: str
+) -> None:
+    """What its user says of marks is nothing to it."""
+    server = server_that_says(said)
+    user = {"role": "user", "content": "What is <think>?"}
+    chat = [user, {"role": "assistant", "content": begun}]
+    body = {"messages": chat, "continue_final_message": True}
+    (choice,) = (await server.ok(PATH, **body))["choices"]
+    assert choice["message"].get("reasoning_content") == reasoning
+    assert choice["message"]["content"] == content
+
+
 async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
     server = server_that_says(ANSWER)
     message = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"][0]["message"]
@@ -303,3 +330,33 @@ class Answers:
     def __call__(self, request: Any) -> Iterator[Any]:
         script: Script = say(self.text, 2)
         return script(request)
+
+
+class Look(BaseModel):
+    at: str
+
+
+class Buy(BaseModel):
+    pass
+
+
+def test_official_client_sends_back_what_it_has_parsed(live: LiveServer) -> None:
+    live.backend.script = Answers()
+    tools = [openai.pydantic_function_tool(Look, name="look")]
+    tools.append(openai.pydantic_function_tool(Buy, name="buy"))
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        called = client.chat.completions.parse(model="small", messages=HELLO, tools=tools)
+        message: Any = called.choices[0].message
+        assert message.tool_calls[0].function.parsed_arguments == Look(at="🦊")
+        client.chat.completions.parse(model="small", messages=[*HELLO, message], tools=tools)
+
+
+def test_what_a_client_has_parsed_is_not_the_templates() -> None:
+    function = {"name": "look", "arguments": '{"at": "here"}'}
+    call = {"id": "1", "type": "function", "function": function}
+    message = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
+    parsed = {"at": "here"}
+    sent_call = {**call, "function": {**function, "parsed_arguments": parsed}}
+    sent = {**message, "parsed": parsed, "tool_calls": [sent_call]}
+    request = from_fields(ChatRequest, {"messages": [sent]})
+    assert request.chat_messages() == [message]

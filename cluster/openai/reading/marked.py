@@ -19,7 +19,8 @@ class State(Enum):
 
 
 class MarkedReader(ABC):
-    """White space around calls is nobody's. A mark that no call follows is content.
+    """White space around calls is nobody's, but for what keeps the text behind one from that before
+    it. A mark that no call follows is content.
 
     Every step decides by what nothing that comes later could change, or waits: that is why it
     does not matter how the text is cut.
@@ -32,6 +33,7 @@ class MarkedReader(ABC):
         self._text = ""  # not read yet
         self._held = ""  # read, and content unless a call follows
         self._num_calls = 0
+        self._said_any = False
         self._call: CallObject | NamedCall | TaggedCall | None = None
 
     def push(self, text: str) -> list[Part]:
@@ -52,7 +54,9 @@ class MarkedReader(ABC):
                 text = "" if call is None or call.is_call else self._held + call.text
             case State.AFTER:
                 text = ""
-        return [Content(text)] if text else []
+        parts: list[Part] = []
+        self._say(text, parts)
+        return parts
 
     @abstractmethod
     def _read_marked(self, parts: list[Part]) -> bool:
@@ -78,8 +82,7 @@ class MarkedReader(ABC):
         at = self._text.find(self.marker)
         keep = at if at >= 0 else len(self._text) - partial_at_end(self._text, self.marker)
         text, space = split_space(self._text[:keep])
-        if text:
-            parts.append(Content(text))
+        self._say(text, parts)
         self._text = space + self._text[keep:]
         if at < 0:
             return False
@@ -114,6 +117,12 @@ class MarkedReader(ABC):
 
     def _refuse(self, parts: list[Part]) -> None:
         """What was held is content after all."""
-        if self._held:
-            parts.append(Content(self._held))
+        self._say(self._held, parts)
         self._held, self._state = "", State.CONTENT
+
+    def _say(self, text: str, parts: list[Part]) -> None:
+        if self._num_calls and not self._said_any:
+            text = text.lstrip()
+        if text:
+            parts.append(Content(text))
+            self._said_any = True

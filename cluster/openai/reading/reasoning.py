@@ -12,9 +12,12 @@ class Marks(NamedTuple):
     start: str
     end: str
 
-    def is_open_in(self, prompt: str) -> bool:
-        """Whether the prompt's last words are the mark, so that the answer begins within."""
-        return prompt.rstrip().endswith(self.start)
+    def is_open_in(self, prompt: str, continued: str = "") -> bool:
+        """Whether the answer begins within: the prompt's last words are the mark, or the message
+        that it continues, with which the prompt ends, began with it and has no end of it."""
+        if prompt.rstrip().endswith(self.start):
+            return True
+        return continued.lstrip().startswith(self.start) and self.end not in continued
 
 
 class _State(Enum):
@@ -29,7 +32,7 @@ class ReasoningReader:
     around reasoning is nobody's."""
 
     def __init__(self, marks: Marks, content: Reader, *, is_open: bool) -> None:
-        """`is_open`: the prompt ended with the first mark (the model may repeat it)."""
+        """`is_open`: the prompt ended within (the model may repeat the first mark)."""
         self._marks = marks
         self._content = content
         self._is_open = is_open

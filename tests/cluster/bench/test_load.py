@@ -280,6 +280,16 @@ async def test_a_server_without_tokenize_gets_text() -> None:
     assert [head.split()[1] for head in asked] == [b"/v1/models", b"/tokenize", b"/v1/completions"]
 
 
+async def test_a_tokenizer_that_makes_all_words_alike_is_said() -> None:
+    """Or else every prompt would be the one before, and found cached."""
+    tokens = json.dumps({"tokens": [0] * 500}).encode()
+    told = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(tokens), tokens)
+    async with raw_server(told, HEAD + TEXT + USAGE + DONE) as (url, _):
+        load = Load(url, Synthetic(Fixed(3), Fixed(1)), num_requests=1, model="m")
+        with pytest.raises(ConfigError, match="^token_ids: .* makes 1 different tokens"):
+            await run_load(load)
+
+
 async def test_who_cannot_be_asked_is_named() -> None:
     async with raw_server(b"") as (url, _):
         pass

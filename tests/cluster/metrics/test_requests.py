@@ -96,7 +96,10 @@ def test_a_failure_is_counted_and_its_words_are_not_kept(caplog: pytest.LogCaptu
     record.fail(StepError("the prompt was 'my secret'"))
     record.note_route(1, None)
     record.end(12.0)
-    assert value(samples_of(metrics), "request_success_total", finished_reason="error") == 1
+    samples = samples_of(metrics)
+    assert value(samples, "request_success_total", finished_reason="error") == 1
+    for name in ("e2e_request_latency_seconds", "request_generation_tokens"):
+        assert value(samples, f"{name}_count") == 0, "what is refused at once is no quick answer"
     line = json.loads(JsonFormatter().format(caplog.records[-1]))
     assert (line["error"], line["reroutes"], line["finish_reasons"]) == ("StepError", 1, ["error"])
     assert "secret" not in json.dumps(line)
