@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+import protos.port
+
 ROOT = Path(__file__).parents[1]
 READY_S = 600.0  # the first start of a peer compiles its model
 
@@ -79,10 +81,8 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Not of those that Linux gives out: what a server starts before it listens may get it."""
+    return protos.port.free_port("127.0.0.1")
 
 
 def module(*words: str) -> list[str]:

@@ -20,6 +20,7 @@ from engine.errors import ConfigError
 TIMEOUT_S = 600.0
 _TOKENS_PER_WORD = 1.3  # of English, where the server cannot be asked
 _WARM_UP_STREAMS = 4
+_LEAST_DIFFERENT = 16  # token ids that prompts are drawn from, where nobody says which
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,13 @@ def _form(load: Load, words: WordTokens | None) -> PromptForm:
         return PromptForm.TEXT
     if load.form is PromptForm.TOKENS and not has_ids:
         raise ConfigError("token_ids", "the server has no /tokenize; say which ids there are")
+    few = words is not None and len(words.token_ids) < _LEAST_DIFFERENT
+    if words is not None and few and load.form is not PromptForm.TEXT:
+        raise ConfigError(
+            "token_ids",
+            f"the server's tokenizer makes {len(words.token_ids)} different tokens of common words,"
+            " so prompts would be alike, and found cached; say which ids there are",
+        )
     return load.form or (PromptForm.TOKENS if has_ids else PromptForm.TEXT)
 
 
