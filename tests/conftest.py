@@ -1,5 +1,6 @@
 """What must be decided before a library is loaded, and what holds for every test."""
 
+import gc
 import logging
 import os
 import signal
@@ -29,6 +30,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("shared cores")
 
+# Modules and tests stay until the end: to look through them for garbage, again and again, took a
+# twentieth of all.
+gc.disable()
+
 # What a shell runs in the background ignores Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -46,6 +51,11 @@ def no_handler_stays() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -18,7 +19,7 @@ from tests.e2e.cluster import Cluster, http
 from tests.e2e.tokens import TokenClient
 
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
-NUM_TOKENS = 256
+NUM_TOKENS = 192
 NUM_UNREAD = 4  # long prompts at a time
 _LONG_TEXT = "".join(
     f"def function_{number}(argument, other):\n    return\n" for number in range(90)
@@ -70,6 +71,20 @@ def heard(response: httpx.Response) -> httpx.Response:
     if response.status_code == 408 and response.headers["content-type"].startswith("text/html"):
         raise NotHeardError(response.read())
     return response
+
+
+@contextmanager
+def all_along(stop: threading.Event, *asks: Callable[[], None]) -> Iterator[None]:
+    """Each in a thread of its own, which ends by itself once `stop` is set; what one raised is
+    raised here."""
+    with ThreadPoolExecutor(len(asks)) as threads:
+        asking = [threads.submit(ask) for ask in asks]
+        try:
+            yield
+        finally:
+            stop.set()
+        for one in asking:
+            one.result(120)
 
 
 @contextmanager
@@ -158,14 +173,8 @@ def asking_to_read(cluster: Cluster) -> Iterator[dict[str, str]]:
             prompt = unread_prompt()
             answers[prompt] = short_answer(cluster, prompt)
 
-    with ThreadPoolExecutor(NUM_UNREAD) as threads:
-        asking = [threads.submit(ask) for _ in range(NUM_UNREAD)]
-        try:
-            yield answers
-        finally:
-            stop.set()
-        for one in asking:
-            one.result(120)
+    with all_along(stop, *[ask] * NUM_UNREAD):
+        yield answers
 
 
 @contextmanager
@@ -207,15 +216,9 @@ def keep_asking(cluster: Cluster) -> Iterator[list[tuple[str, int]]]:
             assert answer.status_code == 200, answer.text
             stop.wait(PAUSE_S)
 
-    with ThreadPoolExecutor(NUM_ASKERS + 1) as threads:
-        asking = [threads.submit(ask, prompt) for prompt in PROMPTS[:NUM_ASKERS]]
-        asking.append(threads.submit(ask_shortly, PROMPTS[4]))
-        try:
-            yield answers
-        finally:
-            stop.set()
-        for one in asking:
-            one.result(120)
+    asks = [partial(ask, prompt) for prompt in PROMPTS[:NUM_ASKERS]]
+    with all_along(stop, *asks, partial(ask_shortly, PROMPTS[4])):
+        yield answers
 
 
 @contextmanager
@@ -245,11 +248,5 @@ def keep_asking_otherwise(cluster: Cluster, text: str, num_tokens: int) -> Itera
                 counts["official"] += 1
                 stop.wait(PAUSE_S)
 
-    with ThreadPoolExecutor(2) as threads:
-        asking = [threads.submit(ask_for_tokens), threads.submit(ask_officially)]
-        try:
-            yield counts
-        finally:
-            stop.set()
-        for one in asking:
-            one.result(120)
+    with all_along(stop, ask_for_tokens, ask_officially):
+        yield counts

@@ -179,7 +179,7 @@ def copy_blobs(source: Engine, chunk: HeldRange, target: Engine, wanted: HeldRan
 def dtype_of(format: str) -> str:
     """For an engine with compiled kernels and such a cache: one for each, as they are compiled for
     a type and a format together, some 8 s of CPU time."""
-    return "bfloat16" if format == "fp8_e5m2" else "float32"
+    return "float32" if format == "fp8_e4m3" else "bfloat16"
 
 
 def make_engine(folder: str, **knobs: Any) -> Engine:

@@ -53,7 +53,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     )
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     asked=st.lists(
         st.tuples(params, st.lists(token_ids, max_size=60), st.none() | st.integers(0, 30)),

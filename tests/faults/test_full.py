@@ -25,7 +25,7 @@ SMALL = 45 * BLOB_BYTES  # room for two of the longest prompts
 LARGE = 1000 * BLOB_BYTES
 PATIENT_S = 2.5  # longer than a silent holder is waited for
 LONG_S = 10.0  # longer than messages may take
-PAUSE_S = 0.02  # for the others on a core
+PAUSE_S = 0.15  # for the others on a core
 CONNECTORS = ["nixl", "socket"]
 SHORT = {name: PROMPTS[name] for name in ("33", "100")}
 TAILS = random_prompts(16, 20, 60, seed=3)

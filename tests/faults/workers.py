@@ -285,7 +285,7 @@ class Relay:
         for worker in self.workers:
             await worker.check_settled()
         shortest = min(prompts, key=lambda name: len(prompts[name]))
-        names = [*prompts, *prompts, *[shortest] * 20][:20]
+        names = [*prompts, *[shortest] * 20][:20]
         salts = [f"well {next(_serial)}" for _ in names]
         answers = await asyncio.gather(
             *(self.ask(prompts[n], params, salt=s) for n, s in zip(names, salts, strict=True))

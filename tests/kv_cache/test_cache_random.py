@@ -160,7 +160,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.filter_too_much],
 )

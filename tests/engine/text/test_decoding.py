@@ -52,7 +52,7 @@ def is_character(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("skip", [False, True])
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(kind=kinds, data=st.data())
 def test_pieces_of_random_tokens_join_to_the_full_decoding(
     kind: str, skip: bool, data: st.DataObject
@@ -70,7 +70,7 @@ def test_pieces_of_random_tokens_join_to_the_full_decoding(
         assert text == tokenizer.decode(token_ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(kind=kinds, text=texts, data=st.data())
 def test_real_text_joins_to_the_full_decoding_without_broken_characters(
     kind: str, text: str, data: st.DataObject
@@ -85,7 +85,7 @@ def test_real_text_joins_to_the_full_decoding_without_broken_characters(
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(kind=kinds, text=texts, split=st.integers(0, 60))
 def test_text_goes_on_where_the_prompt_ends(kind: str, text: str, split: int) -> None:
     """The prompt's text and the answer's join to the text of both together."""

@@ -24,7 +24,7 @@ def truncate(text: str, stops: list[str], *, include: bool, quiet: int = 0) -> t
 
 
 @pytest.mark.parametrize("include", [False, True])
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(text=texts, stops=stops, data=st.data())
 def test_any_cut_gives_the_oracles_text(
     text: str, stops: list[str], include: bool, data: st.DataObject

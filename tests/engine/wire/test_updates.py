@@ -115,7 +115,7 @@ def test_updates_come_back_as_they_were(update: GenerationUpdate) -> None:
     assert writer.take() == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.dictionaries(st.text("abc", min_size=1), UPDATES, max_size=5), st.integers(700, 3000))
 def test_parts_stay_small_and_come_together_again(
     updates: dict[str, GenerationUpdate], part_bytes: int
