@@ -27,6 +27,7 @@ from engine.kernels.cpu.memory import (
     float_at,
     has_dot,
     int64_at,
+    is_narrow,
     is_quantised,
     load_fp32,
     prefetch,
@@ -57,7 +58,7 @@ from engine.kernels.cpu.paged import (
     scaled_score,
 )
 from engine.kernels.cpu.quantised import gather_scales, widen
-from engine.kernels.cpu.rows import score_rows, weigh_1, weigh_2, weigh_4
+from engine.kernels.cpu.rows import score_rows, weigh_1, weigh_2, weigh_3, weigh_4
 from engine.kernels.cpu.vectors import (
     LEAST_WEIGHT,
     kept,
@@ -209,7 +210,10 @@ def weigh(
     i = 0
     while i < queries:
         weights, sums = areas.weights + i * TILE_BYTES, areas.sums + i * row
-        if queries - i >= 3:
+        if queries - i == 3 and is_narrow(job):
+            weigh_3(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
+            i += 3
+        elif queries - i >= 3:
             weigh_4(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += 4
         elif queries - i == 2:

@@ -1,5 +1,6 @@
 """Writing LLVM IR: types, constants, loads, stores and conversions of every element type."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -11,6 +12,7 @@ ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "bf16_dot": 2}
 F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+NARROW_FLOATS, NARROW_INTS = (ir.VectorType(llvm, LANES // 2) for llvm in (F32, I32))
 HALVES, SHORTS = ir.VectorType(HALF, LANES), ir.VectorType(I16, LANES)
 BYTES = ir.VectorType(I8, LANES)
 BYTES_32, SHORTS_32 = ir.VectorType(I8, 2 * LANES), ir.VectorType(I16, 2 * LANES)
@@ -34,6 +36,12 @@ def const(value: float, llvm: ir.Type = I64) -> Any:
     if isinstance(llvm, ir.VectorType):
         return ir.Constant(llvm, [ir.Constant(llvm.element, value)] * llvm.count)
     return ir.Constant(llvm, value)
+
+
+def lane_numbers(order: Iterable[int]) -> Any:
+    """Of a shuffle's result, or the lanes' own."""
+    numbers = [ir.Constant(I32, lane) for lane in order]
+    return ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
 
 
 def pointer(builder: Any, address: Any, llvm: ir.Type) -> Any:
@@ -79,6 +87,15 @@ def widened(builder: Any, value: Any, element: str) -> Any:
     if element == "f16":
         return builder.fpext(value, FLOATS)
     return builder.bitcast(builder.shl(builder.zext(value, INTS), const(16, INTS)), FLOATS)
+
+
+def parted(builder: Any, words: Any) -> Any:
+    """Eight words of two bf16 each, to fp32: first the lower ones, then the upper ones. Half of
+    the instructions that leave them in order, where registers have eight lanes."""
+    lower = builder.shl(words, const(16, words.type))
+    upper = builder.and_(words, const(-1 << 16, words.type))
+    both = builder.shuffle_vector(lower, upper, lane_numbers(range(LANES)))
+    return builder.bitcast(both, FLOATS)
 
 
 def narrowed(builder: Any, value: Any, element: str) -> Any:

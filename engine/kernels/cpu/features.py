@@ -24,9 +24,10 @@ class CpuFeatures:
 
     def element(self, dtype: torch.dtype) -> str:
         """The element type that kernels are compiled for, as `language.py` names them."""
-        if dtype == torch.bfloat16:
-            return "bf16_dot" if self.bf16_dot else "bf16"
-        return {torch.float32: "f32", torch.float16: "f16"}[dtype]
+        if dtype == torch.bfloat16 and self.bf16_dot:
+            return "bf16_dot"
+        element = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
+        return f"{element}_narrow" if self.narrow_registers else element
 
     def multiplies_tiles(self, dtype: torch.dtype) -> bool:
         """Whether our own matrix product works on tiles."""

@@ -14,8 +14,8 @@ from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
 from engine.kernels.cpu.packing import IN_TILES, PANELS, WeightMemory
-from engine.kernels.cpu.product import WIDENED, product
 from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
+from engine.kernels.cpu.product import product
 from engine.kernels.cpu.recording import OutputPool, empty, recording
 from engine.kernels.cpu.replay import WORDS as CHAIN_WORDS
 from engine.kernels.cpu.replay import Replay, chain
@@ -185,11 +185,8 @@ class _DtypeKernels:
         if features.multiplies_tiles(dtype):
             multiply = Kernel(tile_product, "bf16_tiles", PRODUCT_WORDS)
             self.product = Product(multiply, IN_TILES, Kernel(lay_rows, element, LAY_WORDS))
-        elif features.wide_registers:
+        elif features.wide_registers or features.narrow_registers:
             self.product = Product(Kernel(product, element, PRODUCT_WORDS), PANELS[element])
-        elif features.narrow_registers and element in WIDENED:
-            multiply = Kernel(product, f"{element}_narrow", PRODUCT_WORDS)
-            self.product = Product(multiply, PANELS[element])
         self.norm = Kernel(rms_norm, element, NORM_WORDS)
         self.gated = Kernel(gated_activation, element, ACTIVATION_WORDS)
 

@@ -8,9 +8,9 @@ A kernel's first argument is a *job*: the address of the 64-bit words it was cal
 job's type carries the element type of the tensors, which is how one kernel's source serves all:
 `f32`, `f16`, `bf16`, `bf16_dot`, the same memory as bf16 with products in pairs by
 `vdpbf16ps` (no conversion to fp32: 2.5 times as fast, on CPUs with AVX512-BF16 only), and
-`bf16_tiles`, which is `bf16_dot` for all but products of tiles, on CPUs with AMX; products with
-weights on CPUs with sixteen registers of eight lanes have `_narrow` behind it. Where the cache is
-quantised its format stands behind a plus, as in `bf16_dot+int8`.
+`bf16_tiles`, which is `bf16_dot` for all but products of tiles, on CPUs with AMX. `_narrow` stands
+behind it on CPUs with sixteen registers of eight lanes; where the cache is quantised its format
+does, behind a plus, as in `bf16_dot+int8`.
 """
 
 import inspect

@@ -79,16 +79,16 @@ def by_columns(inputs: int) -> Packing:
     return Packing(COLUMNS, inputs, arranged, gathered)
 
 
-def in_halves() -> Packing:
-    """[steps][2][16][2 columns that are sixteen apart], for `product.py` to widen."""
+def in_halves(lanes: int) -> Packing:
+    """[steps][..][lanes][2 columns that are so many apart], for `product.py` to widen."""
 
     def arranged(panels: torch.Tensor) -> torch.Tensor:
         steps = panels.shape[2]
-        return panels.view(-1, COLUMNS // (2 * LANES), 2, LANES, steps).permute(0, 4, 1, 3, 2)
+        return panels.view(-1, COLUMNS // (2 * lanes), 2, lanes, steps).permute(0, 4, 1, 3, 2)
 
     def gathered(packed: torch.Tensor, panel: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-        halves = packed.view(torch.int16).view(*packed.shape[:2], -1, LANES, 2)
-        pair, upper, lane = column // (2 * LANES), column // LANES % 2, column % LANES
+        halves = packed.view(torch.int16).view(*packed.shape[:2], -1, lanes, 2)
+        pair, upper, lane = column // (2 * lanes), column // lanes % 2, column % lanes
         return halves[panel, :, pair, lane, upper]
 
     return Packing(COLUMNS, 1, arranged, gathered)
@@ -114,7 +114,10 @@ def in_tiles() -> Packing:
 PANELS = {
     "f32": by_columns(1),
     "f16": by_columns(1),
-    "bf16": in_halves(),
+    "bf16": in_halves(LANES),
     "bf16_dot": by_columns(2),
+    "f32_narrow": by_columns(1),
+    "f16_narrow": by_columns(1),
+    "bf16_narrow": in_halves(LANES // 2),
 }
 IN_TILES = in_tiles()

@@ -11,7 +11,7 @@ gives the same bits in whatever chunks it comes.
 
 from typing import Any
 
-from engine.kernels.cpu.emit import LANES, LINE_BYTES
+from engine.kernels.cpu.emit import LANES, LINE_BYTES, VECTOR_BYTES
 from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.laying import lay_rows, pair_up, turn
 from engine.kernels.cpu.matrix import (
@@ -30,6 +30,7 @@ from engine.kernels.cpu.memory import (
     has_dot,
     has_tiles,
     int64_at,
+    is_narrow,
     is_quantised,
     load_fp32,
     real,
@@ -127,6 +128,9 @@ def score(job: Any, areas: Any, groups: Any) -> None:
     else:
         steps, row_bytes = dim, keys_row(dim)
         lay_rows(job, areas.lists, groups, dim, areas.keys, row_bytes)
+    if is_narrow(job):
+        score_narrow(job, areas, groups * GROUP, dim)
+        return
     for four in range(0, groups * GROUP, 4):
         if has_dot(job):
             group = int64_at(areas.lists + four // GROUP * 8)
@@ -138,6 +142,16 @@ def score(job: Any, areas: Any, groups: Any) -> None:
         made_4x64(
             job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False, 0, 0
         )
+
+
+@part_of_kernel
+def score_narrow(job: Any, areas: Any, tokens: Any, dim: Any) -> None:
+    row_bytes, row = keys_row(dim), ROW_BYTES
+    for at in range(0, row, VECTOR_BYTES):
+        queries, scores = areas.queries + at, areas.scores + at
+        for four in range(0, tokens, 4):
+            keys, target = areas.keys + four * row_bytes, scores + four * row
+            made_4x16(job, keys, row_bytes, 4, queries, row, dim, target, row, False, 0, 0)
 
 
 @part_of_kernel
@@ -283,7 +297,7 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
     for i in range(0, piece.rows, 4):
         weights, sums = areas.scores + i * 4, areas.sums + i * row
         at = 0
-        while row - at >= 256:
+        while row - at >= 256 and not is_narrow(job):
             right = areas.values + at
             made_4x64(
                 job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, add, 0, 0

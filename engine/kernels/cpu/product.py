@@ -6,7 +6,9 @@ what decides the time of few rows, while the register tile keeps many rows at th
 multipliers. What the CPU cannot multiply is widened to fp32: weights in the tile, rows before it.
 
 A part of a panel stays in the second cache level while all rows pass it six at a time, and up to
-eight of the passes fetch the part that comes next, so that reading and computing overlap.
+eight of the passes fetch the part that comes next, so that reading and computing overlap. Where
+registers are narrow, six rows read it in four cuts of its columns, so parts are smaller, for the
+first level, and one pass fetches the next.
 """
 
 from typing import Any
@@ -29,7 +31,9 @@ from engine.kernels.cpu.memory import (
 from engine.kernels.cpu.tile import (
     COLUMNS,
     narrow_1x64,
-    narrow_3x32,
+    narrow_2x32,
+    narrow_4x16,
+    narrow_6x16,
     tile_1x64,
     tile_2x64,
     tile_4x64,
@@ -39,8 +43,9 @@ from engine.kernels.cpu.tile import (
 WORDS = "9q"
 NUMBER_BYTES = 4  # that the tile broadcasts: one fp32 or a pair of bf16
 PART_BYTES = 96 << 10  # of a panel, beside as many steps of the block's rows
+NARROW_PART_BYTES = 24 << 10  # whose tiles read a part more often: it stays in the first level
 BLOCK_ROWS = 384
-TILE_ROWS, NARROW_ROWS = 6, 3
+TILE_ROWS = 6
 FEW_ROWS = 6  # that pass a panel together, as it comes
 MOST_PASSES = 8
 SUMS_ROW = COLUMNS * 4
@@ -54,7 +59,7 @@ def product(job: Any) -> None:
     rows, together = word(job, 7), word(job, 8)  # `together`: panels in one claim
     part_steps = steps
     if rows > FEW_ROWS or widens(job):
-        part_steps = PART_BYTES // panel_step_bytes(job)
+        part_steps = (NARROW_PART_BYTES if is_narrow(job) else PART_BYTES) // panel_step_bytes(job)
     panels = (columns + COLUMNS - 1) // COLUMNS
     pieces = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS * panels
     sums, numbers = block_sums(), tile_numbers()
@@ -93,9 +98,9 @@ def multiply(
     part = word(job, 2) + (panel * steps + step) * step_bytes
     ahead = part + count * step_bytes
     # So many passes fetch all of the part that comes next, so much of it in each step.
-    passes = min(max(2, (rows + 2) // TILE_ROWS), MOST_PASSES)
+    passes = 1 if is_narrow(job) else min(max(2, (rows + 2) // TILE_ROWS), MOST_PASSES)
     fetched = (step_bytes + passes - 1) // passes
-    if not next_comes or rows <= FEW_ROWS or is_narrow(job):
+    if not next_comes or (rows <= FEW_ROWS and not is_narrow(job)):
         passes = 0
     done, turn = 0, 0
     while done < rows:
@@ -103,8 +108,7 @@ def multiply(
         left = rows - done
         place_row = x_row
         if widens(job):
-            most = NARROW_ROWS if is_narrow(job) else TILE_ROWS
-            widen(job, place, x_row, min(left, most), count, numbers)
+            widen(job, place, x_row, min(left, TILE_ROWS), count, numbers)
             place, place_row = numbers, WIDENED_ROW
         later, distance = part, 0  # which is there: asking costs nothing
         if turn < passes:
@@ -139,7 +143,7 @@ def tile(
     """The best tile for what is left of the rows; gives how many it has done."""
     size, step = panel_step_bytes(job), NUMBER_BYTES
     if is_narrow(job):
-        return narrow_tile(job, x, x_row, part, size, steps, sums, add, rows)
+        return narrow_tile(job, x, x_row, part, size, steps, sums, add, rows, ahead, fetched)
     if rows >= 6 and rows != 8:
         tile_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
         return 6
@@ -155,15 +159,34 @@ def tile(
 
 @part_of_kernel
 def narrow_tile(
-    job: Any, x: Any, x_row: Any, part: Any, size: Any, steps: Any, sums: Any, add: Any, rows: Any
+    job: Any,
+    x: Any,
+    x_row: Any,
+    part: Any,
+    size: Any,
+    steps: Any,
+    sums: Any,
+    add: Any,
+    rows: Any,
+    ahead: Any,
+    fetched: Any,
 ) -> Any:
-    if rows < NARROW_ROWS:
-        narrow_1x64(job, x, x_row, NUMBER_BYTES, part, size, steps, sums, SUMS_ROW, add, 0, 0)
-        return 1
-    for half in range(2):
-        right, target = part + half * size // 2, sums + half * SUMS_ROW // 2
-        narrow_3x32(job, x, x_row, NUMBER_BYTES, right, size, steps, target, SUMS_ROW, add, 0, 0)
-    return NARROW_ROWS
+    """Of sixteen registers twelve hold sums at most: columns come in as many cuts as it takes."""
+    done = 6 if rows >= 6 and rows != 8 else 4 if rows >= 4 else min(rows, 2)
+    cuts, step, sums_row = min(done, 4), NUMBER_BYTES, SUMS_ROW
+    far = fetched // cuts
+    for i in range(cuts):
+        right, to, later = part + i * size // cuts, sums + i * sums_row // cuts, ahead
+        if done == 6:
+            narrow_6x16(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far)
+        elif done == 4:
+            narrow_4x16(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far)
+        elif done == 2:
+            narrow_2x32(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far)
+        else:
+            narrow_1x64(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far)
+        ahead += steps * far
+    return done
 
 
 @part_of_kernel

@@ -19,12 +19,18 @@ from engine.kernels.cpu.emit import (
     I64,
     INTS,
     LANES,
+    NARROW_FLOATS,
+    NARROW_INTS,
+    SHORTS,
     SHORTS_32,
+    call,
     const,
+    lane_numbers,
     load_from,
     masked_load,
     memory_type,
     offset,
+    parted,
     prefetch_line,
     splat_of,
     store_to,
@@ -52,6 +58,22 @@ def row_part(builder: Any, address: Any, element: str, count: Any) -> Any:
     return widened(builder, masked_load(builder, address, llvm, count, align), element)
 
 
+def parted_row_part(builder: Any, job: Any, address: Any, count: Any) -> Any:
+    """The same for products with rows that are read alike: the elements of narrow bf16 are in an
+    order of their own, which `straighten` undoes in sums of them."""
+    element = job[1]
+    if not has_parted(job):
+        return row_part(builder, address, element, count)
+    if count is None:
+        return parted(builder, load_from(builder, address, NARROW_INTS, 2))
+    loaded = masked_load(builder, address, SHORTS, count, 2)
+    return parted(builder, builder.bitcast(loaded, NARROW_INTS))
+
+
+def has_parted(job: Any) -> bool:
+    return bool(job[4]) and job[1] == "bf16"
+
+
 def for_row_parts(builder: Any, length: Any, lanes: int, body: Callable[[Any, Any], None]) -> None:
     """body(first element, None) for every full vector, body(first element, count) for a rest."""
     rest = builder.and_(length, const(lanes - 1))
@@ -74,6 +96,11 @@ def group_rows(builder: Any, groups: Any, index: Any, row_bytes: Any) -> list[An
 @instruction(types.void, JOB, types.int64, types.int64, types.int64, types.int64)
 def score_rows(b: Any, job: Any, query: Any, groups: Any, dim: Any, scores: Any) -> None:
     """The products of a query with two groups of keys, sixteen fp32."""
+    if job[4]:
+        with cgutils.for_range(b, const(2)) as loop:
+            place = b.add(scores, b.mul(loop.index, const(GROUP * 4)))
+            _score_narrow_group(b, job, query, groups, loop.index, dim, place)
+        return
     element = job[1]
     size = const(ELEMENT_BYTES[element])
     rows = [row for i in range(2) for row in group_rows(b, groups, const(i), b.mul(dim, size))]
@@ -90,11 +117,43 @@ def score_rows(b: Any, job: Any, query: Any, groups: Any, dim: Any, scores: Any)
     store_to(b, lane_totals(b, [b.load(total) for total in sums]), scores, 4)
 
 
-def lane_totals(builder: Any, vectors: list[Any]) -> Any:
-    """The sums over the lanes of sixteen vectors, as one vector."""
-    width = LANES // 2
+def _score_narrow_group(
+    b: Any, job: Any, query: Any, groups: Any, index: Any, dim: Any, scores: Any
+) -> None:
+    """With one group, each row's sums in one register of eight lanes."""
+    size = const(ELEMENT_BYTES[job[1]])
+    rows = group_rows(b, groups, index, b.mul(dim, size))
+    nothing = ir.Constant(NARROW_FLOATS, None)
+    sums = [cgutils.alloca_once(b, NARROW_FLOATS) for _ in rows]
+    for total in sums:
+        b.store(nothing, total)
+
+    def add(first: Any, count: Any) -> None:
+        at = b.mul(first, size)
+        q = in_two(b, parted_row_part(b, job, b.add(query, at), count))
+        for row, total in zip(rows, sums, strict=True):
+            key = in_two(b, parted_row_part(b, job, b.add(row, at), count))
+            value = b.load(total)
+            for x, y in zip(q, key, strict=True):
+                value = call(b, "llvm.fma.v8f32", NARROW_FLOATS, x, y, value)
+            b.store(value, total)
+
+    for_row_parts(b, dim, LANES, add)
+    store_to(b, lane_totals(b, [b.load(total) for total in sums], LANES // 2), scores, 4)
+
+
+def in_two(builder: Any, x: Any) -> list[Any]:
+    """A vector's halves, each as wide as a narrow register."""
+    half = LANES // 2
+    orders = [lane_numbers(range(start, start + half)) for start in (0, half)]
+    return [builder.shuffle_vector(x, x, order) for order in orders]
+
+
+def lane_totals(builder: Any, vectors: list[Any], lanes: int = LANES) -> Any:
+    """The sums over the lanes of as many vectors as they have lanes, as one vector."""
+    width = lanes // 2
     while width:
-        kept, moved = halves(width)
+        kept, moved = halves(width, lanes)
         vectors = [
             builder.fadd(builder.shuffle_vector(x, y, kept), builder.shuffle_vector(x, y, moved))
             for x, y in zip(vectors[:width], vectors[width:], strict=True)
@@ -103,16 +162,15 @@ def lane_totals(builder: Any, vectors: list[Any]) -> Any:
     return vectors[0]
 
 
-def halves(width: int) -> tuple[Any, Any]:
+def halves(width: int, lanes: int) -> tuple[Any, Any]:
     """Shuffles whose results add up to the halves of each 2 * width lanes of x, then of y; the
     first one leaves all lanes where they are, which takes a blend."""
     orders: list[list[int]] = [[], []]
-    for start in range(0, LANES, 2 * width):
+    for start in range(0, lanes, 2 * width):
         lower, upper = range(start, start + width), range(start + width, start + 2 * width)
-        orders[0] += [*lower, *(LANES + lane for lane in upper)]
-        orders[1] += [*upper, *(LANES + lane for lane in lower)]
-    kept, moved = (ir.Constant(INTS, [ir.Constant(I32, i) for i in order]) for order in orders)
-    return kept, moved
+        orders[0] += [*lower, *(lanes + lane for lane in upper)]
+        orders[1] += [*upper, *(lanes + lane for lane in lower)]
+    return lane_numbers(orders[0]), lane_numbers(orders[1])
 
 
 def _interleave(upper: int) -> Any:
@@ -126,13 +184,15 @@ def _interleave(upper: int) -> Any:
     return ir.Constant(ir.VectorType(I32, 2 * LANES), [ir.Constant(I32, i) for i in order])
 
 
-def _weigh(queries: int) -> Any:
+def _weigh(queries: int, only_narrow: bool = False) -> Any:
     """Adds weights times rows of values to the sums of so many queries, and asks for the same
     line of the groups in `ahead` for each line that it reads; not where the cache is quantised,
     as the rows were widened and others asked for then.
 
     With `bf16_dot`, weights are bf16 and two rows are interleaved in registers; doing that
     within 128 bits is cheapest, and leaves the sums in an order that `straighten` undoes.
+
+    `only_narrow`: where registers are wide, memory takes the time, and this is nothing.
     """
 
     def write(
@@ -147,6 +207,8 @@ def _weigh(queries: int) -> Any:
         sums_row: Any,
         ahead: Any,
     ) -> None:
+        if only_narrow and not job[4]:
+            return
         element, fetches = job[1], not job[3]
         size = const(ELEMENT_BYTES[element])
         vectors = row_lanes(element) // LANES
@@ -161,7 +223,7 @@ def _weigh(queries: int) -> Any:
             with cgutils.for_range(b, num_groups) as loop:
                 values = group_rows(b, groups, loop.index, b.mul(dim, size))
                 at = b.mul(first, size)
-                parts = [row_part(b, b.add(row, at), element, count) for row in values]
+                parts = [parted_row_part(b, job, b.add(row, at), count) for row in values]
                 if fetches:
                     for row in group_rows(b, ahead, loop.index, b.mul(dim, size)):
                         prefetch_line(b, b.add(row, at))
@@ -204,11 +266,18 @@ def _add_step(
 
 
 weigh_1, weigh_2, weigh_4 = (_weigh(queries) for queries in (1, 2, 4))
+weigh_3 = _weigh(3, only_narrow=True)
 
 
 @instruction(types.void, JOB, types.int64, types.int64)
 def straighten(b: Any, job: Any, sums: Any, dim: Any) -> None:
     """Puts a row of sums that `weigh` left in its own order into that of the elements."""
+    if has_parted(job):
+        with cgutils.for_range_slice(b, const(0), dim, const(LANES), I64) as (i, _):
+            place = b.add(sums, b.mul(i, const(4)))
+            x = load_from(b, place, FLOATS, 4)
+            order = [lane // 2 + lane % 2 * LANES // 2 for lane in range(LANES)]
+            store_to(b, b.shuffle_vector(x, x, lane_numbers(order)), place, 4)
     if job[1] != "bf16_dot":
         return
     with cgutils.for_range_slice(b, const(0), dim, const(2 * LANES), I64) as (i, _):
@@ -221,5 +290,4 @@ def straighten(b: Any, job: Any, sums: Any, dim: Any) -> None:
                 for source in (0, LANES)
                 for lane in range(four, four + 4)
             ]
-            mask = ir.Constant(INTS, [ir.Constant(I32, lane) for lane in order])
-            store_to(b, b.shuffle_vector(x, y, mask), offset(b, place, 64 * v), 4)
+            store_to(b, b.shuffle_vector(x, y, lane_numbers(order)), offset(b, place, 64 * v), 4)

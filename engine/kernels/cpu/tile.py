@@ -8,7 +8,7 @@ of weights lies in their own type and is widened in registers, which with six ro
 sixth of what its products do.
 
 The largest has six rows: 24 sums, a row of B and a broadcast number take 29 of 32 registers. Where
-there are 16 of half the width, it has three rows and 32 columns. Rows do not see each other, and
+there are 16 of half the width, it has 16 columns: 12, two and one. Rows do not see each other, and
 each sums in order of i: a row's result is the same to the last bit, whatever rows are computed
 beside it.
 """
@@ -26,12 +26,14 @@ from engine.kernels.cpu.emit import (
     I32,
     INTS,
     LINE_BYTES,
+    NARROW_INTS,
     PAIRS,
     VECTOR_BYTES,
     call,
     const,
     load_from,
     offset,
+    parted,
     prefetch_line,
     splat_of,
     store_to,
@@ -77,17 +79,26 @@ def weights_row(builder: Any, address: Any, element: str, vectors: int) -> list[
     return columns
 
 
+def narrow_row(builder: Any, address: Any, element: str, vectors: int) -> list[Any]:
+    """The same where registers have eight lanes: the two columns are eight apart, so that one
+    register of weights makes one vector."""
+    if element != "bf16":
+        return weights_row(builder, address, element, vectors)
+    places = [offset(builder, address, 32 * v) for v in range(vectors)]
+    return [parted(builder, load_from(builder, place, NARROW_INTS, 4)) for place in places]
+
+
 def _tile(
     rows: int,
     vectors: int,
     fetched: int = 0,
     load_row: Callable[[Any, Any, str, int], list[Any]] = weights_row,
-    narrow: bool = False,
+    narrow: bool | None = False,
 ) -> Any:
     """The tile of so many rows and vectors of columns; distances are in bytes.
 
-    On a CPU with other registers it is nothing. In each step it can ask for so many lines at
-    `ahead`, and goes on by `ahead_step` there.
+    On a CPU with other registers it is nothing, unless `narrow` is None. In each step it can ask
+    for so many lines at `ahead`, and goes on by `ahead_step` there.
     """
 
     def write(
@@ -105,7 +116,7 @@ def _tile(
         ahead: Any,
         ahead_step: Any,
     ) -> None:
-        if narrow != job[4]:
+        if narrow not in (None, job[4]):
             return
         element = job[1]
         number = I32 if element == "bf16_dot" else F32
@@ -136,7 +147,10 @@ def _tile(
     return instruction(types.void, JOB, i, i, i, i, i, i, i, i, types.boolean, i, i)(write)
 
 
-narrow_1x64, narrow_3x32 = _tile(1, 4, narrow=True), _tile(3, 2, narrow=True)
+narrow_1x64, narrow_2x32, narrow_4x16, narrow_6x16 = (
+    _tile(rows, vectors, fetched, load_row=narrow_row, narrow=True)
+    for rows, vectors, fetched in ((1, 4, 2), (2, 2, 1), (4, 1, 1), (6, 1, 1))
+)
 tile_1x64, tile_2x64 = (_tile(rows, 4) for rows in (1, 2))
 tile_4x64, tile_6x64 = (_tile(rows, 4, fetched=2) for rows in (4, 6))
-made_4x64, made_4x16 = (_tile(4, vectors, load_row=fp32_row) for vectors in (4, 1))
+made_4x64, made_4x16 = _tile(4, 4, load_row=fp32_row), _tile(4, 1, load_row=fp32_row, narrow=None)

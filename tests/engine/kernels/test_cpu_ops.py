@@ -59,6 +59,7 @@ def test_gated_activation(
         *DTYPES,
         pytest.param(torch.bfloat16, PAIRS, id="bf16-pairs"),
         pytest.param(torch.float16, PLAIN, id="fp16-plain-cpu"),
+        pytest.param(torch.float32, PLAIN, id="fp32-plain-cpu"),
     ],
 )
 @pytest.mark.parametrize(
@@ -105,7 +106,10 @@ def test_one_weight_is_read_as_head_and_as_embedding() -> None:
     assert torch.equal(rows(numbers), weight[numbers])
 
 
-@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "kernels"),
+    [*DTYPES, pytest.param(torch.float32, PLAIN, id="fp32-plain-cpu")],
+)
 def test_linear_gives_a_row_the_same_bits_beside_any_others(
     dtype: torch.dtype, kernels: CpuKernels
 ) -> None:

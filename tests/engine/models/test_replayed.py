@@ -64,6 +64,6 @@ def test_repeated_steps_give_the_same_bits(
     monkeypatch.setattr(DecodeStep, "run", noted)
     model = loaded(saved, dtype)
     ours = decoded(model, saved, dtype)
-    own = OWN.wide_registers or (OWN.narrow_registers and dtype != torch.float32)
+    own = OWN.wide_registers or OWN.narrow_registers
     assert len(repeated) == own * (12 + 5 + 4 - 2 * 2)  # but for those seen first and recorded
     assert torch.equal(ours, decoded(model._decoder, saved, dtype))
