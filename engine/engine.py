@@ -88,7 +88,7 @@ class Engine:
         self.num_steps_ahead = 0  # of them, launched before the one before had ended
         # That they took, all together, and since when one is under way: at once, as others ask.
         self._spent: tuple[float, float | None] = (0.0, None)
-        self.step_times = StepTimes(info.model.pair_share)
+        self.step_times = self._new_step_times()
         self.expected_s = 0.0  # what is launched should take, by the steps so far
         self.tell_early: Callable[[StepOutput], None] | None = None
 
@@ -256,6 +256,9 @@ class Engine:
         self._spend(took_s, ended_s)
         self.step_times.note(flight.shape, took_s)
 
+    def _new_step_times(self) -> StepTimes:
+        return StepTimes(self.info.model.pair_share, self.info.shape.block_size)
+
     def _spend(self, took_s: float, now: float) -> None:
         self._spent = (self.steps_s + took_s, None if self._in_flight is None else now)
 
@@ -321,7 +324,7 @@ class Engine:
         take then."""
         self._runner.prepare()
         for reporting in (True, False, False):
-            self.step_times = StepTimes(self.info.model.pair_share)
+            self.step_times = self._new_step_times()
             self.add(_warm_up_request(self.info.shape, reporting))
             while self.has_work:
                 for error in self.step().failures.values():

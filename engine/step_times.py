@@ -64,7 +64,8 @@ DOUBTS = (1e-3, 1e-3, 0.1, 0.1, 5e-3, 0.1)
 DEAREST_PAIR = 4.0
 PAIR_SHARE = 2e-4  # of a model of 100 M parameters
 LATE = 0.9  # of the longest prompt of late is left for each step with a prompt
-DARING = 1.5  # times cheaper than in that one a token may be in a longer one
+DARING = 1.5  # times cheaper than in that one a token may be in a longer one,
+LEAP = 2  # or as cheap as if it had had so many granules more
 
 
 class Sums:
@@ -96,12 +97,14 @@ class StepTimes:
     may be a thousand others between two of them. Reads no clock.
     """
 
-    def __init__(self, pair_share: float = PAIR_SHARE) -> None:
+    def __init__(self, pair_share: float = PAIR_SHARE, granule: int = 16) -> None:
+        """`granule`: of so many tokens, or a multiple, is a prompt's part that has to be cut."""
         self.num_steps = 0
+        self._granule = granule
         self._dearest = DEAREST_PAIR * pair_share  # pair, in tokens
         self._costs = [0.0] * NUM_COSTS
         self._sums, self._prompt_sums = Sums(FORGETTING), Sums(FORGETTING_PROMPTS)
-        self._longest, self._its_token_s = 0.0, 0.0  # prompt tokens of a step of late
+        self._longest, self._careful_token_s = 0.0, 0.0  # prompt tokens of a step of late
         self._usual_error = 0.0
 
     def note(self, shape: StepShape, seconds: float) -> None:
@@ -114,7 +117,8 @@ class StepTimes:
         if num_tokens:
             self._longest *= LATE
         if num_tokens > self._longest:
-            self._longest, self._its_token_s = num_tokens, seconds / num_tokens
+            believed = max(DARING * num_tokens, num_tokens + LEAP * self._granule)
+            self._longest, self._careful_token_s = num_tokens, seconds / believed
         if is_news or self.num_steps < 32 or self.num_steps % 16 == 0:
             self._solve()
 
@@ -138,9 +142,10 @@ class StepTimes:
         """Where most of a step is the reading of weights, the tokens of short prompts seem to cost
         nothing, and what is held to be free may take seconds. All that the longest step of late
         took, shared out among its tokens, is what others may cost at most; nearly as much is
-        believed until a longer one has shown it."""
+        believed until a longer one has shown it. A longer one must come about: after one of a
+        granule, one of half as many tokens more would be cut to a granule again."""
         costs = self.costs
-        return costs._replace(prompt_token_s=max(costs.prompt_token_s, self._its_token_s / DARING))
+        return costs._replace(prompt_token_s=max(costs.prompt_token_s, self._careful_token_s))
 
     def _features(self, shape: StepShape) -> tuple[float, ...]:
         """Prompt tokens whose pairs cost nothing, and some whose pairs cost what they may: mixed,

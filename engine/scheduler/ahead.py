@@ -36,12 +36,18 @@ class Ahead:
             return False
         for sequence in going_on:
             draft.add(make_next_part(sequence))
-        if others or self._roster.waiting:
+        reading = [s for s in others if s.num_uncomputed > 1]
+        self._add([s for s in others if s.num_uncomputed == 1], draft)
+        if reading or self._roster.waiting:
             draft.begin_prompts()
-        for sequence in others:
+        self._add(reading, draft)
+        return True
+
+    @staticmethod
+    def _add(sequences: Iterable[Sequence], draft: Draft) -> None:
+        for sequence in sequences:
             if num_tokens := _chunk(sequence, draft):
                 draft.add(make_part(sequence, num_tokens, []))
-        return True
 
     def may_admit(self) -> bool:
         """Whether the first in line would be in flight alone."""

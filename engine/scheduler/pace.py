@@ -36,14 +36,15 @@ class Pace:
     def most(self, start: int, wanted: int) -> int:
         """Tokens of a prompt from `start` on: all that are wanted, or whole granules. The first
         prompt gets one at least."""
-        left_s = max(0.0, self._left_s - self._costs.sequence_s)
+        left_s = self._left_s - self._costs.sequence_s
         pair_s = self._costs.prompt_pair_s
         token_s = self._costs.prompt_token_s + pair_s * start
         if (token_s + pair_s * wanted / 2) * wanted <= left_s:
             return wanted
-        slowness = token_s + sqrt(token_s**2 + 2 * pair_s * left_s)
-        tokens = int(2 * left_s / slowness) if left_s else 0
-        fitting = tokens // self._granule * self._granule
+        fitting = 0
+        if left_s > 0:
+            slowness = token_s + sqrt(token_s**2 + 2 * pair_s * left_s)
+            fitting = int(2 * left_s / slowness) // self._granule * self._granule
         return min(wanted, fitting if self._begun else max(fitting, self._granule))
 
     def take(self, start: int, num_tokens: int) -> None:
