@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
 from engine.errors import EngineError
+from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import SchedulerStats
 from kv_cache.cache import CacheStats
 from kv_cache.events import EventBatch, Gap, Snapshot
@@ -77,7 +78,7 @@ class Reporter:
             unhealthy=worker.problem() or "",
             num_prefix_tokens=worker.num_prefix_tokens,
             max_sequences=engine.limits.max_num_seqs,
-            max_step_tokens=engine.limits.max_num_batched_tokens,
+            max_step_tokens=_step_tokens(engine, self._last),
             block_size=engine.info.shape.block_size,
             still_s=worker.engine.still_s,
             step_s=engine.expected_s,
@@ -94,6 +95,15 @@ class Reporter:
                 return await self._worker.engine.ask(question)
         except (TimeoutError, EngineError):
             return None
+
+
+def _step_tokens(engine: Engine, last: tuple[SchedulerStats, CacheStats] | None) -> int:
+    """Of a prompt that a step computes now: all that its budget allows, or what a pause does."""
+    limits, block_size = engine.limits, engine.info.shape.block_size
+    num_running, num_context = (last[0].num_running, last[0].num_context_tokens) if last else (0, 0)
+    costs = engine.step_times.careful_costs
+    pace = Pace(costs, limits.max_pause_s, block_size, num_running, num_context)
+    return pace.most(0, limits.max_num_batched_tokens)
 
 
 def _step_times(engine: Engine) -> StepTimes:

@@ -301,7 +301,7 @@ class LoadReport(_message.Message):
     max_sequences: _builtins.int
     """that run at once"""
     max_step_tokens: _builtins.int
-    """computed in one step"""
+    """of prompts computed in one step now"""
     block_size: _builtins.int
     still_s: _builtins.float
     """with work and without a step, though the counts may be older"""
