@@ -16,6 +16,10 @@ DOUBT = {Leg.PREFILL: 4.0, Leg.DECODE: 128.0}
 LATE_S = 60.0
 _MOST_STEPS = 8  # times the doubt
 
+# In the mean, beside their steps of late: who is judged by it because it made none must not weigh
+# in it, or a worker whose first steps were slow costs a little more than the others for ever.
+_HARDLY = 1e-6
+
 _LINKS_PER_REPORT = 4
 _NEW_SHARE = 0.1
 
@@ -164,7 +168,7 @@ def _fill(own: StepCosts, others: StepCosts) -> StepCosts:
 
 def _mean(every: Iterable[_Told]) -> StepCosts:
     """Of those who measured it, part by part."""
-    said = [(one.num_late + 1, one.costs) for one in every if any(one.costs)]
+    said = [(one.num_late + _HARDLY, one.costs) for one in every if any(one.costs)]
     prompts = [one for one in said if one[1].prompt_token_s]
     decoding = [one for one in said if one[1].context_token_s or one[1].sequence_s]
     return StepCosts(

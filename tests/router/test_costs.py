@@ -14,6 +14,7 @@ from router.costs import (
     step_s,
     transfer_s,
 )
+from router.pairing import TIE
 from router.workers import Leg, LinkSpeed, Load, StepCosts
 
 COSTS = StepCosts(0.01, 0.001, 1e-6, 1e-5, 0.002)
@@ -113,6 +114,19 @@ def test_a_few_slow_steps_say_little_of_a_worker(leg: Leg) -> None:
     note(measured, leg, 2, SLOW, int(0.1 * DOUBT[leg]))
     assert measured.of(leg, 2).step_s < 5 * OTHERS.step_s
     assert measured.of(leg, 1) == pytest.approx(OTHERS, rel=0.2)
+
+
+@pytest.mark.parametrize("num_steps", [5, 300])
+@pytest.mark.parametrize("leg", Leg)
+def test_who_has_made_no_steps_but_its_first_costs_what_the_others_cost(
+    leg: Leg, num_steps: int
+) -> None:
+    """Nearer than what is a tie, or it would be given nothing where sequences are free."""
+    measured = Measured()
+    note(measured, leg, 1, OTHERS, num_steps)
+    note(measured, leg, 2, SLOW)
+    for found in (measured.of(leg, 1), measured.of(leg, 2), measured.mean(leg)):
+        assert found == pytest.approx(OTHERS, rel=TIE / 2)
 
 
 def test_a_worker_that_was_slow_and_is_given_nothing_is_tried_again() -> None:
