@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from engine.errors import QueueFullError, UnavailableError, UnprocessableError
@@ -61,7 +62,7 @@ class GrammarTrial:
         self._thread = ThreadPoolExecutor(1, "grammar-trial")  # owns the child
         self._child: subprocess.Popen[bytes] | None = None
         self._known: OrderedDict[Grammar, _Finding] = OrderedDict()
-        self._num_waiting = 0
+        self._tried: dict[Grammar, asyncio.Future[_Finding]] = {}  # or waiting for it
 
     async def check(self, grammar: Grammar) -> None:
         """UnprocessableError, of the field `grammar`, where it cannot be compiled in time."""
@@ -78,18 +79,25 @@ class GrammarTrial:
         self._thread.shutdown()
 
     async def _learn(self, grammar: Grammar) -> _Finding:
-        if self._num_waiting >= MAX_WAITING:
-            raise QueueFullError(f"{self._num_waiting} grammars wait to be compiled")
-        self._num_waiting += 1
-        try:
-            finding = await asyncio.wrap_future(self._thread.submit(self._try, grammar))
-        finally:
-            self._num_waiting -= 1
-        self._known[grammar] = finding
+        """Whoever asks for the same meanwhile is told the same, and who leaves keeps it from none
+        of them."""
+        trial = self._tried.get(grammar)
+        if trial is None:
+            if len(self._tried) >= MAX_WAITING:
+                raise QueueFullError(f"{len(self._tried)} grammars wait to be compiled")
+            trial = asyncio.wrap_future(self._thread.submit(self._try, grammar))
+            self._tried[grammar] = trial
+            trial.add_done_callback(partial(self._keep, grammar))
+        return await asyncio.shield(trial)
+
+    def _keep(self, grammar: Grammar, trial: "asyncio.Future[_Finding]") -> None:
+        del self._tried[grammar]
+        if trial.cancelled() or trial.exception() is not None:
+            return
+        self._known[grammar] = trial.result()
         self._known.move_to_end(grammar)
         if len(self._known) > MAX_KEPT:
             self._known.popitem(last=False)
-        return finding
 
     def _try(self, grammar: Grammar) -> _Finding:
         if self._child is None or self._child.poll() is not None:

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from engine.errors import QueueFullError, RequestError
+from engine.errors import QueueFullError, RequestError, UnprocessableError
 from engine.grammar import trial as module
 from engine.grammar.trial import GrammarTrial
 from engine.grammar.value import Grammar, GrammarKind
@@ -90,6 +90,26 @@ async def test_a_child_that_did_not_answer_has_refused_nothing_for_good() -> Non
         await trial.check(regex("b"))
         with pytest.raises(RequestError, match="unclosed group"):
             await trial.check(regex("("))
+
+
+async def test_who_asks_for_the_same_meanwhile_is_told_the_same(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    tried: list[Grammar] = []
+    once = trial._try
+
+    def noted(grammar: Grammar) -> object:
+        tried.append(grammar)
+        return once(grammar)
+
+    monkeypatch.setattr(trial, "_try", noted)
+    asked = [asyncio.create_task(trial.check(regex("("))) for _ in range(5)]
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    results = await asyncio.gather(*asked[1:], return_exceptions=True)
+    assert [type(result) for result in results] == [UnprocessableError] * 4
+    assert tried == [regex("(")]
 
 
 async def test_no_more_wait_than_may(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> None:
