@@ -92,7 +92,7 @@ def _moved(schema: Any, root: str) -> Any:
     moved: dict[str, Any] = {}
     for key, value in schema.items():
         match key:
-            case "$ref" if isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            case "$ref" if isinstance(value, str) and _starts_at_root(value):
                 moved[key] = root + value[1:]
             case "const" | "enum" | "default" | "examples":
                 moved[key] = value
@@ -101,6 +101,10 @@ def _moved(schema: Any, root: str) -> Any:
             case _:
                 moved[key] = _moved(value, root)
     return moved
+
+
+def _starts_at_root(reference: str) -> bool:
+    return reference in ("", "#") or reference.startswith("#/")
 
 
 def _names(tools: Sequence[Tool]) -> list[str]:

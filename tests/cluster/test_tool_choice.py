@@ -68,10 +68,13 @@ ROOT_OF_ITS_OWN = {
 @pytest.mark.parametrize(
     ("parameters", "right", "wrong"),
     [
-        (
-            closed("v", v={"type": "integer"}, child={"$ref": "#"}),
-            {"v": 1, "child": {"v": 2}},
-            {"v": 1, "child": [{"name": "f", "arguments": {"v": 2}}]},
+        *(
+            (
+                closed("v", v={"type": "integer"}, child={"$ref": root}),
+                {"v": 1, "child": {"v": 2}},
+                {"v": 1, "child": [{"name": "f", "arguments": {"v": 2}}]},
+            )
+            for root in ("#", "")
         ),
         (
             closed("from", "to", **{"from": POINT, "to": {"$ref": "#/properties/from"}}),
@@ -105,7 +108,7 @@ ROOT_OF_ITS_OWN = {
         ),
         ({"$defs": {"P": POINT}, **closed("p", p={"$ref": "#/$defs/P"})}, {"p": {"lat": 1}}, {}),
     ],
-    ids=["root", "property", "draft 7", "id", "inner id", "names and data", "$defs"],
+    ids=["root", "nothing", "property", "draft 7", "id", "inner id", "names and data", "$defs"],
 )
 def test_references_mean_the_same_wherever_a_schema_is(
     parameters: Any, right: Any, wrong: Any

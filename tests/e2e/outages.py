@@ -1,10 +1,13 @@
-"""What it costs to kill each kind of process of a cluster: a table for docs/operations.md.
+"""What it costs to kill each kind of process of a cluster, or that it hangs: a table for
+docs/operations.md.
 
 python -m tests.e2e.outages [KIND ...]
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import tempfile
 import threading
@@ -21,16 +24,19 @@ from tests.e2e.cluster import CONTROLLER, Cluster, kill, page_of, total, wait_un
 
 NUM_STREAMS = 6
 SETTLE_S, LONGEST_S = 5.0, 120.0
-READ_AHEAD = "prefill worker"  # killed while prompts are on their way from it
+HUNG = "hung "  # stopped for good, and not killed
+READ_AHEAD = "prefill worker"  # while prompts are on their way from it
 WORDS = ["--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "32", "--decode-replicas", "2"]
 # Elsewhere the workers share all cores, and decode workers compute these prompts themselves.
-MORE_WORDS = {READ_AHEAD: ["--num-threads", "1"]}
+MORE_WORDS = {READ_AHEAD: ["--num-threads", "1"]}  # of kinds without `HUNG`
 
 # Whose processes are killed: all of a kind, but one decode worker of two.
 KINDS: dict[str, Callable[[Cluster], list[int]]] = {
     "decode worker, one of two": lambda c: c.replicas("decode")[:1],
     "both decode workers": lambda c: c.replicas("decode"),
     READ_AHEAD: lambda c: c.replicas("prefill"),
+    HUNG + READ_AHEAD: lambda c: c.replicas("prefill"),
+    HUNG + "ingress replica": lambda c: c.replicas("ingress"),
     "ingress replica": lambda c: c.replicas("ingress"),
     "Serve's controller": lambda c: c.pids(CONTROLLER),
     "Serve's proxy actor": lambda c: c.pids("ray::ProxyActor"),
@@ -51,11 +57,12 @@ class Outage(NamedTuple):
 
 def main() -> None:
     kinds = sys.argv[1:] or list(KINDS)
-    print("| killed | new requests failed | until all is well | streams lost | longest pause |")
+    print("| ended | new requests failed | until all is well | streams lost | longest pause |")
     print("| --- | --- | --- | --- | --- |", flush=True)
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
-            cluster = Cluster(Path(folder) / "log", *WORDS, *MORE_WORDS.get(kind, []))
+            more_words = MORE_WORDS.get(kind.removeprefix(HUNG), [])
+            cluster = Cluster(Path(folder) / "log", *WORDS, *more_words)
             try:
                 wait_until(cluster.is_ready, 60)
                 one = measure(cluster, kind)
@@ -70,16 +77,22 @@ def main() -> None:
 
 def measure(cluster: Cluster, kind: str) -> Outage:
     stop = threading.Event()
-    made = ReadingStream if kind == READ_AHEAD else Stream
+    reads_ahead = kind.endswith(READ_AHEAD)
+    made = ReadingStream if reads_ahead else Stream
     streams = [made(cluster.url, stop) for _ in range(NUM_STREAMS)]
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
         running = [threads.submit(stream.run) for stream in streams]
         try:
             wait_until(lambda: all(stream.num_events for stream in streams), 60)
-            if kind == READ_AHEAD:
+            if reads_ahead:
                 wait_until(lambda: total(page_of(cluster), "num_requests_fetching") > 0, 60)
             killed = time.monotonic()
-            kill(KINDS[kind](cluster))
+            pids = KINDS[kind](cluster)
+            if kind.startswith(HUNG):
+                for pid in pids:
+                    os.kill(pid, signal.SIGSTOP)
+            else:
+                kill(pids)
             probes = probe(cluster, killed)
         finally:
             stop.set()
