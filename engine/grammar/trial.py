@@ -42,6 +42,14 @@ class _Finding(NamedTuple):
     until: float = math.inf  # by the trial's `now`
 
 
+class _Asked:
+    """A grammar that is tried, or waits for it, as long as somebody wants to know."""
+
+    def __init__(self, future: "asyncio.Future[_Finding]") -> None:
+        self.future = future
+        self.num_askers = 0
+
+
 class GrammarTrial:
     """Used on one event loop; tries one grammar at a time. The child starts with the first one,
     and ends with this process or with `close`."""
@@ -62,7 +70,7 @@ class GrammarTrial:
         self._thread = ThreadPoolExecutor(1, "grammar-trial")  # owns the child
         self._child: subprocess.Popen[bytes] | None = None
         self._known: OrderedDict[Grammar, _Finding] = OrderedDict()
-        self._tried: dict[Grammar, asyncio.Future[_Finding]] = {}  # or waiting for it
+        self._asked: dict[Grammar, _Asked] = {}
 
     async def check(self, grammar: Grammar) -> None:
         """UnprocessableError, of the field `grammar`, where it cannot be compiled in time."""
@@ -79,22 +87,28 @@ class GrammarTrial:
         self._thread.shutdown()
 
     async def _learn(self, grammar: Grammar) -> _Finding:
-        """Whoever asks for the same meanwhile is told the same, and who leaves keeps it from none
-        of them."""
-        trial = self._tried.get(grammar)
-        if trial is None:
-            if len(self._tried) >= MAX_WAITING:
-                raise QueueFullError(f"{len(self._tried)} grammars wait to be compiled")
-            trial = asyncio.wrap_future(self._thread.submit(self._try, grammar))
-            self._tried[grammar] = trial
-            trial.add_done_callback(partial(self._keep, grammar))
-        return await asyncio.shield(trial)
+        """Whoever asks for the same meanwhile is told the same; when all of them have left, its
+        place is free."""
+        asked = self._asked.get(grammar)
+        if asked is None:
+            if len(self._asked) >= MAX_WAITING:
+                raise QueueFullError(f"{len(self._asked)} grammars wait to be compiled")
+            asked = _Asked(asyncio.wrap_future(self._thread.submit(self._try, grammar)))
+            asked.future.add_done_callback(partial(self._keep, grammar))
+            self._asked[grammar] = asked
+        asked.num_askers += 1
+        try:
+            return await asyncio.shield(asked.future)
+        finally:
+            asked.num_askers -= 1
+            if not asked.num_askers:
+                del self._asked[grammar]
+                asked.future.cancel()
 
-    def _keep(self, grammar: Grammar, trial: "asyncio.Future[_Finding]") -> None:
-        del self._tried[grammar]
-        if trial.cancelled() or trial.exception() is not None:
+    def _keep(self, grammar: Grammar, future: "asyncio.Future[_Finding]") -> None:
+        if future.cancelled() or future.exception() is not None:
             return
-        self._known[grammar] = trial.result()
+        self._known[grammar] = future.result()
         self._known.move_to_end(grammar)
         if len(self._known) > MAX_KEPT:
             self._known.popitem(last=False)

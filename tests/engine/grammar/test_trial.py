@@ -112,6 +112,24 @@ async def test_who_asks_for_the_same_meanwhile_is_told_the_same(
     assert tried == [regex("(")]
 
 
+async def test_who_leaves_takes_its_grammar_along(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    await trial.check(regex("a"))
+    child = trial._child
+    assert child is not None
+    child.send_signal(signal.SIGSTOP)
+    asked = [asyncio.create_task(trial.check(regex(f"a{i}"))) for i in range(2)]
+    await asyncio.sleep(0)
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    child.send_signal(signal.SIGCONT)
+    await trial.check(regex("b"))
+    assert not trial._asked
+
+
 async def test_no_more_wait_than_may(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     asked = [asyncio.create_task(trial.check(regex(f"a{i}"))) for i in range(5)]
