@@ -65,7 +65,8 @@ DEAREST_PAIR = 4.0
 PAIR_SHARE = 2e-4  # of a model of 100 M parameters
 LATE = 0.9  # of the longest prompt of late is left for each step with a prompt
 DARING = 1.5  # times cheaper than in that one a token may be in a longer one,
-LEAP = 2  # or as cheap as if it had had so many granules more
+LEAP = 2  # or as cheap as if it had had so many granules more,
+MOST_DARING = 3.0  # but no cheaper than this
 
 
 class Sums:
@@ -117,7 +118,8 @@ class StepTimes:
         if num_tokens:
             self._longest *= LATE
         if num_tokens > self._longest:
-            believed = max(DARING * num_tokens, num_tokens + LEAP * self._granule)
+            leap = min(num_tokens + LEAP * self._granule, MOST_DARING * num_tokens)
+            believed = max(DARING * num_tokens, leap)
             self._longest, self._careful_token_s = num_tokens, seconds / believed
         if is_news or self.num_steps < 32 or self.num_steps % 16 == 0:
             self._solve()

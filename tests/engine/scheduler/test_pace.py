@@ -59,49 +59,69 @@ def test_as_many_whole_granules_as_fit_and_no_more(
             begun.append((start, most))
 
 
-TOKEN_S = 1e-3
-
-
 class Machine:
     """Whose steps read all weights, and multiply meanwhile: a few tokens cost nothing."""
 
-    def __init__(self, read_s: float, pause_s: float) -> None:
-        self._read_s, self._pause_s = read_s, pause_s
+    def __init__(self, read_s: float, pause_s: float, token_s: float, granule: int) -> None:
+        self._read_s, self._pause_s, self._token_s = read_s, pause_s, token_s
+        self._granule = granule
         self._noise = random.Random(2)
-        self._times = StepTimes(granule=GRANULE)
+        self._times = StepTimes(granule=granule)
         self.step(65, num_drawing=0)
         self.step(0)
 
     def step(self, wanted: int, start: int = 0, num_drawing: int = 4) -> tuple[int, float]:
         """Tokens of a prompt beside answers, and what all of it took."""
         context = 500 * num_drawing
-        pace = Pace(self._times.careful_costs, self._pause_s, GRANULE, num_drawing, context)
+        costs = self._times.careful_costs
+        pace = Pace(costs, self._pause_s, self._granule, num_drawing, context)
         num_tokens = pace.most(start, wanted) if wanted else 0
         pairs = num_pairs(start, start + num_tokens)
         shape = StepShape(num_tokens, context, num_drawing + (num_tokens > 0), pairs)
-        seconds = max(self._read_s, TOKEN_S * num_tokens) * self._noise.uniform(0.95, 1.1)
+        seconds = max(self._read_s, self._token_s * num_tokens) * self._noise.uniform(0.95, 1.1)
         self._times.note(shape, seconds)
         return num_tokens, seconds
 
 
-@pytest.mark.parametrize(("read_s", "pause_s"), [(0.07, 0.5), (0.07, 0.1), (0.3, 0.5), (0.8, 0.5)])
-@pytest.mark.parametrize("longest", [9, 16, 60])
+CHATS = [range(8, 9), range(8, 16), range(8, 60)]  # uncached tokens
+
+
+@pytest.mark.parametrize(
+    ("read_s", "pause_s", "token_s", "granule", "chats", "late"),
+    [
+        *((0.07, 0.5, 1e-3, 8, chats, 1.6) for chats in CHATS),
+        *((0.07, 0.1, 1e-3, 8, chats, 1.6) for chats in CHATS),
+        *((0.3, 0.5, 1e-3, 8, chats, 1.6) for chats in CHATS),
+        *((0.8, 0.5, 1e-3, 8, chats, 1.6) for chats in CHATS),
+        (0.07, 0.5, 1e-3, 128, range(2, 24), 1.6),
+        # A few tokens say little of hundreds.
+        (0.005, 0.05, 5e-4, 16, range(2, 9), 2.6),
+        (0.02, 0.5, 0.01, 16, range(2, 4), 2.6),
+        (0.02, 0.5, 0.01, 8, range(2, 4), 2.6),
+    ],
+)
 @pytest.mark.parametrize("every", [8, 30])
 def test_chats_make_a_long_prompt_look_neither_free_nor_dear(
-    longest: int, every: int, read_s: float, pause_s: float
+    read_s: float,
+    pause_s: float,
+    token_s: float,
+    granule: int,
+    chats: range,
+    late: float,
+    every: int,
 ) -> None:
-    machine = Machine(read_s, pause_s)
+    machine = Machine(read_s, pause_s, token_s, granule)
     bound_s = max(pause_s, read_s + pause_s / 2, 2 * read_s)
     for _ in range(2):
         for number in range(40 * every):
-            machine.step(0 if number % every else 8 + number % (longest - 8))
+            machine.step(0 if number % every else chats[number % len(chats)])
         done, took_s = 0, []
         while done < 2048:
             num_tokens, seconds = machine.step(2048 - done, done)
             done += num_tokens
             took_s.append(seconds)
-        assert max(took_s) < 1.6 * bound_s
-        most = max(12, 3 * 2048 * TOKEN_S / bound_s)
+        assert max(took_s) < late * bound_s
+        most = max(12, 3 * 2048 * token_s / bound_s)
         assert len(took_s) <= most, "nor does it come in crumbs"
 
 
