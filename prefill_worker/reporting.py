@@ -100,9 +100,8 @@ class Reporter:
 def _step_tokens(engine: Engine, last: tuple[SchedulerStats, CacheStats] | None) -> int:
     """Of a prompt that a step computes now: all that its budget allows, or what a pause does."""
     limits, block_size = engine.limits, engine.info.shape.block_size
-    num_running, num_context = (last[0].num_running, last[0].num_context_tokens) if last else (0, 0)
-    costs = engine.step_times.careful_costs
-    pace = Pace(costs, limits.max_pause_s, block_size, num_running, num_context)
+    drawing = (last[0].num_drawing, last[0].num_drawing_context) if last else (0, 0)
+    pace = Pace(engine.step_times.careful_costs, limits.max_pause_s, block_size, *drawing)
     return pace.most(0, limits.max_num_batched_tokens)
 
 

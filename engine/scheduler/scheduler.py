@@ -67,6 +67,8 @@ class SchedulerStats:
     num_swapped_blocks: int
     num_queued_tokens: int  # of prompts, to be computed here: by who waits, or has begun
     num_context_tokens: int  # in the cache of sequences that run: what a decode step reads
+    num_drawing: int  # that run and have been read to their last token,
+    num_drawing_context: int  # and have so many in the cache
 
 
 class Scheduler:
@@ -300,6 +302,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         waiting = [s for s in self._roster.sequences() if s.state in QUEUED]
+        drawing = [s for s in self._roster.running if s.num_uncomputed == 1]
         return SchedulerStats(
             num_running=len(self._roster.running),
             num_waiting=len(waiting),
@@ -308,6 +311,8 @@ class Scheduler:
             num_swapped_blocks=sum(self._swap.num_used),
             num_queued_tokens=sum(_num_queued(s) for s in (*waiting, *self._roster.running)),
             num_context_tokens=sum(s.num_computed for s in self._roster.running),
+            num_drawing=len(drawing),
+            num_drawing_context=sum(s.num_computed for s in drawing),
         )
 
     def figures(self) -> SchedulerFigures:

@@ -352,3 +352,15 @@ def check_report(job: Job, report: object) -> None:
     assert report.logprobs[0] is None
     ids = [entry.token_id for entry in report.logprobs[1:] if entry is not None]
     assert ids == list(job.prompt[1:])
+
+
+def test_who_is_still_being_read_does_not_draw() -> None:
+    bench = Bench(num_blocks=40, budget=16)
+    bench.add("long", [4] * 30, max_tokens=3)
+    bench.step()
+    stats = bench.scheduler.stats()
+    assert (stats.num_running, stats.num_context_tokens) == (1, 16)
+    assert (stats.num_drawing, stats.num_drawing_context) == (0, 0)
+    bench.step()
+    stats = bench.scheduler.stats()
+    assert (stats.num_drawing, stats.num_drawing_context) == (1, 30)
