@@ -58,7 +58,7 @@ def product(job: Any) -> None:
     steps, columns = word(job, 3), word(job, 6)
     rows, together = word(job, 7), word(job, 8)  # `together`: panels in one claim
     part_steps = steps
-    if rows > FEW_ROWS or widens(job):
+    if rows > FEW_ROWS or widens(job) or is_narrow(job):
         part_steps = (NARROW_PART_BYTES if is_narrow(job) else PART_BYTES) // panel_step_bytes(job)
     panels = (columns + COLUMNS - 1) // COLUMNS
     pieces = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS * panels

@@ -38,25 +38,27 @@ def assert_as_reference(kernels: CpuKernels, case: AttentionCase) -> None:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def assert_same_bits_alone(case: AttentionCase) -> None:
+def assert_same_bits_alone(case: AttentionCase, kernels: CpuKernels = BEST) -> None:
     """Each sequence as beside the others."""
-    together = attended(BEST, case)
+    together = attended(kernels, case)
     starts = case.batch.query_starts.tolist()
     for s, kv_len in enumerate(case.batch.kv_lens.tolist()):
         tokens = slice(starts[s], starts[s + 1])
         batch, group = _sub_batch(case, s, (starts[s + 1] - starts[s], kv_len))
-        alone = BEST.attention(case.q[tokens], case.spec, case.slab, case.layer, batch, group)
+        alone = kernels.attention(case.q[tokens], case.spec, case.slab, case.layer, batch, group)
         assert torch.equal(alone, together[tokens])
 
 
-def assert_same_bits_in_chunks(case: AttentionCase, sizes: tuple[int, ...]) -> None:
+def assert_same_bits_in_chunks(
+    case: AttentionCase, sizes: tuple[int, ...], kernels: CpuKernels = BEST
+) -> None:
     """The case's one prompt as at once."""
-    whole = attended(BEST, case)
+    whole = attended(kernels, case)
     start = 0
     for size in sizes:
         batch, group = _sub_batch(case, 0, (size, start + size))
         q = case.q[start : start + size]
-        chunk = BEST.attention(q, case.spec, case.slab, case.layer, batch, group)
+        chunk = kernels.attention(q, case.spec, case.slab, case.layer, batch, group)
         assert torch.equal(chunk, whole[start : start + size])
         start += size
     assert start == len(whole)
