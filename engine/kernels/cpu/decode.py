@@ -38,6 +38,16 @@ from engine.kernels.cpu.memory import (
     word,
     zero,
 )
+from engine.kernels.cpu.narrow_rows import (
+    NARROW_ROWS,
+    score_narrow_1,
+    score_narrow_2,
+    score_narrow_3,
+    weigh_narrow_1,
+    weigh_narrow_2,
+    weigh_narrow_3,
+    widen_query,
+)
 from engine.kernels.cpu.paged import (
     ADDRESS_BYTES,
     FIRST_SEQUENCE,
@@ -58,7 +68,7 @@ from engine.kernels.cpu.paged import (
     scaled_score,
 )
 from engine.kernels.cpu.quantised import gather_scales, widen
-from engine.kernels.cpu.rows import score_rows, weigh_1, weigh_2, weigh_3, weigh_4
+from engine.kernels.cpu.rows import score_rows, weigh_1, weigh_2, weigh_4
 from engine.kernels.cpu.vectors import (
     LEAST_WEIGHT,
     kept,
@@ -77,7 +87,7 @@ def decode(job: Any) -> None:
     start = piece.first // GROUP * GROUP
     groups = list_groups(job, piece.sequence, piece.head, start, piece.end, current)
     while groups > 0:
-        begin(job, areas)
+        begin(job, areas, piece)
         upcoming = piece
         while start < piece.end:
             start += TILE
@@ -105,7 +115,12 @@ def decode(job: Any) -> None:
 
 
 @part_of_kernel
-def begin(job: Any, areas: Any) -> None:
+def begin(job: Any, areas: Any, piece: Any) -> None:
+    if is_narrow(job):
+        dim, query = word(job, HEAD_DIM), first_query(job, piece)
+        for i in range(word(job, HEADS) // word(job, KV_HEADS)):
+            target = areas.queries + i * row_floats(dim) * 4
+            widen_query(job, query + i * dim * element_bytes(job), dim, target)
     queries = padded(word(job, HEADS) // word(job, KV_HEADS))
     for i in range(queries):
         put_float(areas.maxima + i * VECTOR_BYTES, LOWEST)
@@ -114,13 +129,23 @@ def begin(job: Any, areas: Any) -> None:
 
 
 @part_of_kernel
+def first_query(job: Any, piece: Any) -> Any:
+    """Of those that share the piece's KV head."""
+    heads = word(job, HEADS)
+    row = query_start(job, piece.sequence) * heads + piece.head * (heads // word(job, KV_HEADS))
+    return word(job, QUERIES) + row * word(job, HEAD_DIM) * element_bytes(job)
+
+
+@part_of_kernel
 def score(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: Any) -> None:
     """The scores of a tile, and meanwhile the next tile's keys on their way."""
-    heads, dim = word(job, HEADS), word(job, HEAD_DIM)
-    queries = heads // word(job, KV_HEADS)
+    if is_narrow(job):
+        score_narrow(job, areas, current, groups, ahead)
+        return
+    dim = word(job, HEAD_DIM)
+    queries = word(job, HEADS) // word(job, KV_HEADS)
     row_bytes = dim * element_bytes(job)
-    token = query_start(job, piece.sequence)
-    query = word(job, QUERIES) + (token * heads + piece.head * queries) * row_bytes
+    query = first_query(job, piece)
     share = (2 * GROUP * row_bytes // LINE_BYTES + queries - 1) // queries
     for group in range(0, groups, 2):
         at = group * ADDRESS_BYTES
@@ -131,6 +156,39 @@ def score(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: An
                 fetch(ahead + at, i * share, share, GROUP * row_bytes // LINE_BYTES)
             scores = areas.scores + i * TILE_BYTES + group * GROUP * 4
             score_rows(job, query + i * row_bytes, current + at, dim, scores)
+
+
+@part_of_kernel
+def score_narrow(job: Any, areas: Any, current: Any, groups: Any, ahead: Any) -> None:
+    dim, queries = word(job, HEAD_DIM), word(job, HEADS) // word(job, KV_HEADS)
+    size, query_bytes = NARROW_ROWS * dim * element_bytes(job), row_floats(dim) * 4
+    for group in range(groups):
+        at = group * ADDRESS_BYTES
+        if is_quantised(job):
+            widen(job, current + at, 1, dim, areas.widened, ahead + at)
+        for half in range(GROUP // NARROW_ROWS):
+            keys = int64_at(current + at) + half * size
+            if not is_quantised(job):
+                for line in range(0, size, LINE_BYTES):
+                    prefetch(int64_at(ahead + at) + half * size + line)
+            scores = areas.scores + (group * GROUP + half * NARROW_ROWS) * 4
+            i = 0
+            while i < queries:
+                query, to = areas.queries + i * query_bytes, scores + i * TILE_BYTES
+                count = at_once(queries - i)
+                if count == 3:
+                    score_narrow_3(job, query, query_bytes, keys, dim, to, TILE_BYTES)
+                elif count == 2:
+                    score_narrow_2(job, query, query_bytes, keys, dim, to, TILE_BYTES)
+                else:
+                    score_narrow_1(job, query, query_bytes, keys, dim, to, TILE_BYTES)
+                i += count
+
+
+@part_of_kernel
+def at_once(queries: Any) -> Any:
+    """How many of those that are left share what is read, with narrow registers."""
+    return min(queries, 2) if queries < 3 or queries == 4 else 3
 
 
 @part_of_kernel
@@ -210,9 +268,15 @@ def weigh(
     i = 0
     while i < queries:
         weights, sums = areas.weights + i * TILE_BYTES, areas.sums + i * row
-        if queries - i == 3 and is_narrow(job):
-            weigh_3(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
-            i += 3
+        if is_narrow(job):
+            count = at_once(queries - i)
+            if count == 3:
+                weigh_narrow_3(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
+            elif count == 2:
+                weigh_narrow_2(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
+            else:
+                weigh_narrow_1(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
+            i += count
         elif queries - i >= 3:
             weigh_4(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += 4

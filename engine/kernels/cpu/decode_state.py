@@ -11,6 +11,7 @@ from engine.kernels.cpu.memory import (
 )
 from engine.kernels.cpu.paged import (
     END_SEQUENCE,
+    HEAD_DIM,
     HEADS,
     KV_HEADS,
     LIST_BYTES,
@@ -51,12 +52,13 @@ class Areas(NamedTuple):
     sums: int  # of weighted values
     scales: int  # of a quantised tile's keys and values
     widened: int  # its keys, and then its values
+    queries: int  # widened, where registers are narrow
 
 
 @part_of_kernel
-def row_floats(value_dim: int) -> Any:
-    """fp32 sums of one query, padded to what `weigh` writes."""
-    return (value_dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
+def row_floats(dim: int) -> Any:
+    """A row of fp32, padded to what `weigh` and `widen_query` write."""
+    return (dim + 2 * LANES - 1) // (2 * LANES) * (2 * LANES)
 
 
 @part_of_kernel
@@ -77,13 +79,15 @@ def areas_of(job: Any, thread: Any) -> Any:
     sums = weights + queries * TILE_BYTES
     scales = sums + queries * row_floats(word(job, VALUE_DIM)) * 4
     widened = scales + SCALES_BYTES
-    return Areas(lists, edges, maxima, totals, scores, weights, sums, scales, widened)
+    size = element_bytes(job)
+    wide = widened + widened_bytes(word(job, HEAD_DIM), word(job, VALUE_DIM), size)
+    return Areas(lists, edges, maxima, totals, scores, weights, sums, scales, widened, wide)
 
 
 @cache
 def scratch_bytes(queries: int, dim: int, value_dim: int, element_size: int) -> Any:
     """Of one thread, as `areas_of` divides it."""
-    state = 2 * VECTOR_BYTES + 2 * TILE_BYTES + row_floats(value_dim) * 4
+    state = 2 * VECTOR_BYTES + 2 * TILE_BYTES + (row_floats(value_dim) + row_floats(dim)) * 4
     own = 2 * LIST_BYTES + edge_bytes(value_dim, element_size) + padded(queries) * state
     return own + SCALES_BYTES + widened_bytes(dim, value_dim, element_size)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
+from numba.core import cgutils
 
 LANES = 16
 VECTOR_BYTES = LINE_BYTES = 64  # of fp32 lanes, and of memory in a cache
@@ -115,18 +116,53 @@ def narrowed(builder: Any, value: Any, element: str) -> Any:
     return builder.trunc(builder.lshr(kept, const(16, INTS)), SHORTS)
 
 
-def masked_load(builder: Any, address: Any, llvm: Any, count: Any, align: int) -> Any:
-    """The first `count` elements and zeros; reads no byte beyond."""
+def masked_load(
+    builder: Any, address: Any, llvm: Any, count: Any, align: int, narrow: bool = False
+) -> Any:
+    """The first `count` elements and zeros; reads no byte beyond.
+
+    With narrow registers one by one, if they are small: LLVM would write a branch for each.
+    """
+    if narrow and llvm.element != F32:
+        return _gathered(builder, address, llvm, count)
     name = f"llvm.masked.load.v{llvm.count}{_SUFFIX[llvm.element]}.p0"
     place, mask = pointer(builder, address, llvm), first_lanes(builder, count, llvm.count)
     return call(builder, name, llvm, place, const(align, I32), mask, ir.Constant(llvm, None))
 
 
-def masked_store(builder: Any, value: Any, address: Any, count: Any, align: int) -> None:
+def masked_store(
+    builder: Any, value: Any, address: Any, count: Any, align: int, narrow: bool = False
+) -> None:
     llvm = value.type
+    if narrow and llvm.element != F32:
+        _scatter(builder, value, address, count)
+        return
     name = f"llvm.masked.store.v{llvm.count}{_SUFFIX[llvm.element]}.p0"
     place, mask = pointer(builder, address, llvm), first_lanes(builder, count, llvm.count)
     call(builder, name, ir.VoidType(), value, place, const(align, I32), mask)
+
+
+def _gathered(builder: Any, address: Any, llvm: Any, count: Any) -> Any:
+    nothing = ir.Constant(llvm, None)
+    place = cgutils.alloca_once(builder, llvm)
+    builder.store(nothing, place)
+    _copy(builder, pointer(builder, address, llvm.element), place, count)
+    return builder.load(place)
+
+
+def _scatter(builder: Any, value: Any, address: Any, count: Any) -> None:
+    place = cgutils.alloca_once(builder, value.type)
+    builder.store(value, place)
+    _copy(builder, place, pointer(builder, address, value.type.element), count)
+
+
+def _copy(builder: Any, source: Any, target: Any, count: Any) -> None:
+    """Elements of a vector to where they lie one by one, or back."""
+    element = next(p.type.pointee for p in (source, target) if p.type.pointee in _SUFFIX)
+    source, target = (builder.bitcast(p, ir.PointerType(element)) for p in (source, target))
+    with cgutils.for_range(builder, count) as loop:
+        places = [builder.gep(place, [loop.index]) for place in (source, target)]
+        builder.store(builder.load(places[0]), places[1])
 
 
 _SUFFIX = {F32: "f32", HALF: "f16", I16: "i16", I8: "i8"}

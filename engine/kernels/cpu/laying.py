@@ -45,7 +45,7 @@ def lay_rows(
 
         def columns(first: Any, count: Any) -> None:
             at = b.mul(first, size)
-            parts = [row_part(b, b.add(row, at), element, count) for row in rows]
+            parts = [row_part(b, job, b.add(row, at), count) for row in rows]
             place = b.add(start, b.mul(first, const(4)))
             for vectors in _laid(b, element, parts):
                 for i, vector in enumerate(vectors):
@@ -76,7 +76,7 @@ def transpose_rows(
     ]
 
     def put(available: Any) -> None:
-        vectors = [row_part(b, place, element, available) for place in places]
+        vectors = [row_part(b, job, place, available) for place in places]
         for i, vector in enumerate(transposed(b, vectors)):
             store_to(b, vector, b.add(target, b.mul(target_row, const(i))), 4)
 

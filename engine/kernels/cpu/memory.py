@@ -142,13 +142,13 @@ def put_float(builder: Any, address: Any, value: Any) -> Any:
 @instruction(floats, JOB, types.int64, types.int64)
 def load(builder: Any, job: Any, address: Any, count: Any) -> Any:
     """Sixteen elements as fp32; if count < 16, so many and zeros, reading no byte beyond."""
-    return _load(builder, address, count, job[1])
+    return _load(builder, address, count, job[1], job[4])
 
 
 @instruction(types.void, JOB, types.int64, floats, types.int64)
 def store(builder: Any, job: Any, address: Any, value: Any, count: Any) -> Any:
     """Sixteen lanes as elements; if count < 16, so many."""
-    _store(builder, address, value, count, job[1])
+    _store(builder, address, value, count, job[1], job[4])
 
 
 @instruction(floats, types.int64, types.int64)
@@ -161,7 +161,7 @@ def store_fp32(builder: Any, address: Any, value: Any, count: Any) -> Any:
     _store(builder, address, value, count, "f32")
 
 
-def _load(builder: Any, address: Any, count: Any, element: str) -> Any:
+def _load(builder: Any, address: Any, count: Any, element: str, narrow: bool = False) -> Any:
     """A branch, not only a mask: masked access to 16-bit elements is slow before AVX-512."""
     llvm, align = memory_type(element), ELEMENT_BYTES[element]
     loaded = cgutils.alloca_once(builder, llvm)
@@ -169,14 +169,17 @@ def _load(builder: Any, address: Any, count: Any, element: str) -> Any:
         with whole:
             builder.store(load_from(builder, address, llvm, align), loaded)
         with part:
-            builder.store(masked_load(builder, address, llvm, count, align), loaded)
+            part_of_it = masked_load(builder, address, llvm, count, align, narrow)
+            builder.store(part_of_it, loaded)
     return widened(builder, builder.load(loaded), element)
 
 
-def _store(builder: Any, address: Any, value: Any, count: Any, element: str) -> None:
+def _store(
+    builder: Any, address: Any, value: Any, count: Any, element: str, narrow: bool = False
+) -> None:
     value, align = narrowed(builder, value, element), ELEMENT_BYTES[element]
     with builder.if_else(builder.icmp_signed(">=", count, const(LANES))) as (whole, part):
         with whole:
             store_to(builder, value, address, align)
         with part:
-            masked_store(builder, value, address, count, align)
+            masked_store(builder, value, address, count, align, narrow)

@@ -224,7 +224,7 @@ def store_bytes(b: Any, job: Any, address: Any, value: Any, count: Any) -> None:
         with whole:
             store_to(b, stored, address, 1)
         with part:
-            masked_store(b, stored, address, count, 1)
+            masked_store(b, stored, address, count, 1, job[4])
 
 
 def _int8(b: Any, value: Any) -> Any:

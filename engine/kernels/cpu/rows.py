@@ -19,11 +19,9 @@ from engine.kernels.cpu.emit import (
     I64,
     INTS,
     LANES,
-    NARROW_FLOATS,
     NARROW_INTS,
     SHORTS,
     SHORTS_32,
-    call,
     const,
     lane_numbers,
     load_from,
@@ -46,8 +44,9 @@ def row_lanes(element: str) -> int:
     return 2 * LANES if element == "bf16_dot" else LANES
 
 
-def row_part(builder: Any, address: Any, element: str, count: Any) -> Any:
+def row_part(builder: Any, job: Any, address: Any, count: Any) -> Any:
     """A vector of a row: pairs to be multiplied, or fp32; `count` elements, or all if None."""
+    element = job[1]
     if element == "bf16_dot":
         if count is None:
             return load_from(builder, address, INTS, 2)
@@ -55,18 +54,18 @@ def row_part(builder: Any, address: Any, element: str, count: Any) -> Any:
     llvm, align = memory_type(element), ELEMENT_BYTES[element]
     if count is None:
         return widened(builder, load_from(builder, address, llvm, align), element)
-    return widened(builder, masked_load(builder, address, llvm, count, align), element)
+    loaded = masked_load(builder, address, llvm, count, align, job[4])
+    return widened(builder, loaded, element)
 
 
 def parted_row_part(builder: Any, job: Any, address: Any, count: Any) -> Any:
     """The same for products with rows that are read alike: the elements of narrow bf16 are in an
     order of their own, which `straighten` undoes in sums of them."""
-    element = job[1]
     if not has_parted(job):
-        return row_part(builder, address, element, count)
+        return row_part(builder, job, address, count)
     if count is None:
         return parted(builder, load_from(builder, address, NARROW_INTS, 2))
-    loaded = masked_load(builder, address, SHORTS, count, 2)
+    loaded = masked_load(builder, address, SHORTS, count, 2, narrow=True)
     return parted(builder, builder.bitcast(loaded, NARROW_INTS))
 
 
@@ -95,11 +94,8 @@ def group_rows(builder: Any, groups: Any, index: Any, row_bytes: Any) -> list[An
 
 @instruction(types.void, JOB, types.int64, types.int64, types.int64, types.int64)
 def score_rows(b: Any, job: Any, query: Any, groups: Any, dim: Any, scores: Any) -> None:
-    """The products of a query with two groups of keys, sixteen fp32."""
+    """The products of a query with two groups of keys, sixteen fp32. For wide registers."""
     if job[4]:
-        with cgutils.for_range(b, const(2)) as loop:
-            place = b.add(scores, b.mul(loop.index, const(GROUP * 4)))
-            _score_narrow_group(b, job, query, groups, loop.index, dim, place)
         return
     element = job[1]
     size = const(ELEMENT_BYTES[element])
@@ -108,50 +104,20 @@ def score_rows(b: Any, job: Any, query: Any, groups: Any, dim: Any, scores: Any)
 
     def add(first: Any, count: Any) -> None:
         at = b.mul(first, size)
-        q = row_part(b, b.add(query, at), element, count)
+        q = row_part(b, job, b.add(query, at), count)
         for row, total in zip(rows, sums, strict=True):
-            key = row_part(b, b.add(row, at), element, count)
+            key = row_part(b, job, b.add(row, at), count)
             b.store(multiply_add(b, element, b.load(total), q, key), total)
 
     for_row_parts(b, dim, row_lanes(element), add)
     store_to(b, lane_totals(b, [b.load(total) for total in sums]), scores, 4)
 
 
-def _score_narrow_group(
-    b: Any, job: Any, query: Any, groups: Any, index: Any, dim: Any, scores: Any
-) -> None:
-    """With one group, each row's sums in one register of eight lanes."""
-    size = const(ELEMENT_BYTES[job[1]])
-    rows = group_rows(b, groups, index, b.mul(dim, size))
-    nothing = ir.Constant(NARROW_FLOATS, None)
-    sums = [cgutils.alloca_once(b, NARROW_FLOATS) for _ in rows]
-    for total in sums:
-        b.store(nothing, total)
-
-    def add(first: Any, count: Any) -> None:
-        at = b.mul(first, size)
-        q = in_two(b, parted_row_part(b, job, b.add(query, at), count))
-        for row, total in zip(rows, sums, strict=True):
-            key = in_two(b, parted_row_part(b, job, b.add(row, at), count))
-            value = b.load(total)
-            for x, y in zip(q, key, strict=True):
-                value = call(b, "llvm.fma.v8f32", NARROW_FLOATS, x, y, value)
-            b.store(value, total)
-
-    for_row_parts(b, dim, LANES, add)
-    store_to(b, lane_totals(b, [b.load(total) for total in sums], LANES // 2), scores, 4)
-
-
-def in_two(builder: Any, x: Any) -> list[Any]:
-    """A vector's halves, each as wide as a narrow register."""
-    half = LANES // 2
-    orders = [lane_numbers(range(start, start + half)) for start in (0, half)]
-    return [builder.shuffle_vector(x, x, order) for order in orders]
-
-
 def lane_totals(builder: Any, vectors: list[Any], lanes: int = LANES) -> Any:
-    """The sums over the lanes of as many vectors as they have lanes, as one vector."""
-    width = lanes // 2
+    """The sums over the lanes of as many vectors as they have lanes, or half of that, as one
+    vector of as many."""
+    count = len(vectors)
+    width = count // 2
     while width:
         kept, moved = halves(width, lanes)
         vectors = [
@@ -159,7 +125,11 @@ def lane_totals(builder: Any, vectors: list[Any], lanes: int = LANES) -> Any:
             for x, y in zip(vectors[:width], vectors[width:], strict=True)
         ]
         width //= 2
-    return vectors[0]
+    if count == lanes:
+        return vectors[0]
+    lower, upper = (lane_numbers(range(start, start + count)) for start in (0, count))
+    both = vectors[0]
+    return builder.fadd(*(builder.shuffle_vector(both, both, half) for half in (lower, upper)))
 
 
 def halves(width: int, lanes: int) -> tuple[Any, Any]:
@@ -184,15 +154,14 @@ def _interleave(upper: int) -> Any:
     return ir.Constant(ir.VectorType(I32, 2 * LANES), [ir.Constant(I32, i) for i in order])
 
 
-def _weigh(queries: int, only_narrow: bool = False) -> Any:
+def _weigh(queries: int) -> Any:
     """Adds weights times rows of values to the sums of so many queries, and asks for the same
     line of the groups in `ahead` for each line that it reads; not where the cache is quantised,
     as the rows were widened and others asked for then.
 
     With `bf16_dot`, weights are bf16 and two rows are interleaved in registers; doing that
-    within 128 bits is cheapest, and leaves the sums in an order that `straighten` undoes.
-
-    `only_narrow`: where registers are wide, memory takes the time, and this is nothing.
+    within 128 bits is cheapest, and leaves the sums in an order that `straighten` undoes. For wide
+    registers.
     """
 
     def write(
@@ -207,7 +176,7 @@ def _weigh(queries: int, only_narrow: bool = False) -> Any:
         sums_row: Any,
         ahead: Any,
     ) -> None:
-        if only_narrow and not job[4]:
+        if job[4]:
             return
         element, fetches = job[1], not job[3]
         size = const(ELEMENT_BYTES[element])
@@ -223,7 +192,7 @@ def _weigh(queries: int, only_narrow: bool = False) -> Any:
             with cgutils.for_range(b, num_groups) as loop:
                 values = group_rows(b, groups, loop.index, b.mul(dim, size))
                 at = b.mul(first, size)
-                parts = [parted_row_part(b, job, b.add(row, at), count) for row in values]
+                parts = [row_part(b, job, b.add(row, at), count) for row in values]
                 if fetches:
                     for row in group_rows(b, ahead, loop.index, b.mul(dim, size)):
                         prefetch_line(b, b.add(row, at))
@@ -266,7 +235,6 @@ def _add_step(
 
 
 weigh_1, weigh_2, weigh_4 = (_weigh(queries) for queries in (1, 2, 4))
-weigh_3 = _weigh(3, only_narrow=True)
 
 
 @instruction(types.void, JOB, types.int64, types.int64)
