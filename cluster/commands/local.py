@@ -24,6 +24,7 @@ from cluster.exchange import HttpLimits
 from cluster.front import Front
 from cluster.front_address import HTTP_PORT, LOOPBACK, front_url
 from cluster.front_args import FrontArgs
+from cluster.garbage import leave_out_what_stays
 from cluster.http import build_app
 from cluster.local_engine import LocalEngine
 from cluster.log_format import LogArgs
@@ -99,6 +100,7 @@ async def _serve(
             timeout_keep_alive=_IDLE_CONNECTION_S,
             timeout_graceful_shutdown=_FORCE_S,
         )
+        leave_out_what_stays()
         server = Server(config, front, announcement(model.names[0], *listener.getsockname()[:2]))
         await server.serve(sockets=[listener])
     finally:

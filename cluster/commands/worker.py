@@ -20,6 +20,7 @@ from cluster.commands.plane_flags import (
     plane_errors_as_config_errors,
 )
 from cluster.commands.seen_flags import add_log_flags, given_log_flags
+from cluster.garbage import leave_out_what_stays
 from cluster.log_format import LogArgs
 from cluster.make_worker import start_worker
 from cluster.metrics.meter import labels_of, process_page
@@ -131,6 +132,7 @@ async def _serve(config: WorkerConfig, plane: Plane, engine: Engine) -> None:
         labels = labels_of(engine.info.source.name, config.role, address)
         metrics = MetricsServer(process_page(labels, worker_collectors(worker)).render)
         say(f"metrics at http://{await metrics.start(config.host)}{PATH}")
+        leave_out_what_stays()
         answer(f"{config.role} worker at {address}")
         await _until_drained(worker, config.drain_s)
         await metrics.stop()

@@ -22,6 +22,7 @@ from cluster.autoscaling import INGRESS
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
 from cluster.exchange import HttpLimits
+from cluster.garbage import leave_out_what_stays
 from cluster.http import build_app
 from cluster.membership import MEMBERSHIP, Replicas
 from cluster.metrics.meter import Meter, RelayCollector
@@ -108,6 +109,7 @@ class IngressReplica(TokenService):
         self._fellows = Fellows(own, self._note_fellows)
         self._fellows.start()
         self._objectives = args.objectives
+        leave_out_what_stays()
         self._startup_s = time.monotonic() - began
 
     async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:

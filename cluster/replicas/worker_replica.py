@@ -14,6 +14,7 @@ from ray import serve
 
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
+from cluster.garbage import leave_out_what_stays
 from cluster.make_worker import start_worker
 from cluster.metrics.meter import labels_of, process_page
 from cluster.metrics.server import MetricsServer
@@ -62,6 +63,7 @@ class WorkerReplica:
         page = process_page(labels_of(name, leg, replica_id()), worker_collectors(self._node))
         self._metrics = MetricsServer(page.render)
         self._metrics_address = await self._metrics.start(host)
+        leave_out_what_stays()
 
     def record_replica_metadata(self) -> dict[str, str]:
         return metadata_of(self._worker, self._release, self._metrics_address)
