@@ -49,6 +49,10 @@ HAPROXY_SETTINGS = {
     # For a client to send the next byte, or to take one, where it is its turn: no wait for an
     # answer, however long. As long as a body may take (`HttpLimits`); an hour by default.
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+    # HAProxy 2.8 misses that a client has hung up whose body came after its header, and takes a
+    # core until the answer comes, if it splices requests; Serve, which asks for that, has no
+    # setting for it, but takes this one as it is.
+    "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "leastconn\nno option splice-request",
     # A front that was killed is missed at the third check.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }

@@ -115,8 +115,8 @@ def test_each_pool_has_a_node_type_of_its_own() -> None:
 def test_nodes_have_what_kvrelay_serve_has(name: str) -> None:
     text = (DEPLOY / name).read_text()
     for setting, value in {**HAPROXY_SETTINGS, **CONTROLLER_SETTINGS}.items():
-        said = re.findall(rf'\b{setting}(?:=|, value: ")([\w.]+)', text)
-        assert set(said) == {value}, setting
+        said = re.findall(rf"""\b{setting}(?:=\$'|=|,?\s+value: ")([\w.]+(?:\\n[\w -]+)?)""", text)
+        assert set(said) == {value.replace("\n", r"\n")}, setting
 
 
 @pytest.fixture(scope="module")
