@@ -94,19 +94,17 @@ def hardly_any_asked_again() -> Iterator[None]:
     assert len(asked_again) <= MOST_ASKED_AGAIN, asked_again
 
 
-def streamed(url: str, prompt: str, begun: threading.Event | None = None) -> tuple[str, int]:
+def streamed(
+    url: str, prompt: str, begun: threading.Event | None = None, **more: Any
+) -> tuple[str, int]:
     """The whole text and the number of tokens."""
-    return asked(lambda: _streamed(url, prompt, begun))
+    options = {"stream": True, "stream_options": {"include_usage": True}, **more}
+    return asked(lambda: _streamed(url, body(prompt, **options), begun))
 
 
-def _streamed(url: str, prompt: str, begun: threading.Event | None) -> tuple[str, int]:
+def _streamed(url: str, said: dict[str, Any], begun: threading.Event | None) -> tuple[str, int]:
     text, usage = "", {"completion_tokens": 0}
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    with (
-        http.stream(
-            "POST", f"{url}/v1/completions", json=body(prompt, **options), timeout=120
-        ) as response,
-    ):
+    with http.stream("POST", f"{url}/v1/completions", json=said, timeout=120) as response:
         assert heard(response).status_code == 200, response.read()
         for line in response.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -160,10 +161,7 @@ class Cluster:
         return done.stdout
 
     def is_ready(self) -> bool:
-        try:
-            return http.get(f"{self.url}/ready", timeout=30).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return answers_at(self.url)
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -201,8 +199,20 @@ def wait_until(
         time.sleep(max(0.05, waited_s / 40))
 
 
+def answers_at(url: str) -> bool:
+    """A prompt, by a token."""
+    try:
+        return http.get(f"{url}/ready", timeout=30).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 def page_of(cluster: Cluster) -> str:
-    response = http.get(f"{cluster.url}/metrics", timeout=10)
+    return page_at(cluster.url)
+
+
+def page_at(url: str) -> str:
+    response = http.get(f"{url}/metrics", timeout=10)
     assert response.status_code == 200
     return response.text
 
@@ -213,6 +223,20 @@ def total(page: str, name: str, *labels: str) -> float:
     return sum(
         float(one.rsplit(" ", 1)[1]) for one in lines if all(label in one for label in labels)
     )
+
+
+def num_aborted(page: str) -> float:
+    """Answers that their clients have left."""
+    return total(page, "request_success_total", 'finished_reason="abort"')
+
+
+def by_replica(page: str, name: str, pool: str) -> dict[str, float]:
+    """A metric of every replica of the pool, over all other labels."""
+    found: dict[str, float] = {}
+    line = rf'^kvrelay:{name}{{.*pool="{pool}",replica="(\w+)".*}} (\S+)$'
+    for replica, value in re.findall(line, page, re.MULTILINE):
+        found[replica] = found.get(replica, 0.0) + float(value)
+    return found
 
 
 def is_idle(page: str) -> bool:

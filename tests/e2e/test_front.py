@@ -27,7 +27,16 @@ from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
 from tests.cluster.test_hostile import GOOD as STRANGE_BODIES
 from tests.cluster.test_hostile import PATHS, broken, check
-from tests.e2e.cluster import CONTROLLER, Cluster, http, is_idle, page_of, total, wait_until
+from tests.e2e.cluster import (
+    CONTROLLER,
+    Cluster,
+    by_replica,
+    http,
+    is_idle,
+    num_aborted,
+    page_of,
+    wait_until,
+)
 from tests.e2e.neighbour import neighbour, why_none
 
 KEY, HURRIED, PATIENT = "sk-of-one-caller", "sk-of-a-hurried-one", "sk-of-a-patient-one"
@@ -119,9 +128,8 @@ def answered_by(cluster: Cluster) -> set[str]:
     it learns of the second one when that runs, which may be after the first has answered."""
     for _ in range(2):
         assert post(cluster, GOOD, Authorization=f"Bearer {PATIENT}").status_code in (200, 429)
-    ended = re.findall(r"kvrelay:request_success_total\{(.*)\} (.*)", page_of(cluster))
-    replicas = [re.search(r'replica="(.*?)"', labels) for labels, count in ended if float(count)]
-    return {replica[1] for replica in replicas if replica}
+    ended = by_replica(page_of(cluster), "request_success_total", "ingress")
+    return {replica for replica, count in ended.items() if count}
 
 
 def ingresses(cluster: Cluster) -> list[str]:
@@ -247,7 +255,7 @@ def test_who_is_gone_without_a_word_is_let_go(cluster: Cluster) -> None:
     if why := why_none():
         pytest.skip(why)
     url, said = urlsplit(cluster.url), json.dumps({**LONG, "stream": True})
-    num_left = num_aborted(cluster)
+    num_left = num_aborted(page_of(cluster))
     with neighbour() as other:
         words = ["curl", "-sSN", f"http://{other.address}:{url.port}/v1/completions"]
         client = other.start(*words, "-H", f"Authorization: Bearer {KEY}", "-d", said)
@@ -259,11 +267,7 @@ def test_who_is_gone_without_a_word_is_let_go(cluster: Cluster) -> None:
         finally:
             client.kill()
             client.communicate()
-    assert num_aborted(cluster) == num_left + 16  # choices
-
-
-def num_aborted(cluster: Cluster) -> float:
-    return total(page_of(cluster), "request_success_total", 'finished_reason="abort"')
+    assert num_aborted(page_of(cluster)) == num_left + 16  # choices
 
 
 def test_who_waits_is_not_let_go(cluster: Cluster) -> None:

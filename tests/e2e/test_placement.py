@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+import httpx
 import pytest
 import ray
 import yaml
@@ -28,7 +29,7 @@ from cluster.commands.serve import END_S
 from cluster.ray_cluster import nodes as nodes_alive
 from cluster.serve_details import SERVICER, serve_details
 from protos.port import free_port
-from tests.e2e.cluster import http, wait_until
+from tests.e2e.cluster import answers_at, http, kill, num_aborted, page_at, wait_until
 from tests.e2e.listening import listeners
 from tests.e2e.tokens import TokenClient
 
@@ -36,7 +37,7 @@ SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
 FILE = Path(__file__).parents[2] / "deploy/ray-cluster.yaml"
 DECODE_NODES, DECODE_REPLICAS = 1, 2
 NUM_GPUS = 2  # of each node
-UP_S, HEARD_S = 120.0, 10.0
+UP_S, HEARD_S, BACK_S = 120.0, 10.0, 60.0
 
 
 class Placed(NamedTuple):
@@ -57,6 +58,7 @@ def placed() -> Iterator[Placed]:
         for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
             environment.delenv(name, raising=False)
         environment.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
+        environment.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")  # as in deploy/serve.yaml
         nodes = Nodes(
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
         )
@@ -205,10 +207,28 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     assert " ".join(words).startswith(f"pools: {pools} prompts are handed over by nixl")
     assert num_per_node("decode", running()) == [1] * DECODE_REPLICAS
     check_what_the_python_proxy_answers(ports)
+    check_that_the_python_proxy_comes_back(ports)
     served.process.send_signal(signal.SIGINT)
     was_cut = served.process.wait(END_S + 5)
     assert was_cut == ("stopped at once" in served.said())
     wait_until(lambda: APP_NAME not in applications(), UP_S, served.said)
+
+
+def check_that_the_python_proxy_comes_back(ports: Ports) -> None:
+    """When it is killed. With it goes what goes through it, of which nobody keeps anything."""
+    url = f"http://127.0.0.1:{ports.http}"
+    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    front = [pid for pid in pids if any(one.port == ports.http for one in listeners([pid]))]
+    body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with http.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: {")
+        assert len(front) == 1
+        kill(front)
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+            list(lines)
+    wait_until(lambda: answers_at(url), BACK_S)
+    assert num_aborted(page_at(url)) == 1
 
 
 def check_what_the_python_proxy_answers(ports: Ports) -> None:
