@@ -153,8 +153,8 @@ def unread_prompt() -> str:
 
 
 def short_answer(cluster: Cluster, prompt: str) -> str:
-    said = body(prompt, max_tokens=4)
-    response = http.post(f"{cluster.url}/v1/completions", json=said, timeout=60)
+    said, url = body(prompt, max_tokens=4), f"{cluster.url}/v1/completions"
+    response = asked(lambda: heard(http.post(url, json=said, timeout=60)))
     assert response.status_code == 200, response.text
     text: str = response.json()["choices"][0]["text"]
     return text
@@ -194,7 +194,7 @@ def idle_meanwhile(cluster: Cluster) -> Iterator[None]:
 
 
 @contextmanager
-def keep_asking(cluster: Cluster) -> Iterator[list[tuple[str, int]]]:
+def keep_asking(cluster: Cluster, num_askers: int = NUM_ASKERS) -> Iterator[list[tuple[str, int]]]:
     """Some of the prompts, again and again, and short requests, of which some come at any moment;
     every request must succeed. The short ones' answers are left out."""
     answers: list[tuple[str, int]] = []
@@ -214,7 +214,7 @@ def keep_asking(cluster: Cluster) -> Iterator[list[tuple[str, int]]]:
             assert answer.status_code == 200, answer.text
             stop.wait(PAUSE_S)
 
-    asks = [partial(ask, prompt) for prompt in PROMPTS[:NUM_ASKERS]]
+    asks = [partial(ask, prompt) for prompt in PROMPTS[:num_askers]]
     with all_along(stop, *asks, partial(ask_shortly, PROMPTS[4])):
         yield answers
 

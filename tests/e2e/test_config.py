@@ -1,11 +1,13 @@
-"""A cluster of a config file, of which Serve builds the pools: what it shows of itself, through
-either ingress, how its pools grow under load and shrink after it, and that without keys it is for
-one machine alone; and that it ends with Ray's head."""
+"""A cluster of a config file, of which Serve builds the pools: what it shows of itself, how all of
+its pools grow under load and shrink after it, and that without keys it is for one machine alone;
+and that it ends with Ray's head."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -13,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +24,34 @@ import pytest
 import yaml
 
 from tests.cluster.metrics.samples import read
-from tests.e2e.cluster import Cluster, http, page_of, total, wait_until
+from tests.e2e.asking import (
+    PROMPTS,
+    all_along,
+    all_at_once,
+    hardly_any_asked_again,
+    keep_asking,
+    short_answer,
+    streamed,
+)
+from tests.e2e.cluster import Cluster, by_replica, http, page_of, total, wait_until
 
 # A thread for each worker: they share no core, and prompts are handed off.
 CONFIG = """
 engine: {dtype: float32, kv_cache_memory_bytes: 50331648, max_num_seqs: 16, num_threads: 1}
 decode: {replicas: 1-2}
 prefill: {replicas: 1-2}
-ingress: {replicas: 2}
 local_prefill: never
-scaling: {max_sequence_use: 0.2, ttft_s: 0.5, down_delay_s: 15}
+scaling: {max_sequence_use: 0.2, ttft_s: 0.5, max_requests: 8, down_delay_s: 15}
 """
 SERVE_CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"
 SECRET = "Xylophone quartz"
 NUM_REQUESTS, NUM_TOKENS = 6, 5
 NUM_ASKED = 6  # times: the front gives each ingress its share
-ALL_UP = {"ingress": [1, 1], "decode": [1], "prefill": [1]}
-SCALED = ("decode", "prefill")
+WORKERS = ("decode", "prefill")
+SCALED = (*WORKERS, "ingress")
+ALL_UP = {pool: [1.0] for pool in SCALED}
 NUM_PROMPTS = 4
-NUM_CLIENTS = 8  # half of a worker: more than a fifth
+CLIENTS = PROMPTS[:NUM_PROMPTS] * 2  # half of a worker: more than a fifth
 # Of long prompts, of which a prefill worker is given two or so at a time: the others wait.
 NUM_READERS = 24
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
@@ -57,6 +69,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, targets: Path) -> Iterator
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "config.yaml").write_text(CONFIG)
     flags = ["--log-format", "json", "--log-requests", "--metrics-targets-file", str(targets)]
+    flags += ["--ingress-replicas", "1-2", "--served-model-name", "mine"]
     cluster = Cluster(folder / "log", "--config", str(folder / "config.yaml"), *flags)
     yield cluster
     cluster.kill()
@@ -122,24 +135,9 @@ def test_a_worker_that_is_stopped_holds_up_no_scrape(cluster: Cluster) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected(cluster: Cluster) -> list[str]:
-    """Of each client's own prompt, while nobody else asks."""
-    return [ask(cluster.url, client) for client in range(NUM_PROMPTS)]
-
-
-def ask(url: str, client: int, num_tokens: int = 100) -> str:
-    body = {
-        "model": "bundled",
-        "prompt": f"def function_{client % NUM_PROMPTS}(argument):\n    ",
-        "max_tokens": num_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-    }
-    response = http.post(f"{url}/v1/completions", json=body, timeout=120)
-    assert response.status_code == 200, response.text
-    text = response.json()["choices"][0]["text"]
-    assert isinstance(text, str)
-    return text
+def expected(cluster: Cluster) -> list[tuple[str, int]]:
+    """Of each prompt, while nobody else asks."""
+    return [streamed(cluster.url, prompt) for prompt in PROMPTS[:NUM_PROMPTS]]
 
 
 def status(cluster: Cluster) -> dict[str, dict[str, Any]]:
@@ -147,74 +145,123 @@ def status(cluster: Cluster) -> dict[str, dict[str, Any]]:
     return {pool["name"]: pool for pool in cluster.status()["pools"]}
 
 
-def test_one_scrape_is_the_whole_cluster_through_either_ingress(cluster: Cluster) -> None:
-    for _ in range(NUM_ASKED):
-        wait_until(lambda: up(page_of(cluster)) == ALL_UP, 30)
-    targets = [http.get(f"{cluster.url}/metrics/targets").json() for _ in range(NUM_ASKED)]
-    assert all(one == targets[0] for one in targets)
-    assert len(targets[0]) == 4
+@contextmanager
+def streaming(cluster: Cluster) -> Iterator[list[tuple[str, int]]]:
+    """Until the block ends: as many requests as one ingress may have, and sequences for two decode
+    workers."""
+    answers: list[tuple[str, int]] = []
+    done = threading.Event()
+
+    def keep_streaming(prompt: str) -> None:
+        while not done.is_set():
+            answers.append(streamed(cluster.url, prompt))
+
+    with all_along(done, *[partial(keep_streaming, prompt) for prompt in CLIENTS]):
+        yield answers
 
 
 @contextmanager
-def asking(cluster: Cluster) -> Iterator[list[tuple[int, str]]]:
-    """Clients and readers, until the block ends: a load for two of each pool."""
-    answers: list[tuple[int, str]] = []
+def reading(cluster: Cluster) -> Iterator[None]:
+    """Until the block ends: prompts for two prefill workers, and so requests for two ingresses.
+    Who asks for them hangs up then."""
     done = threading.Event()
 
-    def keep_asking(client: int) -> None:
-        while not done.is_set():
-            answers.append((client, ask(cluster.url, client)))
-
-    def keep_reading(_: int) -> None:
-        while not done.is_set():
+    async def keep_reading(client: httpx.AsyncClient) -> None:
+        while True:
             body = {"prompt": f"{uuid.uuid4()}\n{PROMPT_WORDS}", "max_tokens": 1}
-            response = http.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
+            response = await client.post(f"{cluster.url}/v1/completions", json=body)
             assert response.status_code == 200, response.text
 
-    with ThreadPoolExecutor(NUM_CLIENTS + NUM_READERS) as threads:
-        clients = [threads.submit(keep_asking, client) for client in range(NUM_CLIENTS)]
-        readers = [threads.submit(keep_reading, reader) for reader in range(NUM_READERS)]
-        try:
-            yield answers
-        finally:
-            done.set()
-        for one in (*clients, *readers):
-            one.result()
+    async def read() -> None:
+        async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as tasks:
+            readers = [tasks.create_task(keep_reading(client)) for _ in range(NUM_READERS)]
+            await asyncio.to_thread(done.wait)
+            for reader in readers:
+                reader.cancel()
+
+    with all_along(done, lambda: asyncio.run(read())):
+        yield
 
 
 @pytest.fixture(scope="module")
-def grown(cluster: Cluster, expected: list[str]) -> dict[str, dict[str, Any]]:
+def grown(cluster: Cluster, expected: list[tuple[str, int]]) -> dict[str, dict[str, Any]]:
     """The pools, once there are two of each worker: the decode pool grows with its sequences, the
-    prefill pool with the prompts that wait at the routers. Those that start have the cores."""
-    assert [len(cluster.replicas(pool)) for pool in SCALED] == [1, 1]
+    prefill pool with the prompts that wait at the routers, the ingresses with their requests. Those
+    that start have the cores; the second ingress is there first, and may leave before the others
+    have come."""
+    assert [len(cluster.replicas(pool)) for pool in SCALED] == [1] * len(SCALED)
     decisions = [f"kvrelay scales {pool}: 1 -> 2" for pool in SCALED]
 
     def is_decided() -> bool:
         return all(one in cluster.controller_log() for one in decisions)
 
-    with asking(cluster) as answers:
+    def are_used() -> bool:
+        short_answer(cluster, PROMPTS[0])
+        return num_answering(cluster) == 2
+
+    with streaming(cluster) as answers, reading(cluster):
         wait_until(is_decided, UP_S, cluster.said)
+    with hardly_any_asked_again():
+        wait_until(are_used, UP_S, cluster.controller_log)
+        wait_until(lambda: shows_all_of_it(cluster), JOIN_S, cluster.said)
     wait_until(
-        lambda: [len(up(page_of(cluster))[pool]) for pool in SCALED] == [2, 2], UP_S, cluster.said
+        lambda: [len(up(page_of(cluster))[pool]) for pool in WORKERS] == [2, 2], UP_S, cluster.said
     )
-    with ThreadPoolExecutor(NUM_CLIENTS) as threads:  # of the new ones, too
-        again = threads.map(lambda client: ask(cluster.url, client), range(NUM_CLIENTS))
-        answers += enumerate(again)
-    assert {client for client, _ in answers} == set(range(NUM_CLIENTS))
-    assert all(text == expected[client % NUM_PROMPTS] for client, text in answers)
+    answers += all_at_once(cluster, CLIENTS)  # of the new workers, too
+    assert set(answers) == set(expected)
     return status(cluster)
 
 
-def test_pools_grow_with_their_loads(grown: dict[str, dict[str, Any]]) -> None:
-    for pool in SCALED:
+def num_answering(cluster: Cluster) -> int:
+    """Ingresses that have given whole answers."""
+    counts = by_replica(page_of(cluster), "request_success_total", "ingress")
+    return sum(bool(count) for count in counts.values())
+
+
+def shows_all_of_it(cluster: Cluster) -> bool:
+    """Through either of two ingresses, while nothing has come or gone."""
+    pages = [up(page_of(cluster)) for _ in range(NUM_ASKED)]
+    targets = [http.get(f"{cluster.url}/metrics/targets").json() for _ in range(NUM_ASKED)]
+    assert all(page["ingress"] == [1, 1] for page in pages)
+    same = [*pages[1:], *targets[1:]] == [*pages[:-1], *targets[:-1]]
+    return same and len(targets[0]) == sum(map(len, pages[0].values()))
+
+
+def test_pools_grow_with_their_loads(cluster: Cluster, grown: dict[str, dict[str, Any]]) -> None:
+    for pool in WORKERS:
         assert [one["state"] for one in grown[pool]["replicas"]] == ["RUNNING"] * 2
         assert all(one["load"] for one in grown[pool]["replicas"])
     links = [link for one in grown["decode"]["replicas"] for link in one["load"]["links"]]
     assert {link["connector"] for link in links} == {"nixl"}
-    changes = [grown[pool]["scaling"]["change"] for pool in SCALED]
+    changes = [grown[pool]["scaling"]["change"] for pool in WORKERS]
     assert changes[0].startswith("1 -> 2: sequences")
     assert changes[1].startswith("1 -> 2: prompts wait")
     assert " at the router, " in changes[1]
+    of_ingress = r"kvrelay scales ingress: 1 -> 2: \d+ requests"
+    assert re.search(of_ingress, cluster.controller_log())
+
+
+@pytest.mark.usefixtures("grown")
+def test_pools_shrink_when_their_loads_are_gone(
+    cluster: Cluster, expected: list[tuple[str, int]]
+) -> None:
+    """The ingresses while there are streams and short requests, none of which fails."""
+
+    def wait_for_one(pool: str) -> None:
+        wait_until(lambda: len(cluster.replicas(pool)) == 1, DOWN_S, cluster.said)
+
+    with hardly_any_asked_again(), keep_asking(cluster, num_askers=1) as answers:
+        wait_for_one("ingress")
+    for pool in WORKERS:
+        wait_for_one(pool)
+    assert answers
+    assert all(answer in expected for answer in answers)
+    shrunk = status(cluster)
+    for pool in SCALED:
+        assert shrunk[pool]["scaling"]["change"].startswith("2 -> 1")
+    assert cluster.is_ready()
+    loads = [one["ingress"] for one in shrunk["ingress"]["replicas"]]
+    assert loads == [{"num_open": 0, "num_waiting": 0}]
 
 
 def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
@@ -236,35 +283,17 @@ def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
         wait_for(200)
 
 
-@pytest.mark.usefixtures("grown")
-def test_pools_shrink_when_their_loads_are_gone(cluster: Cluster, expected: list[str]) -> None:
-    for pool in SCALED:
-        wait_until(
-            lambda pool=pool: len(cluster.replicas(pool)) == 1,  # type: ignore[misc]
-            DOWN_S,
-            cluster.said,
-        )
-    shrunk = status(cluster)
-    for pool in SCALED:
-        assert shrunk[pool]["scaling"]["change"].startswith("2 -> 1")
-    assert ask(cluster.url, 0) == expected[0]
-    assert cluster.is_ready()
-    loads = [one["ingress"] for one in shrunk["ingress"]["replicas"]]
-    assert loads == [{"num_open": 0, "num_waiting": 0}] * 2
-
-
 def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
     """As `serve deploy` would bring it: it fails with the key's name, at the first try, and the old
     one serves on."""
-    before = {pool: set(cluster.replicas(pool)) for pool in (*SCALED, "ingress")}
+    before = {pool: set(cluster.replicas(pool)) for pool in SCALED}
     config = yaml.safe_load(SERVE_CONFIG.read_text())
     args = yaml.safe_load(CONFIG)
     config["applications"][0]["args"] = {**args, "decode": {**args["decode"], "blok_size": 16}}
     became = cluster.apply_config(config)
     assert became["status"] == "DEPLOY_FAILED"
     assert became["message"].endswith("exception:\ndecode.blok_size: unknown option")
-    for client in range(NUM_ASKED):
-        assert ask(cluster.url, client, num_tokens=5)
+    assert all(short_answer(cluster, PROMPTS[0]) for _ in range(NUM_ASKED))
     assert {pool: set(cluster.replicas(pool)) for pool in before} == before
 
 
