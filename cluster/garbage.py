@@ -4,8 +4,8 @@ import gc
 
 
 def leave_out_what_stays() -> None:
-    """Once a process is ready. All that it has loaded stays to its end, and is not looked through
-    again: every now and then that stopped a worker for 170 ms, and an ingress for 80.
+    """Once a process is ready. What it has loaded, some hundred thousand objects, stays to its end:
+    to look through all of it again, in the midst of answers, stops every thread.
     """
     gc.collect()
     gc.freeze()
