@@ -146,19 +146,18 @@ def _gathered(builder: Any, address: Any, llvm: Any, count: Any) -> Any:
     nothing = ir.Constant(llvm, None)
     place = cgutils.alloca_once(builder, llvm)
     builder.store(nothing, place)
-    _copy(builder, pointer(builder, address, llvm.element), place, count)
+    _copy(builder, llvm.element, pointer(builder, address, llvm.element), place, count)
     return builder.load(place)
 
 
 def _scatter(builder: Any, value: Any, address: Any, count: Any) -> None:
     place = cgutils.alloca_once(builder, value.type)
     builder.store(value, place)
-    _copy(builder, place, pointer(builder, address, value.type.element), count)
+    element = value.type.element
+    _copy(builder, element, place, pointer(builder, address, element), count)
 
 
-def _copy(builder: Any, source: Any, target: Any, count: Any) -> None:
-    """Elements of a vector to where they lie one by one, or back."""
-    element = next(p.type.pointee for p in (source, target) if p.type.pointee in _SUFFIX)
+def _copy(builder: Any, element: Any, source: Any, target: Any, count: Any) -> None:
     source, target = (builder.bitcast(p, ir.PointerType(element)) for p in (source, target))
     with cgutils.for_range(builder, count) as loop:
         places = [builder.gep(place, [loop.index]) for place in (source, target)]
