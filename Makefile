@@ -13,7 +13,7 @@ BIN := .venv/bin
 # Every process compiles what it imports anew where this is set, as it is in many containers.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve test check format protos wheel
+.PHONY: help setup serve test check format protos upgrade wheel
 
 help:
 	@echo 'make setup    .venv with the kvrelay command and all that the tests need'
@@ -22,6 +22,7 @@ help:
 	@echo 'make check    ruff, mypy, the import rules, generated code is current'
 	@echo 'make format   what ruff can mend by itself'
 	@echo 'make protos   the code generated from protos/*.proto'
+	@echo 'make upgrade  the newest of what it depends on, kept in constraints.txt'
 	@echo 'make wheel    dist/kvrelay-VERSION-py3-none-any.whl, for other machines'
 
 setup: .venv/installed
@@ -29,11 +30,11 @@ setup: .venv/installed
 # torch comes by pip, which knows where this machine has it from; the rest by uv, in a fifth of pip's
 # time, or by pip where uv cannot reach what pip is told of. A quarter of the modules is ever
 # imported, and compiled then.
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile uv '$(TORCH)'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]' || \
-		$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --editable '.[dev]' || \
+		$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --editable '.[dev]'
 	touch $@
 
 serve: setup
@@ -55,6 +56,14 @@ format: setup
 
 protos: setup
 	$(BIN)/python -m protos.generate
+
+# torch, and triton with it, are for each machine to choose.
+upgrade: setup
+	$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager \
+		'$(TORCH)' --editable '.[dev]'
+	sed -i '/^[^#]/d' constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | grep -v -E '^(torch|triton|uv)=' \
+		>> constraints.txt
 
 # setuptools packs what an earlier build has left in build/, too
 wheel: setup

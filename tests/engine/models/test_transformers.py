@@ -69,6 +69,20 @@ def test_models_that_paged_attention_would_get_wrong_are_refused(
         describe(ModelSource("refused", tmp_path))
 
 
+def test_a_class_that_takes_no_attention_implementation_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which these are changes from release to release of transformers, so here one is made so."""
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2)
+    config.architectures = ["GPT2LMHeadModel"]
+    config.save_pretrained(tmp_path)
+    source = ModelSource("refused", tmp_path)
+    describe(source)
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "_can_set_attn_implementation", lambda: False)
+    with pytest.raises(ModelError, match=r"^GPT2LMHeadModel .*takes no attention implementation"):
+        describe(source)
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
