@@ -63,7 +63,8 @@ class Pools:
         self.on_move: Callable[[SessionBackend], None] = lambda session: None
 
     def update(self, leg: Leg, replicas: Replicas) -> None:
-        """Who is not named any more gets nothing new; what it has under way goes on."""
+        """Who is not named any more gets nothing new; what it has under way goes on. It may be
+        named again: Serve leaves out a replica for the moment in which it changes its settings."""
         members = self._members[leg]
         for replica in members.keys() - replicas.keys():
             member = members.pop(replica)
@@ -74,7 +75,8 @@ class Pools:
             published = read_metadata(replicas[replica])
             if published is not None and published.release == self._release:
                 logger.info("%s %s has come", leg, published.worker.address)
-                members[replica] = self._join(leg, published.worker)
+                came = self._take_back(leg, published.worker)
+                members[replica] = came or self._join(leg, published.worker)
         self._notice()
 
     def usable(self, leg: Leg) -> list[Worker]:
@@ -128,6 +130,15 @@ class Pools:
         self._gone.clear()
         while self._closing:
             await asyncio.wait(self._closing)
+
+    def _take_back(self, leg: Leg, worker: Worker) -> Member | None:
+        """One that has requests under way and has been let go of by nobody yet."""
+        for member in self._gone:
+            if member.leg is leg and member.worker == worker:
+                self._gone.discard(member)
+                self._route_to(member)
+                return member
+        return None
 
     def _join(self, leg: Leg, worker: Worker) -> Member:
         channel = self._plane.channel(worker.address)

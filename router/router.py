@@ -86,8 +86,11 @@ class Router:
     # Who exists.
 
     def add(self, leg: Leg, worker: Worker) -> Standing:
+        """One that has left may come back."""
         self._changed()
-        return self._ledger.add(leg, worker).standing
+        standing = self._ledger.add(leg, worker).standing
+        standing.leaving = False
+        return standing
 
     def leave(self, leg: Leg, worker: Worker) -> None:
         """It takes nothing new; what it has goes on."""

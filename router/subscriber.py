@@ -62,6 +62,9 @@ class WorkerFeed:
             except grpc.aio.AioRpcError as error:
                 logger.debug("a worker's events broke off: %s", error.details())
                 await asyncio.sleep(RETRY_S)
+            except Exception:  # of ours: without its reports the worker would get no requests
+                logger.exception("what a worker told could not be taken")
+                await asyncio.sleep(RETRY_S)
 
     async def _listen(self) -> None:
         """Returns when another stream is to be opened."""

@@ -95,8 +95,7 @@ class Fleet:
         worker = worker or FakeWorker()
         await worker.start()
         self.workers[worker.address] = worker
-        self._published[leg][worker.address] = metadata_of(worker.worker, RELEASE)
-        self.relay.pools.update(leg, self._published[leg])
+        self.name_again(worker, leg)
         if leg is Leg.DECODE:
             await self.relay.pools.first_description()
         await until(lambda: self._is_usable(leg, worker))
@@ -104,6 +103,10 @@ class Fleet:
 
     def remove(self, worker: FakeWorker, leg: Leg = Leg.DECODE) -> None:
         del self._published[leg][worker.address]
+        self.relay.pools.update(leg, self._published[leg])
+
+    def name_again(self, worker: FakeWorker, leg: Leg = Leg.DECODE) -> None:
+        self._published[leg][worker.address] = metadata_of(worker.worker, RELEASE)
         self.relay.pools.update(leg, self._published[leg])
 
     def _is_usable(self, leg: Leg, worker: FakeWorker) -> bool:

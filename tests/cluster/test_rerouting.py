@@ -245,6 +245,29 @@ async def test_a_replica_that_serve_stops_keeps_its_answers_and_gets_no_new_ones
         stream.close()
 
 
+async def test_a_replica_that_serve_names_again_is_used_again(fleet: Fleet) -> None:
+    """It is left out while Serve changes its settings, with requests under way or without."""
+    worker = await fleet.add()
+    for number in range(2):
+        stream = fleet.relay.submit(request(f"r{number}"))
+        answer = await worker.stream(number)
+        fleet.remove(worker)
+        assert not fleet.relay.pools.usable(Leg.DECODE)
+        fleet.name_again(worker)
+        assert fleet.relay.pools.usable(Leg.DECODE) == [worker.worker]
+        answer.push(ChoiceDelta(0, [1], finish_reason=END))
+        assert await next_tokens(stream) == [1]
+        stream.close()
+        await asyncio.sleep(0)
+        fleet.relay.pools.check_gone()
+        assert fleet.relay.pools.usable(Leg.DECODE) == [worker.worker]
+        assert worker.sessions.num_sessions == 1
+    fleet.remove(worker)
+    await until(lambda: worker.sessions.num_sessions == 0)
+    fleet.name_again(worker)
+    await until(lambda: fleet.relay.pools.usable(Leg.DECODE) == [worker.worker])
+
+
 async def test_a_worker_that_answers_and_makes_no_step_loses_its_requests() -> None:
     relay = Relay(make_pools(), RelayConfig(stall_s=0.2))
     fleet = Fleet(relay)

@@ -305,6 +305,22 @@ async def test_another_process_at_the_address_is_another_cache(cache: CacheOnPap
     assert index.resume() == (INCARNATION + 1, 1)
 
 
+async def test_what_cannot_be_taken_once_does_not_end_the_feed() -> None:
+    heard: list[Load] = []
+
+    def take(load: Load) -> None:
+        heard.append(load)
+        if len(heard) == 2:
+            raise ZeroDivisionError
+
+    worker = Scripted()
+    async with serving(lambda s: add_WorkerEventsServicer_to_server(worker, s)) as channel:
+        feed = WorkerFeed(channel, take)
+        await until(lambda: len(heard) > 4)
+        await feed.close()
+    assert len(worker.requests) == 2
+
+
 async def test_one_report_is_asked_for_and_no_events() -> None:
     servicer = Scripted()
     async with serving(lambda s: add_WorkerEventsServicer_to_server(servicer, s)) as channel:
