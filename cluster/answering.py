@@ -3,8 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 from cluster.backend import Backend
 from cluster.exchange import DONE, Exchange
@@ -17,6 +17,8 @@ from engine.request import GenerationRequest, RequestId
 
 # Wording this many tokens' logprobs takes some milliseconds of the event loop.
 _FEW_LOGPROBS = 256
+# Routing prompts of so many tokens takes about as long.
+_FEW_TOKENS = 4096
 
 
 class Answer:
@@ -47,15 +49,17 @@ class Answer:
         self._generations: list[Generation] = []
 
     async def write(self, backend: Backend, timeout_s: float) -> None:
-        with self._submitted(backend, timeout_s):
+        async with self._submitted(backend, timeout_s):
             if self._plan.options.stream:
                 await self._write_events()
             else:
                 await self._write_whole()
 
-    @contextmanager
-    def _submitted(self, backend: Backend, timeout_s: float) -> Iterator[None]:
+    @asynccontextmanager
+    async def _submitted(self, backend: Backend, timeout_s: float) -> AsyncIterator[None]:
+        """Others get their turns between the prompts."""
         plan, wording = self._plan, self._wording
+        num_tokens = 0
         try:
             for number, prompt in enumerate(plan.prompts):
                 request = GenerationRequest(
@@ -72,6 +76,10 @@ class Answer:
                 self._generations.append(
                     Generation(stream, wording.pieces, prompt, plan.params, plan.options, first)
                 )
+                num_tokens += len(prompt.token_ids)
+                if num_tokens >= _FEW_TOKENS:
+                    num_tokens = 0
+                    await asyncio.sleep(0)
             yield
         finally:
             for generation in self._generations:

@@ -42,7 +42,7 @@ class ApiKeys:
         if path is not None:
             return cls.from_file(Path(path))
         if VARIABLE in environ:
-            return cls._parse(VARIABLE, environ[VARIABLE].replace(",", "\n").splitlines())
+            return cls._parse(VARIABLE, _lines(environ[VARIABLE]))
         return None
 
     @classmethod
@@ -91,6 +91,13 @@ class ApiKeys:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found if scheme.lower() == "bearer" else None
+
+
+def _lines(text: str) -> list[str]:
+    """Of a variable: a whole file's, or of one line with commas between the keys."""
+    lines = text.strip().splitlines()
+    one_line = len(lines) == 1 and not lines[0].startswith("#")
+    return lines[0].split(",") if one_line else lines
 
 
 def _digest(key: str) -> bytes:

@@ -21,7 +21,7 @@ from cluster.openai.chat_wording import ChatWording
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.completion_wording import CompletionWording
 from cluster.openai.errors import api_error, bad_request
-from cluster.openai.events import dump
+from cluster.openai.events import dump, dump_long
 from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
@@ -190,9 +190,15 @@ class Front:
             raise self._refusal
 
     async def _compute(self, exchange: Exchange, answer: Callable[[bytes], Json]) -> None:
+        """Of as much as the model takes, which may be long."""
         _name(exchange)
+        timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
-        await _send(exchange, await _off_loop(answer, body))
+
+        async def work() -> None:
+            await exchange.send_json(await _off_loop(lambda body: dump_long(answer(body)), body))
+
+        await exchange.race(work(), timeout_s)
 
     def _tokenize(self, request: TokenizeRequest) -> Json:
         request.check_one_source()
@@ -204,7 +210,8 @@ class Front:
         else:
             text = request.prompt or ""
             add = True if add is None else add
-        token_ids = self._model.tokenizer.encode(text, add_special_tokens=add)
+        param = "prompt" if request.messages is None else "messages"
+        token_ids = self._model.encode(text, add_special_tokens=add, param=param)
         answer = {
             "count": len(token_ids),
             "max_model_len": self._model.max_model_len,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from cluster.api_keys import VARIABLE, ApiKeys
 from cluster.gate import Gate
 from cluster.openai.reading.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
-from cluster.openai.request_limits import MAX_N, MAX_PROMPTS, RequestLimits
+from cluster.openai.request_limits import LEAST_PRIORITY, MAX_N, MAX_PROMPTS, RequestLimits
 from cluster.rate_limit import Rates
 from cluster.served_model import ServedModel
 from engine.errors import ConfigError
@@ -33,6 +33,7 @@ class FrontArgs(BaseModel):
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     max_prompts: int = Field(default=MAX_PROMPTS, ge=1, le=MAX_PROMPTS)
+    least_priority: int | None = Field(default=None, ge=LEAST_PRIORITY, lt=2**31)
 
     @field_validator("tool_call_parser", "reasoning_parser")
     @classmethod
@@ -69,6 +70,10 @@ class FrontArgs(BaseModel):
             model, tool_parser=self.tool_call_parser, reasoning_parser=self.reasoning_parser
         )
 
-    @property
-    def limits(self) -> RequestLimits:
-        return RequestLimits(self.max_prompt_tokens, self.max_n, self.max_prompts)
+    def limits(self, keys: ApiKeys | None) -> RequestLimits:
+        """Callers that are told apart share the cluster: none goes before the others by a number
+        that it chooses itself, unless its operator wants that."""
+        least = self.least_priority
+        if least is None:
+            least = LEAST_PRIORITY if keys is None else 0
+        return RequestLimits(self.max_prompt_tokens, self.max_n, self.max_prompts, least)

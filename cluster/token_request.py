@@ -39,6 +39,7 @@ def read_request(
     if not token_ids:
         raise RequestError("token_ids", "must hold at least one token")
     limits.check_prompt(len(token_ids), "token_ids")
+    limits.check_priority(message.priority)
     room = model.max_model_len - len(token_ids)
     if room < 1:
         raise too_long("token_ids", str(len(token_ids)), model.max_model_len)

@@ -58,6 +58,9 @@ class Cheapest:
             reason = Reason.LOCAL_SOONER if computing else Reason.NO_PREFILL_WORKER
         return choice_of(first, best, computing, reason)
 
+    def note_placed(self) -> None:
+        pass
+
 
 def _local(ways: Ways, decoding: Iterable[Decoding], pair: Way | None) -> Iterator[Way]:
     """Those that may be the best, and the one to compare the best pair with."""

@@ -24,7 +24,11 @@ class Policy(Protocol):
     def rebinds(self) -> bool: ...
 
     def choose(self, ask: Ask, field: Field, weights: Weights) -> Choice:
-        """In a field with a decode worker."""
+        """In a field with a decode worker. It may be asked for a request more than once."""
+        ...
+
+    def note_placed(self) -> None:
+        """A request went where it was chosen to go."""
         ...
 
 
@@ -41,6 +45,9 @@ class _EachLeg:
         reason = Reason.POLICY if computing else Reason.NO_PREFILL_WORKER
         return choice_of(every[0], every, computing, reason)
 
+    def note_placed(self) -> None:
+        pass
+
     def decoding(self, every: Sequence[Decoding], ask: Ask) -> Decoding:
         raise NotImplementedError
 
@@ -51,16 +58,18 @@ class _EachLeg:
 
 class RoundRobin(_EachLeg):
     def __init__(self) -> None:
-        self._num_chosen = 0
+        self._num_placed = 0
+
+    def note_placed(self) -> None:
+        self._num_placed += 1
 
     def decoding(self, every: Sequence[Decoding], ask: Ask) -> Decoding:
-        self._num_chosen += 1
-        return every[self._num_chosen % len(every)]
+        return every[self._num_placed % len(every)]
 
     def computing(self, every: Sequence[Computing], ask: Ask) -> list[Computing]:
         if not every:
             return []
-        first = self._num_chosen % len(every)
+        first = self._num_placed % len(every)
         return [*every[first:], *every[:first]]
 
 

@@ -351,6 +351,7 @@ class Router:
     def _place(self, waiting: Waiting, choice: Choice, now: float) -> Placement:
         ask, way = waiting.ask, choice.way
         self._num_changes += 1
+        self._policy.note_placed()
         self._room.give(ask.request_id)
         seat, prompt = way.seat(ask, now), way.prompt(ask)
         self._ledger.give(ask.request_id, way.decode, seat, way.computing, prompt)

@@ -22,6 +22,8 @@ _HELP = {
     "reasoning_parser": f"how reasoning is written: {', '.join(REASONING_FORMATS)}, none, or auto",
     "max_n": "choices of one prompt",
     "max_prompts": "prompts of one request",
+    "least_priority": "the lowest `priority`, which is the soonest, that a request may have "
+    "(default: 0 where there are keys, any where there are none)",
 }
 _METAVARS = {"api_key_file": "FILE", "tool_call_parser": "NAME", "reasoning_parser": "NAME"}
 

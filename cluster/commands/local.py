@@ -88,7 +88,7 @@ async def _serve(
             model,
             limits,
             front_args.gate(keys),
-            front_args.limits,
+            front_args.limits(keys),
             Meter(model, engine.collectors),
         )
         config = uvicorn.Config(

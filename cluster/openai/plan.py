@@ -68,6 +68,7 @@ def plan_completion(
     request: CompletionRequest, model: ServedModel, limits: RequestLimits = _NO_LIMITS
 ) -> Plan:
     request.check_stream_options()
+    limits.check_priority(request.priority)
     prompts = tuple(_read_prompts(request, model, limits))
     limits.check_n(request.n or 1, len(prompts))
     wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
@@ -91,6 +92,7 @@ def plan_completion(
 def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = _NO_LIMITS) -> Plan:
     request.check_stream_options()
     limits.check_n(request.n or 1, 1)
+    limits.check_priority(request.priority)
     logprobs = request.num_logprobs()
     text = model.render(request.chat_messages(), request.chat_options())
     token_ids = model.encode(text, add_special_tokens=request.add_special_tokens, param="messages")

@@ -9,6 +9,7 @@ MAX_PROMPTS = 1024
 MAX_CHOICES = 4096  # of all prompts together
 MAX_SALT_CHARS = 128
 NOT_IN_SALTS = frozenset("@/\\\0")
+LEAST_PRIORITY = -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class RequestLimits:
     max_prompt_tokens: int | None = None  # of each prompt; None: what the model takes
     max_n: int = MAX_N
     max_prompts: int = MAX_PROMPTS
+    least_priority: int = LEAST_PRIORITY  # the soonest
 
     def check_num_prompts(self, num_prompts: int) -> None:
         if num_prompts > self.max_prompts:
@@ -26,6 +28,11 @@ class RequestLimits:
             raise RequestError("n", f"{n}, must be at most {self.max_n}")
         if n * num_prompts > MAX_CHOICES:
             raise RequestError("n", f"more than {MAX_CHOICES} choices in one request")
+
+    def check_priority(self, priority: int) -> None:
+        if priority < self.least_priority:
+            least = self.least_priority
+            raise RequestError("priority", f"{priority}, must be at least {least} on this server")
 
     def check_prompt(self, num_tokens: int, param: str) -> None:
         most = self.max_prompt_tokens

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Body, Part
-from cluster.openai.request_limits import MAX_SALT_CHARS, NOT_IN_SALTS
+from cluster.openai.request_limits import LEAST_PRIORITY, MAX_SALT_CHARS, NOT_IN_SALTS
 from cluster.openai.structured import (
     NamedGrammar,
     ResponseFormat,
@@ -105,7 +105,7 @@ class SamplingFields(Body):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    priority: Annotated[int, Field(ge=LEAST_PRIORITY, lt=2**31)] = 0
     cache_salt: Annotated[
         str | None, Field(max_length=MAX_SALT_CHARS), BeforeValidator(_check_salt)
     ] = None

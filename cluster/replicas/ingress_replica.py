@@ -88,7 +88,7 @@ class IngressReplica(TokenService):
         self._relay = Relay(self._pools, RelayConfig(args.local_prefill_mode))
         http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
         meter = Meter(model, [RelayCollector(self._relay)])
-        self._gate, request_limits = args.front.gate(keys), args.front.limits
+        self._gate, request_limits = args.front.gate(keys), args.front.limits(keys)
         self._http, self._front = build_app(
             self._relay,
             args.front.model(model),

@@ -11,6 +11,7 @@ from cluster.cluster_args import ClusterArgs
 from cluster.front_args import FrontArgs
 from cluster.gate import Gate
 from cluster.http import build_app
+from cluster.openai.request_limits import LEAST_PRIORITY
 from cluster.rate_limit import Rates
 from engine.errors import ConfigError
 from tests.cluster.conftest import Server, make_server
@@ -52,6 +53,17 @@ def test_the_environment_holds_several() -> None:
     assert ApiKeys.load(None, {}) is None
 
 
+def test_the_environment_may_hold_a_whole_file() -> None:
+    """In which a comma parts nothing, neither a comment nor a key."""
+    text = f"# by two, 2026-11-24\nalice:with,comma,{KEY}\n\n{OTHER}\n"
+    keys = ApiKeys.load(None, {VARIABLE: text})
+    assert keys is not None
+    assert name_of(keys, f"Bearer with,comma,{KEY}") == "alice"
+    assert name_of(keys, f"Bearer {OTHER}") == "key-4"
+    for part in ("2026-11-24", KEY, f"comma,{KEY}"):
+        assert keys.find(f"Bearer {part}") is None
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -74,7 +86,7 @@ def test_files_that_are_wrong_are_refused_without_their_words(
     assert caught.value.field == "api_key_file"
     assert "cret" not in str(caught.value)
     with pytest.raises(ConfigError, match=reason):
-        ApiKeys.load(None, {VARIABLE: text.replace("\n", ",")})
+        ApiKeys.load(None, {VARIABLE: text})
 
 
 def test_files_that_others_may_touch_are_refused(tmp_path: Path) -> None:
@@ -191,6 +203,14 @@ async def test_tokens_are_counted_read_and_written() -> None:
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert (await ask(server, OTHER)).status_code == 200
+
+
+def test_with_keys_nobody_goes_before_the_others_by_a_number_of_its_own() -> None:
+    keys = ApiKeys.load(None, {VARIABLE: KEY})
+    assert FrontArgs().limits(keys).least_priority == 0
+    assert FrontArgs().limits(None).least_priority == LEAST_PRIORITY
+    for given in (None, keys):
+        assert FrontArgs(least_priority=-3).limits(given).least_priority == -3
 
 
 async def test_without_keys_everybody_is_one_caller() -> None:

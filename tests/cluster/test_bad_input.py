@@ -290,8 +290,8 @@ async def test_choices_of_all_prompts_together_are_bounded(server: Server) -> No
 
 
 async def test_operators_may_ask_for_tighter_bounds() -> None:
-    server = make_server(request_limits=RequestLimits(max_prompt_tokens=20, max_n=2, max_prompts=3))
-    body: dict[str, Any] = {"prompt": [[1] * 20] * 3, "n": 2}
+    server = make_server(request_limits=RequestLimits(20, 2, 3, -1))
+    body: dict[str, Any] = {"prompt": [[1] * 20] * 3, "n": 2, "priority": -1}
     await server.ok(COMPLETIONS, **body)
     for path, field, value, said in (
         (COMPLETIONS, "prompt", [1] * 21, "prompt: 21 tokens, and this server takes 20"),
@@ -299,6 +299,8 @@ async def test_operators_may_ask_for_tighter_bounds() -> None:
         (COMPLETIONS, "prompt", ["x"] * 4, "prompt: more than 3 prompts"),
         (COMPLETIONS, "n", 3, "n: 3, must be at most 2"),
         (CHAT, "n", 3, "n: 3, must be at most 2"),
+        (COMPLETIONS, "priority", -2, "priority: -2, must be at least -1"),
+        (CHAT, "priority", -(2**31), "must be at least -1"),
         (CHAT, "messages", [{"role": "user", "content": "word " * 21}], "this server takes 20"),
     ):
         good = {"prompt": "x"} if path == COMPLETIONS else {"messages": HELLO}
@@ -314,6 +316,14 @@ async def test_context_that_does_not_fit_has_openais_code(server: Server) -> Non
     error = await refused(server, COMPLETIONS, {"prompt": [1], "max_tokens": MAX_MODEL_LEN})
     assert error["code"] == "context_length_exceeded"
     assert f"room for {MAX_MODEL_LEN - 1}" in error["message"]
+
+
+async def test_text_that_could_never_fit_is_not_tokenised(server: Server) -> None:
+    text = "x" * (server.model.tokenizer.max_token_chars * (MAX_MODEL_LEN + 1))
+    for body in ({"prompt": text}, {"messages": [{"role": "user", "content": text}]}):
+        error = await refused(server, "/tokenize", body)
+        assert error["code"] == "context_length_exceeded"
+        assert error["param"] in body
 
 
 async def test_routes_that_are_not_there(server: Server) -> None:

@@ -1,8 +1,10 @@
 """/v1/completions against an engine that says what it is told."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -156,6 +158,23 @@ async def test_one_refused_prompt_refuses_all_and_frees_the_others(server: Serve
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_others_have_their_turns_between_many_prompts(server: Server) -> None:
+    """A thousand prompts take more than a second of routing."""
+    at_a_turn: list[int] = []
+
+    async def look() -> None:
+        while True:
+            at_a_turn.append(len(server.backend.streams))
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(look())
+    await server.ok(PATH, prompt=[[1] * 400] * 60)
+    other.cancel()
+    steps = [after - before for before, after in pairwise(at_a_turn)]
+    assert len(server.backend.streams) == 60
+    assert 0 < max(steps) <= 4096 // 400 + 1
 
 
 async def test_a_deadline_that_the_engine_keeps_is_a_timeout(server: Server) -> None:

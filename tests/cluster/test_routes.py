@@ -4,10 +4,11 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from engine.errors import EngineError, UnavailableError
 from engine.request import GenerationRequest
-from tests.cluster.conftest import Server
+from tests.cluster.conftest import Server, make_server
 from tests.cluster.fakes import MAX_MODEL_LEN, Step, say, small_tokenizer
 
 
@@ -27,6 +28,14 @@ async def test_tokenize_and_back(server: Server) -> None:
     assert answer["token_strs"] == [small_tokenizer().token(i) for i in ids]
     assert answer["max_model_len"] == MAX_MODEL_LEN
     assert await server.ok("/detokenize", tokens=ids) == {"prompt": text}
+
+
+async def test_an_answer_of_many_tokens_is_the_same_in_pieces(server: Server) -> None:
+    text = 'é"\n' * 5000
+    long = replace(server.model, max_model_len=10**6)
+    answer = await make_server(model=long).ok("/tokenize", prompt=text, return_token_strs=True)
+    assert answer["tokens"] == small_tokenizer().encode(text)
+    assert answer["count"] == len(answer["token_strs"]) > 10_000
 
 
 async def test_tokenize_messages(server: Server) -> None:

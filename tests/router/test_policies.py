@@ -51,6 +51,18 @@ def test_round_robin_gives_everybody_the_same_number() -> None:
     assert set(Counter(pair[1] for pair in pairs).values()) == {3}
 
 
+def test_round_robin_does_so_where_choices_are_made_for_a_prediction_too() -> None:
+    world = World(0, 3, RouterConfig(policy="round-robin", ttft_objective_s=60.0))
+    decode: Counter[Worker] = Counter()
+    for i in range(9):
+        world.router.check_open(world.now)
+        world.submit(str(i), 160)
+        world.now += 1e-5
+        (placement,) = world.dispatch().values()
+        decode[placement.decode] += 1
+    assert set(decode.values()) == {3}
+
+
 def test_random_reaches_everybody() -> None:
     world = world_of("random")
     pairs = {first_of(world, str(i)) for i in range(100)}
