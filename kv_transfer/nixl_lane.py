@@ -38,7 +38,7 @@ class SharedPeer:
     def __init__(self, metadata: bytes, regions: Sequence[PoolRegion]) -> None:
         self.metadata = metadata
         self.regions = tuple(regions)
-        self.groups_read: set[int] = set()  # of which a READ has succeeded
+        self.was_read = False  # a READ has succeeded
 
 
 @dataclass(slots=True)
@@ -217,10 +217,12 @@ class Lane:
             if self._faults.reach(READ) == BREAK:
                 raise ReadRefused("a fault was asked for")
             return self._agent.post(pairs.group, pairs.local, blocks, pairs.remote)
-        except ReadRefused as e:
-            if pairs.group in shared.groups_read:
-                raise LinkLost("the peer is gone") from e
-            raise OneSidedRefused("no way to read without the holder's help") from e
+        except TransferError as e:
+            if shared.was_read:
+                raise LinkLost(f"the peer is gone: {e}") from e
+            if isinstance(e, ReadRefused):
+                raise OneSidedRefused("no way to read without the holder's help") from e
+            raise
 
     def _poll(self) -> None:
         still_open = []
@@ -236,26 +238,35 @@ class Lane:
         self._open = still_open
 
     def _finish(self, read: PieceRead[Piece], piece: Piece) -> None:
-        piece.peer.groups_read.add(piece.pairs.group)
+        piece.peer.was_read = True
         read.finish()
 
     def _add_peer(self, peer: SharedPeer) -> None:
         """A connection that has failed is not mended by adding the peer once more, so it is removed
         before; but not while a READ over it may still write, of which nothing else can be known.
-        Then the first READ tells whether it has failed, and leads to another connector if so."""
-        for other, known in self._peers.items():
-            if other.metadata == peer.metadata and not self._reads_from(other):
-                self._agent.remove_peer(known.name)
+        Then the first READ tells whether it has failed, and leads to another connector if so.
+
+        To nixl all links to one process are one peer: the others, of which a read may have pieces
+        left, or which know it by another address, prepare its blocks anew for their next READ."""
+        same = [other for other in self._peers if other.metadata == peer.metadata]
+        if same and not any(map(self._reads_from, same)):
+            for other in same:
+                self._release_blocks(self._peers[other])
+            self._agent.remove_peer(self._peers[same[0]].name)
         self._peers[peer] = _LanePeer(self._agent.add_peer(peer.metadata))
 
     def _remove_peer(self, peer: SharedPeer) -> None:
         known = self._peers.pop(peer, None)
         if known is None:
             return
-        for blocks in known.blocks.values():
-            self._agent.release_blocks(blocks)
+        self._release_blocks(known)
         if all(other.name != known.name for other in self._peers.values()):
             self._agent.remove_peer(known.name)
+
+    def _release_blocks(self, known: _LanePeer) -> None:
+        for blocks in known.blocks.values():
+            self._agent.release_blocks(blocks)
+        known.blocks.clear()
 
     def _reads_from(self, peer: SharedPeer) -> bool:
         return any(entry.piece.peer is peer for entry in self._open)

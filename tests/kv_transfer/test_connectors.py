@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer import nixl
-from kv_transfer.connector import Connector, PoolRegion
+from kv_transfer.connector import Connector, PeerPool, PoolRegion
 from kv_transfer.errors import IncompatiblePeer, LinkLost, TransferError
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.registry import NAMES, ConnectorConfig, new_incarnation, open_connector
@@ -154,6 +154,30 @@ async def test_reads_go_on_after_a_disconnect_and_none_begin(pair: Pair) -> None
     )
     await ended(again.read(1, blocks, blocks).ended)
     again.disconnect()
+
+
+async def test_links_to_one_holder_live_side_by_side(pair: Pair) -> None:
+    """As of a worker that is known by two addresses, or of one whose link is made anew while the
+    old one's reads go on."""
+
+    async def connect() -> PeerPool:
+        metadata = pair.holder.connector.metadata()
+        return await pair.reader.connector.connect(pair.holder.incarnation, metadata)
+
+    blocks = list(range(20))
+    ours, theirs = pair.reader.pool.blobs[1], pair.holder.pool.blobs[1]
+    first = await connect()
+    await ended(first.read(1, blocks, blocks).ended)
+    under_way = first.read(1, blocks, blocks)
+    second = await connect()
+    await ended(under_way.ended)
+    for peer in (second, first, second):
+        ours[:] = 0
+        await ended(peer.read(1, blocks, blocks).ended)
+        assert np.array_equal(ours, theirs)
+    first.disconnect()
+    await ended(second.read(1, blocks, blocks).ended)
+    second.disconnect()
 
 
 async def test_a_connect_that_is_cancelled_leaves_the_connector_well(pair: Pair) -> None:

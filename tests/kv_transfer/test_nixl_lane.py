@@ -8,7 +8,7 @@ import pytest
 from kv_transfer import nixl_lane
 from kv_transfer.block_pairs import Blocks
 from kv_transfer.connector import PoolRegion, Read
-from kv_transfer.errors import TransferError
+from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.nixl import RemoteName, Transfer
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.pool_description import PoolDescription
@@ -19,11 +19,13 @@ HUNG, GOOD = b"hung", b"good"
 
 
 class FakeAgent:
-    """READs of the peer named "hung" stay under way; those of others end at once."""
+    """READs of the peer named "hung" stay under way; those of others end at once. Blocks are of
+    the peer as it was added: those of one that was removed are of no use."""
 
     def __init__(self, regions: Sequence[PoolRegion]) -> None:
         self.posted: list[RemoteName] = []
         self.removed: list[RemoteName] = []
+        self.prepared: set[FakeBlocks] = set()
         self.broken = False
 
     def metadata(self) -> bytes:
@@ -34,15 +36,20 @@ class FakeAgent:
 
     def remove_peer(self, name: RemoteName) -> None:
         self.removed.append(name)
+        self.prepared = {blocks for blocks in self.prepared if blocks.name != name}
 
-    def peer_blocks(self, name: RemoteName, region: PoolRegion) -> RemoteName:
-        return name
+    def peer_blocks(self, name: RemoteName, region: PoolRegion) -> "FakeBlocks":
+        blocks = FakeBlocks(name)
+        self.prepared.add(blocks)
+        return blocks
 
     def post(
-        self, group: int, local: Blocks, peer_blocks: RemoteName, remote: Blocks
+        self, group: int, local: Blocks, peer_blocks: "FakeBlocks", remote: Blocks
     ) -> Transfer | None:
-        self.posted.append(peer_blocks)
-        return Transfer(None) if peer_blocks == HUNG.decode() else None
+        if peer_blocks not in self.prepared:
+            raise TransferError("NIXL_ERR_NOT_FOUND")
+        self.posted.append(peer_blocks.name)
+        return Transfer(None) if peer_blocks.name == HUNG.decode() else None
 
     def poll(self, transfer: Transfer) -> bool:
         return False
@@ -51,11 +58,16 @@ class FakeAgent:
         if self.broken:
             raise ZeroDivisionError("a library's mistake")
 
-    def release_blocks(self, peer_blocks: RemoteName) -> None:
-        pass
+    def release_blocks(self, peer_blocks: "FakeBlocks") -> None:
+        self.prepared.discard(peer_blocks)
 
     def close(self) -> None:
         pass
+
+
+class FakeBlocks:
+    def __init__(self, name: RemoteName) -> None:
+        self.name = name
 
 
 @pytest.fixture
@@ -125,6 +137,35 @@ async def test_a_peer_is_added_anew_but_not_under_a_read_that_may_still_write(
     await until(lambda: len(posted(connector)) == 1)
     await reading(connector, HUNG)
     assert agent(connector).removed == ["good"]
+
+
+async def test_a_peer_is_not_removed_while_any_link_to_it_reads(connector: NixlConnector) -> None:
+    """A link that does not is no reason to."""
+    hung = await reading(connector, HUNG)
+    hung(1)
+    await until(lambda: len(posted(connector)) == 1)
+    for _ in range(2):
+        await reading(connector, HUNG)
+    assert not agent(connector).removed
+
+
+async def test_links_to_one_process_live_side_by_side(connector: NixlConnector) -> None:
+    first = await reading(connector, GOOD)
+    await first(1).ended
+    second = await reading(connector, GOOD)
+    for read in (first, second, first):
+        await asyncio.wait_for(read(2).ended, 30)
+    assert agent(connector).removed == ["good"]
+
+
+async def test_a_peer_that_was_read_from_and_is_not_any_more_is_lost(
+    connector: NixlConnector,
+) -> None:
+    first = await reading(connector, GOOD)
+    await first(1).ended
+    agent(connector).prepared.clear()
+    with pytest.raises(LinkLost, match="the peer is gone"):
+        await asyncio.wait_for(first(1).ended, 30)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
