@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from cluster.worker_config import ConnectorChoice, WorkerConfig, WorkerRole
@@ -11,6 +12,10 @@ from protos.rpc import Plane
 if TYPE_CHECKING:
     from engine.engine import Engine
     from prefill_worker.node import Node, NodeConfig
+
+logger = logging.getLogger(__name__)
+
+_LEAST_CONNECTIONS = 256
 
 
 async def start_worker(config: WorkerConfig, plane: Plane, engine: Engine) -> Node:
@@ -30,10 +35,11 @@ def _make(config: WorkerConfig, plane: Plane, engine: Engine) -> Node:
     from prefill_worker.node import Node
 
     workers = {WorkerRole.PREFILL: Node, WorkerRole.DECODE: DecodeWorker}
-    return workers[config.role](_node_config(config, plane), engine)
+    return workers[config.role](node_config(config, plane), engine)
 
 
-def _node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
+def node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
+    from kv_transfer.nixl_connector import NixlConfig
     from kv_transfer.registry import ConnectorConfig
     from kv_transfer.socket_connector import SocketConfig
     from kv_transfer.socket_server import ServerLimits
@@ -46,18 +52,23 @@ def _node_config(config: WorkerConfig, plane: Plane) -> NodeConfig:
         tls = SocketTls.load(
             rpc.tls_certificate, rpc.tls_key, rpc.tls_authority, rpc.tls_server_name
         )
-    limits = ServerLimits(max_connections=config.exchange.max_leases)
+    # Two of each peer's stay, whether it reads or not.
+    limits = ServerLimits(max_connections=max(_LEAST_CONNECTIONS, 2 * config.exchange.max_leases))
     socket = SocketConfig(config.host, config.data_port, config.advertise, tls=tls, limits=limits)
     secret = b"" if plane.secret is None else plane.secret.value
     both = (ConnectorChoice.NIXL, ConnectorChoice.SOCKET)
     auto = config.connector is ConnectorChoice.AUTO
+    # To other hosts nixl sends what it reads as it is; who chooses it by name may.
+    nixl = NixlConfig(beyond_host=tls is None or not auto)
+    if tls is not None and not auto and config.connector is ConnectorChoice.NIXL:
+        logger.warning("nixl encrypts nothing: between hosts the caches of prompts are readable")
     return NodeConfig(
         listen=config.listen,
         advertise=config.advertise,
         role=ROLE_PREFILL if config.role is WorkerRole.PREFILL else ROLE_DECODE,
         max_num_seqs=config.engine.max_num_seqs,
         connectors=tuple(map(str, both if auto else (config.connector,))),
-        connector=ConnectorConfig(secret=secret, socket=socket),
+        connector=ConnectorConfig(secret=secret, nixl=nixl, socket=socket),
         exchange=config.exchange,
         stall_timeout_s=config.engine.stall_timeout_s,
         plane=plane,

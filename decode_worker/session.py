@@ -72,8 +72,8 @@ class Session:
 
     def receive(self, message: IngressMessage) -> None:
         kind = message.WhichOneof("kind")
-        if self._phase is _Phase.ENDED:
-            return
+        if self._phase is _Phase.ENDED or (kind == "hello" and self._phase is _Phase.ENDING):
+            return  # one that came while a drain began is told of that
         if kind == "hello" and self._phase is _Phase.GREETING:
             self._greet(message.hello)
         elif kind is None or kind == "hello" or self._phase is _Phase.GREETING:

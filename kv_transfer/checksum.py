@@ -11,6 +11,8 @@ from kv_transfer.errors import ConnectorUnavailable
 
 Words = NDArray[np.uint64]
 
+CHECKSUMS_OF_CPU = "checksums: of cpu memory only"
+
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
@@ -23,7 +25,7 @@ def checksum(region: PoolRegion, block: int) -> int:
     second. 7 to 9 GB/s on a core from memory.
     """
     if region.memory != "cpu":
-        raise ConnectorUnavailable(f"memory: {region.memory!r}, checksums are made of cpu only")
+        raise ConnectorUnavailable(CHECKSUMS_OF_CPU)
     if region.blob_bytes % 8:
         raise ConnectorUnavailable(f"blob_bytes: {region.blob_bytes}, no multiple of 8")
     address = region.address + block * region.blob_bytes

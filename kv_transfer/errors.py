@@ -23,7 +23,7 @@ class LinkLost(TransferError):
 
 
 class OneSidedRefused(TransferError):
-    """The link is alive and cannot read without the holder's help; another connector must."""
+    """The peer is there and cannot, or must not, be read in this way; another connector must."""
 
 
 class ConnectorUnavailable(TransferError):

@@ -8,9 +8,10 @@ import grpc
 
 from kv_cache.handover import HeldRange
 from kv_cache.transfers import TransferHold
-from kv_transfer.checksum import checksum
+from kv_transfer.checksum import CHECKSUMS_OF_CPU, checksum
 from kv_transfer.config import ExchangeConfig
 from kv_transfer.connector import Connector, PoolRegion
+from kv_transfer.errors import ConnectorUnavailable
 from kv_transfer.faults import Faults
 from kv_transfer.holder import Holder, HolderConfig
 from kv_transfer.link import Link
@@ -42,6 +43,8 @@ class Exchange:
         end_quarantine: Callable[[TransferHold], None],
         faults: Faults,
     ) -> None:
+        if config.checksums and any(region.memory != "cpu" for region in regions):
+            raise ConnectorUnavailable(CHECKSUMS_OF_CPU)
         self._puller = PullerConfig(block_size, config.stuck_after_s)
         self._regions = regions
         self._connectors = connectors

@@ -11,7 +11,7 @@ from typing import Self
 from kv_transfer import nixl
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.connector import PoolRegion, Read
-from kv_transfer.errors import LinkLost, TransferError
+from kv_transfer.errors import LinkLost, OneSidedRefused, TransferError
 from kv_transfer.faults import Faults
 from kv_transfer.nixl_lane import MAX_POST_BYTES, Lane, Piece, SharedPeer
 from kv_transfer.piece_read import Backlog, PieceRead, failed_read
@@ -35,6 +35,7 @@ class NixlConfig:
     """
 
     lanes: int | None = None
+    beyond_host: bool = True  # or else peers on other hosts are left to another connector
     idle_period_s: float = 0.050  # half a percent of a core; 2 % at 10 ms
     hurried_period_s: float = 0.001
 
@@ -98,6 +99,8 @@ class NixlConnector:
         description = PoolDescription.decode(metadata, NAME, self._secret)
         description.check_fits(self._regions, incarnation)
         host, agent = description.payload[:_HOST_BYTES], description.payload[_HOST_BYTES:]
+        if host != _host() and not self._config.beyond_host:
+            raise OneSidedRefused("on another host, where nixl would encrypt nothing")
         shared = SharedPeer(agent, description.regions)
         added = [asyncio.wrap_future(lane.add_peer(shared)) for lane in self._lanes]
         try:

@@ -64,7 +64,10 @@ class SocketServer:
         self._connections: set[_Connection] = set()
         self._closing = False
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._listener = socket.create_server(address, family=family, backlog=128)
+        both = address[0] == "::" and socket.has_dualstack_ipv6()  # as gRPC's servers listen
+        self._listener = socket.create_server(
+            address, family=family, backlog=128, dualstack_ipv6=both
+        )
         self._listener.settimeout(_SWEEP_S)
         self._thread = threading.Thread(target=self._accept, name="socket-accept", daemon=True)
         self._thread.start()

@@ -19,6 +19,8 @@ from kv_transfer.socket_tls import SocketTls
 
 logger = logging.getLogger(__name__)
 
+_LEAST_S = 0.1  # for an address to answer
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -111,12 +113,8 @@ class Stream:
             return self._sock, self._carrier
         target = self._target
         deadline = time.monotonic() + target.answer_s
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            target.host.encode(), target.port, type=socket.SOCK_STREAM
-        )[0]
-        sock = self._keep(socket.socket(family, kind, protocol), read)
+        sock = self._dialled(read, deadline)
         sock.settimeout(target.answer_s)
-        sock.connect(address)
         set_options(sock)
         if target.tls:
             wrapped = target.tls.client.wrap_socket(
@@ -131,6 +129,24 @@ class Stream:
         self._carrier = self._pool.carry(sock, End.READER)
         sock.settimeout(target.stall_s)
         return sock, self._carrier
+
+    def _dialled(self, read: PieceRead[BlockPairs], deadline: float) -> socket.socket:
+        """To the first of the host's addresses that takes it; each has its share of the time."""
+        host, port = self._target.host.encode(), self._target.port
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        failure = OSError("it has no address")
+        for number, (family, kind, protocol, _, address) in enumerate(addresses):
+            sock = self._keep(socket.socket(family, kind, protocol), read)
+            share_s = (deadline - time.monotonic()) / (len(addresses) - number)
+            sock.settimeout(max(_LEAST_S, share_s))
+            try:
+                sock.connect(address)
+            except OSError as error:
+                failure = error
+                self._hang_up()
+            else:
+                return sock
+        raise failure
 
     def _keep(self, sock: socket.socket, read: PieceRead[BlockPairs]) -> socket.socket:
         with self._lock:

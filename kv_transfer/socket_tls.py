@@ -19,14 +19,13 @@ class SocketTls:
     def load(
         cls, certificate: str, key: str, authority: str | None, server_name: str | None = None
     ) -> Self:
-        """With an authority, both ends show a certificate that it signed."""
-        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+        """With an authority, both ends show a certificate that it signed, and nobody else did:
+        without one, servers' are those that the machine trusts."""
         try:
+            server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+            client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=authority)
             for context in (server, client):
                 context.load_cert_chain(certificate, key)
-                if authority:
-                    context.load_verify_locations(authority)
         except OSError as e:  # an SSLError is one
             raise ConnectorUnavailable(f"TLS: {e}") from e
         if authority:

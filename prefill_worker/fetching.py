@@ -226,6 +226,8 @@ class Fetcher:
         deadline = time.monotonic() + plan.timeout_s
         for address, incarnation in plan.sources:
             left_s = wanted.left_s(max(0.0, deadline - time.monotonic()))
+            if left_s == 0.0:
+                break  # nobody was asked, so nobody was not reached
             try:
                 link = await self._link(address, incarnation, left_s)
                 ask = ask_for_prefix(reservation, wanted.request, self._parties(link))

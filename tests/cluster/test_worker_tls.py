@@ -11,6 +11,10 @@ import pytest
 import pytest_asyncio
 import trustme
 
+from cluster.make_worker import node_config
+from cluster.worker_config import ConnectorChoice, WorkerConfig, WorkerRole
+from engine.config import EngineConfig
+from protos.rpc import Plane, RpcConfig
 from tests.forked import first_line, forked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -132,3 +136,20 @@ async def test_a_prefill_worker_of_another_authority_is_not_asked(
     assert not text
     assert f"no prefill worker could serve: {workers.stranger}: " in problem
     assert "CERTIFICATE_VERIFY_FAILED" in problem
+
+
+@pytest.mark.parametrize(
+    ("connector", "encrypted", "beyond"),
+    [("auto", True, False), ("auto", False, True), ("nixl", True, True)],
+)
+async def test_nixl_leaves_its_host_only_where_that_was_wanted(
+    folder: Path, connector: str, encrypted: bool, beyond: bool
+) -> None:
+    """It encrypts nothing."""
+    rpc = RpcConfig()
+    if encrypted:
+        rpc = RpcConfig(tls_certificate=str(folder / "ours.pem"), tls_key=str(folder / "ours.key"))
+    config = WorkerConfig(
+        WorkerRole.PREFILL, connector=ConnectorChoice(connector), rpc=rpc, engine=EngineConfig("m")
+    )
+    assert node_config(config, Plane()).connector.nixl.beyond_host is beyond

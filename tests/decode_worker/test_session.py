@@ -327,6 +327,13 @@ async def test_an_idle_session_drains_at_once(ends: Ends) -> None:
     assert (await ends.farewell()).kind == Failure.KIND_UNAVAILABLE
 
 
+async def test_who_greets_while_a_drain_begins_is_told_of_that() -> None:
+    ends = Ends(greeted=False)
+    ends.session.drain()
+    ends.session.receive(HELLO)
+    assert (await ends.farewell()).kind == Failure.KIND_UNAVAILABLE
+
+
 async def test_what_is_left_can_be_failed(ends: Ends) -> None:
     streams = [ends.submit("a"), ends.submit("b")]
     ends.session.fail_requests(UnavailableError("the worker is stopping"))

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kv_transfer import nixl
 from kv_transfer.connector import Connector, PeerPool, PoolRegion
-from kv_transfer.errors import IncompatiblePeer, LinkLost, TransferError
+from kv_transfer.errors import IncompatiblePeer, LinkLost, OneSidedRefused, TransferError
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.registry import NAMES, ConnectorConfig, new_incarnation, open_connector
 from tests.kv_transfer.pools import GROUPS, Pool
@@ -277,6 +277,22 @@ async def test_memory_that_a_connector_cannot_move_is_named(name: str) -> None:
     region = PoolRegion(4096, 1, 4096, memory="cuda")
     with pytest.raises(TransferError, match="memory: 'cuda'"):
         await open_connector(name, [region], 1, CONFIG)
+
+
+async def test_nixl_may_be_kept_to_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = [Pool(groups=((4, 4096),), seed=seed) for seed in (None, 1)]
+    config = replace(CONFIG, nixl=NixlConfig(beyond_host=False))
+    ours = await open_connector("nixl", pools[0].regions, 1, config)
+    theirs = await open_connector("nixl", pools[1].regions, 2, CONFIG)
+    theirs.expect_peer()
+    metadata = theirs.metadata()
+    peer = await ours.connect(2, metadata)
+    await ended(peer.read(0, [0], [0]).ended)
+    monkeypatch.setattr("kv_transfer.nixl_connector._host", lambda: bytes(16))
+    with pytest.raises(OneSidedRefused, match="another host"):
+        await ours.connect(2, metadata)
+    await ours.close()
+    await theirs.close()
 
 
 async def test_an_unknown_connector_is_named() -> None:

@@ -5,10 +5,13 @@ import contextlib
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -245,6 +248,52 @@ async def test_without_the_authoritys_certificate_nothing_is_read(
         with pytest.raises(TransferError, match="broke"):
             await reader.connect(1, holder.metadata())
         await reader.close()
+    await holder.close()
+
+
+async def test_with_an_authority_those_of_the_machine_count_for_nothing(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = trustme.CA()
+    public.cert_pem.write_to_path(str(tmp_path / "public"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "public"))
+    ours, theirs = tls(authority, tmp_path / "ours"), tls(public, tmp_path / "theirs")
+    anyone = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    anyone.load_cert_chain(tmp_path / "theirs/certificate", tmp_path / "theirs/key")
+    impostor = SocketConfig(tls=replace(theirs, server=anyone))
+    holder = SocketConnector(Pool(seed=3).regions, 1, SECRET, impostor)
+    reader = SocketConnector(Pool().regions, 2, SECRET, SocketConfig(tls=ours))
+    with pytest.raises(TransferError, match="CERTIFICATE_VERIFY_FAILED"):
+        await reader.connect(1, holder.metadata())
+    await reader.close()
+    await holder.close()
+
+
+async def test_every_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+
+    def both(host: Any, *arguments: Any, **named: Any) -> list[Any]:
+        if host != b"of-both-kinds":
+            return resolve(host, *arguments, **named)
+        return resolve("::1", *arguments, **named) + resolve("127.0.0.1", *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    config = SocketConfig(advertise="of-both-kinds")
+    holder = SocketConnector(Pool(seed=3).regions, 1, SECRET, config)
+    reader = SocketConnector(Pool().regions, 2, SECRET, SocketConfig())
+    peer = await reader.connect(1, holder.metadata())
+    await asyncio.wait_for(peer.read(0, [0], [0]).ended, 30)
+    await reader.close()
+    await holder.close()
+
+
+async def test_who_listens_at_any_address_is_reached_by_each_kind() -> None:
+    config = SocketConfig(host="::", advertise="127.0.0.1")
+    holder = SocketConnector(Pool(seed=3).regions, 1, SECRET, config)
+    reader = SocketConnector(Pool().regions, 2, SECRET, SocketConfig())
+    peer = await reader.connect(1, holder.metadata())
+    await asyncio.wait_for(peer.read(0, [0], [0]).ended, 30)
+    await reader.close()
     await holder.close()
 
 
