@@ -234,6 +234,7 @@ class RelayStream(Routed):
             return
         route = _route(placement, self._relay.config.max_candidates, self._local_prefill)
         stream = session.submit(self._rest(), route)
+        stream.on_whole = self._give_up_place
         self._placed = _Placed(stream, session, placement.decode)
         self.routed_s = time.monotonic() - self._began
         self._came.set()
@@ -339,14 +340,27 @@ class RelayStream(Routed):
     def _note(self, update: GenerationUpdate) -> GenerationUpdate:
         for length in self._sent.add(update):
             self._relay.note_length(length)
-        if self._placed is not None and not self._placed.began:
-            self._placed.began = True
-            self._relay.router.began(self.request_id, time.monotonic())
+        if self._note_begin():
             self._relay.dispatch()
         if self._prompt_reported:
             return update._replace(prompt=None)
         self._prompt_reported = update.prompt is not None
         return update
+
+    def _note_begin(self) -> bool:
+        """Whether this is the first that came."""
+        if self._placed is None or self._placed.began:
+            return False
+        self._placed.began = True
+        self._relay.router.began(self.request_id, time.monotonic())
+        return True
+
+    def _give_up_place(self) -> None:
+        """There is room for another, whoever has not read this answer yet: it may be one of many
+        that a single client waits for."""
+        self._note_begin()
+        self._relay.router.ended(self.request_id, time.monotonic())
+        asyncio.get_running_loop().call_soon(self._relay.dispatch)
 
     def _go_on_or_raise(self, error: EngineError, placed: _Placed) -> None:
         session = placed.session

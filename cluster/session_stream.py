@@ -14,7 +14,8 @@ Send = Callable[[IngressMessage], None]
 
 class SessionStream:
     """What was pushed and not read is merged. `forget` is called once, when nothing more can
-    come or is wanted; used on one event loop."""
+    come or is wanted; `on_whole`, if that is because the answer is all there, read or not. Used
+    on one event loop."""
 
     def __init__(
         self, request: GenerationRequest, send: Send, forget: Callable[["SessionStream"], None]
@@ -29,6 +30,7 @@ class SessionStream:
         self._prompt: PromptReport | None = None
         self._error: EngineError | None = None
         self._news = asyncio.Event()
+        self.on_whole: Callable[[], None] = lambda: None
 
     def __aiter__(self) -> Self:
         return self
@@ -57,6 +59,8 @@ class SessionStream:
         ended = {delta.choice for delta in update.deltas if delta.finish_reason is not None}
         if ended:
             self._end(ended)
+            if not self._open:
+                self.on_whole()
 
     def fail(self, error: EngineError) -> None:
         """Nothing more comes; an answer that is whole already stays so."""
@@ -75,6 +79,8 @@ class SessionStream:
             stop = StopChoice(request_id=self.request_id, choice=choice)
             self._send(IngressMessage(stop_choice=stop))
             self._end({choice})
+            if not self._open:
+                self.on_whole()
 
     def close(self) -> None:
         if self._open:

@@ -16,10 +16,12 @@ from cluster.routing_view import routing_view
 from engine.errors import DeadlineError, EngineError, QueueFullError, UnavailableError
 from engine.request import (
     ChoiceDelta,
+    PromptReport,
     RequestId,
 )
 from kv_cache.events import DIGEST_MODULUS, EventBatch, Stored, name_digest
 from kv_cache.names import cache_identity, name_blocks, root_name
+from protos.events_pb2 import BlockCounts, LoadReport
 from protos.rpc import Plane
 from router.config import RouterConfig
 from router.router import Router
@@ -140,6 +142,26 @@ async def test_who_waits_at_the_router_goes_when_there_is_time(fleet: Fleet) -> 
     for stream in (late, patient):
         stream.close()
     assert fleet.relay.router.num_waiting == 0
+
+
+async def test_an_answer_that_has_come_leaves_room_for_others_before_it_is_read(
+    fleet: Fleet,
+) -> None:
+    """One client may wait for more answers than run at once, and read none before it has some."""
+    worker = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    worker.loads.report = LoadReport(max_sequences=2, block_size=16, blocks=room)
+    await fleet.add(worker=worker)
+    streams = [fleet.relay.submit(request(str(number))) for number in range(5)]
+    for number in range(5):
+        answer = await worker.stream(number)
+        answer.push(ChoiceDelta(0, [number], finish_reason=END), prompt=PromptReport(0))
+        if number < 2:
+            assert len(worker.answerer.streams) <= number + 2
+    assert [await next_tokens(stream) for stream in streams] == [[n] for n in range(5)]
+    assert fleet.relay.router.num_under_way == 0
+    for stream in streams:
+        stream.close()
 
 
 async def test_with_never_a_prompt_waits_for_a_prefill_worker_to_come() -> None:

@@ -46,6 +46,7 @@ scaling: {max_sequence_use: 0.2, ttft_s: 0.5, max_requests: 8, down_delay_s: 15}
 SERVE_CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"
 SECRET = "Xylophone quartz"
 NUM_REQUESTS, NUM_TOKENS = 6, 5
+NUM_AT_ONCE = 40  # prompts of one request: more than run at once
 NUM_ASKED = 6  # times: the front gives each ingress its share
 WORKERS = ("decode", "prefill")
 SCALED = (*WORKERS, "ingress")
@@ -114,9 +115,16 @@ def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> No
         assert read(response.content)
 
 
+def test_one_request_may_ask_for_more_answers_than_run_at_once(cluster: Cluster) -> None:
+    body = {"prompt": ["a"] * NUM_AT_ONCE, "n": 2, "max_tokens": 2, "ignore_eos": True}
+    answer = http.post(f"{cluster.url}/v1/completions", json=body, timeout=60).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(2 * NUM_AT_ONCE))
+    assert answer["usage"]["completion_tokens"] == 4 * NUM_AT_ONCE
+
+
 def test_logs_tell_of_requests_and_not_what_they_say(cluster: Cluster) -> None:
     lines = cluster.replica_logs()
-    assert lines.count('"kvrelay.requests"') == NUM_REQUESTS
+    assert lines.count('"kvrelay.requests"') == NUM_REQUESTS + NUM_AT_ONCE
     assert SECRET not in lines
     assert SECRET not in cluster.said()
 
@@ -283,6 +291,21 @@ def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
         assert "the cluster has 2 nodes" in answer().text
         leave()
         wait_for(200)
+
+
+def test_a_setting_that_changes_in_place_leaves_every_worker_in_use(cluster: Cluster) -> None:
+    """Serve leaves a replica out of its list for that moment, with an answer under way there."""
+    before = set(cluster.replicas("decode"))
+    begun = threading.Event()
+    with ThreadPoolExecutor() as threads:
+        ask = partial(streamed, cluster.url, PROMPTS[0], begun, max_tokens=1500, ignore_eos=True)
+        answer = threads.submit(ask)
+        assert begun.wait(60)
+        settings = [{"name": "decode", "logging_config": {"log_level": "INFO"}}]
+        assert cluster.apply_config({"deployments": settings})["status"] == "RUNNING"
+        assert answer.result(60)[1] == 1500
+    assert all(short_answer(cluster, PROMPTS[0]) for _ in range(NUM_ASKED))
+    assert set(cluster.replicas("decode")) == before
 
 
 def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
