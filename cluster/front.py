@@ -52,7 +52,11 @@ class Front:
         gate: Gate,
         request_limits: RequestLimits | None = None,
         meter: Meter | None = None,
+        *,
+        names_responses: bool = True,
     ) -> None:
+        """`names_responses`: by the requests' ids, as Serve does where it carries them."""
+        self._names_responses = names_responses
         self._meter = meter or Meter(model)
         self._backend = backend
         self._refusing = backend if isinstance(backend, Refusing) else None
@@ -160,7 +164,7 @@ class Front:
         exchange: Exchange,
         prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
     ) -> None:
-        origin = Origin(_name(exchange), time.monotonic())
+        origin = Origin(self._name(exchange), time.monotonic())
         self._check_goes_on()
         timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
@@ -191,7 +195,7 @@ class Front:
 
     async def _compute(self, exchange: Exchange, answer: Callable[[bytes], Json]) -> None:
         """Of as much as the model takes, which may be long."""
-        _name(exchange)
+        self._name(exchange)
         timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
 
@@ -256,16 +260,18 @@ class Front:
             raise bad_request("X-Request-Timeout", "X-Request-Timeout: must be seconds above 0")
         return min(timeout_s, self._limits.request_timeout_s)
 
-
-def _name(exchange: Exchange) -> str:
-    """The client's own id, if it sends one, comes back with the response."""
-    value = exchange.header("x-request-id")
-    if value is None:
-        value = uuid.uuid4().hex
-    elif not (0 < len(value) <= 128 and all(0x21 <= ord(char) <= 0x7E for char in value)):
-        raise bad_request("X-Request-Id", "X-Request-Id: must be 1 to 128 visible ASCII characters")
-    exchange.name_response(value)
-    return value
+    def _name(self, exchange: Exchange) -> str:
+        """The client's own id, if it sends one, comes back with the response."""
+        value = exchange.header("x-request-id")
+        if value is None:
+            value = uuid.uuid4().hex
+        elif not (0 < len(value) <= 128 and all(0x21 <= ord(char) <= 0x7E for char in value)):
+            raise bad_request(
+                "X-Request-Id", "X-Request-Id: must be 1 to 128 visible ASCII characters"
+            )
+        if self._names_responses:
+            exchange.name_response(value)
+        return value
 
 
 def _has_failed(task: asyncio.Task[None]) -> bool:

@@ -29,6 +29,8 @@ def build_app(
     request_limits: RequestLimits | None = None,
     meter: Meter | None = None,
     routing: Callable[[str], Json] | None = None,
+    *,
+    names_responses: bool = True,
 ) -> tuple[Starlette, Front]:
     """An ASGI application for any server, and the handlers behind it.
 
@@ -36,7 +38,15 @@ def build_app(
     what is known and was decided of the workers, where there is a choice of them, for a caller.
     """
     gate = gate or Gate()
-    front = Front(backend, model, limits or HttpLimits(), gate, request_limits, meter)
+    front = Front(
+        backend,
+        model,
+        limits or HttpLimits(),
+        gate,
+        request_limits,
+        meter,
+        names_responses=names_responses,
+    )
     routes = [
         _route("POST", "/v1/completions", gate.limited(front.completions)),
         _route("POST", "/v1/chat/completions", gate.limited(front.chat_completions)),

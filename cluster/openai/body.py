@@ -1,15 +1,24 @@
 """Request bodies: JSON to typed values, where every unknown or unsupported field is an error."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from cluster.openai.errors import ApiError, bad_request
 
 # Types are strict: "16" is no number and true is none; an integer is a number.
 _STRICT = {"strict": True, "frozen": True, "allow_inf_nan": False}
+
+
+def unless_null(default: Any) -> BeforeValidator:
+    """Of a field that has a default: null is "not said"."""
+    return BeforeValidator(lambda value: default if value is None else value, type(default) | None)
+
+
+No = Annotated[bool, unless_null(False)]
+Yes = Annotated[bool, unless_null(True)]
 
 
 class Part(BaseModel):
@@ -31,8 +40,11 @@ class Body(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if name not in self.not_supported:
                 raise bad_request(name, f"unknown parameter {name!r}", "unknown_parameter")
-            if value is not None and value not in self.not_supported[name]:
+            if value is not None and not self.asks_for_nothing(name, value):
                 raise bad_request(name, f"{name} is not supported", "unsupported_parameter")
+
+    def asks_for_nothing(self, name: str, value: Any) -> bool:
+        return value in self.not_supported[name]
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)

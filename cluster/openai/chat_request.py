@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from cluster.openai.body import Part
+from cluster.openai.body import No, Part
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar
 from cluster.openai.tool_choice import ToolChoice, compact
@@ -131,10 +131,10 @@ class ChatRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
+    continue_final_message: No = False
     documents: list[dict[str, str]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool = False
+    add_special_tokens: No = False
 
     def chat_options(self) -> ChatOptions:
         prompt = self.add_generation_prompt

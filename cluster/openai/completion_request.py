@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
+from cluster.openai.body import No, Yes
 from cluster.openai.sampling_fields import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -35,9 +36,9 @@ class CompletionRequest(SamplingFields):
     not_supported: ClassVar = {**SamplingFields.not_supported, "suffix": ("",)}
 
     prompt: Annotated[Any, BeforeValidator(_check_prompt, _Prompt)]
-    echo: bool = False
+    echo: No = False
     logprobs: int | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Yes = True
 
     def prompts(self) -> Iterator[str | list[int]]:
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):

@@ -63,7 +63,7 @@ def api_error(error: EngineError) -> ApiError:
         case UnprocessableError(field=name):
             return ApiError(422, str(error), param=name)
         case RequestError(field=name):
-            return bad_request(name, str(error))
+            return bad_request(name, str(error), "invalid_value")
         case QueueFullError():
             message = str(error) or "too many requests are waiting"
             headers = {"Retry-After": str(math.ceil(error.retry_after_s))}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from cluster.openai.body import Body, Part
+from cluster.openai.body import Body, No, Part, Yes, unless_null
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_SALT_CHARS, NOT_IN_SALTS
 from cluster.openai.structured import (
     NamedGrammar,
@@ -93,9 +93,9 @@ class SamplingFields(Body):
     min_tokens: int | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_check_stop, str | list[str] | None)] = None
     stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    include_stop_str_in_output: No = False
+    ignore_eos: No = False
+    skip_special_tokens: Yes = True
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -105,7 +105,7 @@ class SamplingFields(Body):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    priority: Annotated[int, Field(ge=LEAST_PRIORITY, lt=2**31)] = 0
+    priority: Annotated[int, Field(ge=LEAST_PRIORITY, lt=2**31), unless_null(0)] = 0
     cache_salt: Annotated[
         str | None, Field(max_length=MAX_SALT_CHARS), BeforeValidator(_check_salt)
     ] = None
@@ -114,6 +114,11 @@ class SamplingFields(Body):
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    def asks_for_nothing(self, name: str, value: Any) -> bool:
+        """The best of as many as are asked for are all of them."""
+        as_many = name == "best_of" and type(value) is int and value == self.n
+        return as_many or super().asks_for_nothing(name, value)
 
     def sampling_params(
         self, defaults: GenerationDefaults, *, max_tokens: int | None, logprobs: int | None

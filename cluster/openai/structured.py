@@ -74,8 +74,10 @@ def named(field: str, make: Callable[[], Grammar]) -> Grammar:
 
 def _of_response_format(value: ResponseFormat) -> dict[str, tuple[str, Any]]:
     schema = value.json_schema
-    if (value.type == "json_schema") != (schema is not None):
-        raise RequestError("response_format", "json_schema goes with the type 'json_schema'")
+    if value.type == "json_schema" and schema is None:
+        raise RequestError("response_format", "json_schema is required with the type of that name")
+    if value.type != "json_schema" and schema is not None:
+        raise RequestError("response_format", "json_schema needs the type of that name")
     if schema is None:
         return {"response_format": ("json_object", value.type == "json_object")}
     if schema.schema_ is None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cluster.openai.body import Body
+from cluster.openai.body import Body, No
 from cluster.openai.chat_request import ChatMessage
 from engine.errors import RequestError
 from engine.text.chat_template import ChatOptions
@@ -16,9 +16,9 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None  # by default with a prompt, not with messages
-    return_token_strs: bool = False
+    return_token_strs: No = False
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
+    continue_final_message: No = False
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

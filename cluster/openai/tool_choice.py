@@ -10,6 +10,7 @@ from engine.errors import RequestError
 
 Tool = Mapping[str, Any]
 _ANY_OBJECT = {"type": "object"}
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 # Keywords whose values are schemas by names, which may be those of keywords.
 _BY_NAME = frozenset(
     ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
@@ -117,8 +118,8 @@ def _name(tool: Tool) -> str:
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     parameters = tool["function"].get("parameters")
-    if parameters is None:
-        return {**_ANY_OBJECT}
+    if parameters is None:  # an empty list of them, as OpenAI has it
+        return {**_NO_PARAMETERS}
     if not isinstance(parameters, dict):
         raise RequestError("tools", f"parameters of {_name(tool)!r} must be a JSON schema")
     return {**_ANY_OBJECT, **parameters}

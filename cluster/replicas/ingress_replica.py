@@ -97,6 +97,7 @@ class IngressReplica(TokenService):
             request_limits,
             meter,
             lambda caller: routing_view(self._relay.router, time.monotonic(), caller),
+            names_responses=False,
         )
         self._tokens = TokenFront(self._relay, model, http, self._gate, request_limits, meter)
         is_open = keys is not None or args.front.allow_unauthenticated

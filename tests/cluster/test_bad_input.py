@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.exchange import HttpLimits
+from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.request_limits import RequestLimits
@@ -126,7 +128,7 @@ async def test_bodies_that_are_no_json_object(server: Server, path: str, body: b
         ("stream_options", {"include_usage": True}),
         ("echo", 1),
         ("user", 5),
-        ("skip_special_tokens", None),
+        ("skip_special_tokens", 1),
     ],
 )
 async def test_wrong_values_name_their_parameter(server: Server, param: str, value: Any) -> None:
@@ -256,6 +258,27 @@ async def test_values_that_ask_for_nothing_are_taken(server: Server) -> None:
     await server.ok(COMPLETIONS, prompt="x", best_of=1, suffix="", use_beam_search=False)
     plain = {"type": "text"}
     await server.ok(CHAT, messages=HELLO, response_format=plain, parallel_tool_calls=True)
+    await server.ok(COMPLETIONS, prompt="x", n=3, best_of=3)
+    assert (await refused(server, COMPLETIONS, {"prompt": "x", "best_of": 3}))["param"] == "best_of"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        (COMPLETIONS, CompletionRequest, {"prompt": "x"}),
+        (CHAT, ChatRequest, {"messages": HELLO}),
+        ("/tokenize", TokenizeRequest, {"prompt": "x"}),
+    ],
+)
+async def test_null_is_not_said(
+    server: Server, path: str, kind: type[Body], body: dict[str, Any]
+) -> None:
+    nulls = {name: None for name in kind.model_fields if name not in body}
+    await server.ok(path, **body)
+    await server.ok(path, **nulls, **body)
+    if server.backend.streams:
+        plain, with_nulls = (stream.request for stream in server.backend.streams)
+        assert replace(plain.params, seed=1) == replace(with_nulls.params, seed=1)
 
 
 async def test_unknown_parameters_are_refused_by_name(server: Server) -> None:

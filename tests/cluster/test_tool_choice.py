@@ -30,7 +30,8 @@ def test_a_named_function_s_arguments_are_the_answer() -> None:
     schema = {**NUMBER, "$defs": {"N": {"type": "integer"}}}
     choice = ToolChoice.read([tool("a"), tool("b", schema)], named("b"))
     assert choice.schema(one_call=False) == schema
-    assert ToolChoice.read([tool("a")], named("a")).schema(one_call=False) == {"type": "object"}
+    nothing = ToolChoice.read([tool("a")], named("a")).schema(one_call=False)
+    assert (nothing["properties"], nothing["additionalProperties"]) == ({}, False)
 
 
 def test_required_calls_are_an_array() -> None:
@@ -157,6 +158,18 @@ async def test_answers_are_read_as_the_grammar_has_them(per_step: int) -> None:
     for message in (choice["message"], message_of_events(await server.events(PATH, **body))[0]):
         calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]]
         assert calls == expected
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 8, 30, 40])
+async def test_what_is_cut_short_of_a_call_is_no_content(num_tokens: int) -> None:
+    text = '[{"name": "look", "arguments": {"at": "x"}},\n{"name":"buy","arguments":{}}]'
+    server = server_that_says(text, defaults=ENDS)
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": "required", "max_tokens": num_tokens}
+    (choice,) = (await server.ok(PATH, **body))["choices"]
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+    message, _ = message_of_events(await server.events(PATH, **body))
+    assert not message.get("content")
 
 
 async def test_a_named_function_is_the_only_call() -> None:

@@ -25,9 +25,9 @@ def main() -> None:
     config: dict[str, Any] = json.loads(sys.argv[1])
     ray.init(log_to_driver=False)
     if "applications" not in config:
-        details = serve_details()
-        assert details is not None
-        running = details["applications"][APP_NAME]["deployed_app_config"]
+        told = serve_details()
+        assert told is not None
+        running = told["applications"][APP_NAME]["deployed_app_config"]
         config = {"applications": [{**running, **config}]}
     client = _get_global_client()
     assert client is not None

@@ -82,8 +82,11 @@ def test_who_has_no_key_gets_nothing_but_health(cluster: Cluster) -> None:
         assert response.json()["error"]["code"] == "invalid_api_key"
     assert http.get(f"{cluster.url}/health").status_code == 200
     with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key=KEY, max_retries=0) as client:
-        answer = client.completions.create(model="bundled", prompt="The", max_tokens=3)
-        assert answer.choices[0].text
+        raw = client.completions.with_raw_response.create(
+            model="bundled", prompt="The", max_tokens=3, extra_headers={"X-Request-Id": "mine"}
+        )
+        assert raw.parse().choices[0].text
+        assert raw.headers.get_list("x-request-id") == ["mine"], "Serve names it too"
     with (
         openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="x", max_retries=0) as client,
         pytest.raises(openai.AuthenticationError),

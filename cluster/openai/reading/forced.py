@@ -25,8 +25,12 @@ class NamedReader:
 
 
 class ArrayReader(MistralReader):
-    """The answer is an array of calls, as behind Mistral's mark."""
+    """The answer is an array of calls, as behind Mistral's mark, and has no content: what was cut
+    short of a call is none."""
 
     def __init__(self) -> None:
         super().__init__()
         self._state = State.MARKED
+
+    def _say(self, text: str, parts: list[Part]) -> None:
+        pass
