@@ -41,7 +41,7 @@ class ServedModel:
 
     @cached_property
     def grammar_trial(self) -> GrammarTrial:
-        eos = tuple(token for token in self.defaults.eos_token_ids if token < self.vocab_size)
+        eos = self.defaults.eos_below(self.vocab_size)
         return GrammarTrial(self.tokenizer.to_json, self.vocab_size, eos)
 
     async def check_grammar(self, grammar: Grammar, field: str) -> None:

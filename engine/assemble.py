@@ -107,7 +107,7 @@ def _make_runner(
     parameters = SamplingTable(config.max_num_seqs, info.model.vocab_size)
     slots = SlotTable(config.max_num_seqs, shape.max_model_len, shape.block_size, len(slabs))
     sampler = load_sampler(config.kernels, shape.device, parameters)
-    eos = info.defaults.eos_token_ids
+    eos = info.defaults.eos_below(info.model.vocab_size)
     grammars = GrammarTable(info.model.vocab_size)
     return ModelRunner(model, sampler, parameters, slots, grammars, slabs, host_slabs, eos)
 

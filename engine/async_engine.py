@@ -115,10 +115,10 @@ class AsyncEngine:
         if request.request_id in self._streams:
             stream.fail(RequestError("request_id", f"{request.request_id!r} is running already"))
             return stream
-        self._streams[request.request_id] = stream
+        self._streams[request.request_id] = stream  # which hears nothing before `_add`
         arrived_s = time.monotonic()
         if request.drawn_grammar is None:
-            self.call(lambda engine: self._add(engine, request, arrived_s))
+            self.call(lambda engine: self._add(engine, request, stream, arrived_s))
         else:
             self._compile(request, request.drawn_grammar, stream, arrived_s)
         if request.timeout_s is not None:
@@ -132,7 +132,7 @@ class AsyncEngine:
 
         def add(engine: Engine) -> None:
             if self._streams.get(request.request_id) is stream:
-                self._add(engine, request, arrived_s, compiled)
+                self._add(engine, request, stream, arrived_s, compiled)
 
         try:
             compiled = self.engine.grammars.submit(grammar)
@@ -235,9 +235,12 @@ class AsyncEngine:
         self,
         engine: Engine,
         request: GenerationRequest,
+        stream: Stream,
         arrived_s: float,
         compiled: "Future[CompiledGrammar] | None" = None,
     ) -> None:
+        """What was on its way to another stream of the same id is before it."""
+        self._on_loop(stream.begin)
         try:
             engine.add(request, None if compiled is None else compiled.result(), arrived_s)
         except EngineError as error:
@@ -313,17 +316,22 @@ class AsyncEngine:
 
     def _deliver(self, output: StepOutput) -> None:
         for request_id, update in output.updates.items():
-            stream = self._streams.get(request_id)
+            stream = self._begun(request_id)
             if isinstance(stream, EngineStream):
                 stream.push(update)
         for request_id, hand_over in output.hand_overs.items():
-            self._deliver_hand_over(self._streams.get(request_id), hand_over)
+            self._deliver_hand_over(self._begun(request_id), hand_over)
         for request_id, error in output.failures.items():
-            if failing := self._streams.pop(request_id, None):
+            if failing := self._begun(request_id):
+                del self._streams[request_id]
                 failing.fail(error)
         for reservation in output.reservations:
             assert self._on_reserved is not None
             self._on_reserved(reservation)
+
+    def _begun(self, request_id: RequestId) -> Stream | None:
+        stream = self._streams.get(request_id)
+        return stream if stream is not None and stream.has_begun else None
 
     def _deliver_hand_over(self, stream: Stream | None, hand_over: list[HandOverNews]) -> None:
         """Blocks that nobody reads are let go."""

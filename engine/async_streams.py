@@ -40,6 +40,10 @@ class RequestStream(ABC, Generic[News]):
         self._on_news: Callable[[], None] | None = None
         self._closed = False
         self._expiry: asyncio.TimerHandle | None = None
+        self.has_begun = False  # the engine has the request
+
+    def begin(self) -> None:
+        self.has_begun = True
 
     def listen(self, on_news: Callable[[], None]) -> None:
         """It is called whenever there may be something to take, or nothing more comes: for who

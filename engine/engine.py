@@ -349,7 +349,7 @@ def _load_vocabulary(info: EngineInfo) -> Compile:
         tokenizer = Tokenizer.from_folder(info.source.folder)
     except ModelError as error:
         raise RequestError("grammar", f"needs the model's tokenizer: {error}") from None
-    eos = tuple(token for token in info.defaults.eos_token_ids if token < info.model.vocab_size)
+    eos = info.defaults.eos_below(info.model.vocab_size)
     return Vocabulary(tokenizer.to_json(), info.model.vocab_size, eos).compile
 
 

@@ -67,6 +67,22 @@ def _hash_config(values: Mapping[str, object], seed: int | None) -> hashlib.blak
     return hashlib.blake2b(f"{seed}:{canonical}\n".encode(), digest_size=DIGEST_BYTES)
 
 
+def same_samples(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors are the same, as far as samples of them tell."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    digests = []
+    for tensor in (one, other):
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        try:
+            with tensor.file.open("rb") as file:
+                _hash_samples(digest, file, tensor)
+        except OSError as error:
+            raise ModelError(f"{tensor.file}: cannot be read: {error}") from error
+        digests.append(digest.digest())
+    return digests[0] == digests[1]
+
+
 def _hash_samples(digest: hashlib.blake2b, file: BinaryIO, tensor: StoredTensor) -> None:
     """All of a small tensor; of a large one samples from its first byte to its last."""
     if tensor.size <= SAMPLES_PER_TENSOR * SAMPLE_BYTES:

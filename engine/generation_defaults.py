@@ -5,6 +5,7 @@ Precedence is the caller's: the request first, then these, then OpenAI's default
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 from engine.errors import RequestError
 from engine.models.json_config import JsonConfig, read_json_object
 from engine.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 WHOLE = ("top_k", "max_tokens")
 
@@ -29,6 +32,10 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
 
+    def eos_below(self, vocab_size: int) -> tuple[int, ...]:
+        """Those that can be drawn: a tokenizer may have more than the model has logits for."""
+        return tuple(token for token in self.eos_token_ids if token < vocab_size)
+
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
     generation = _optional_file(folder, "generation_config.json")
@@ -39,7 +46,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         top_k=_top_k(generation),
         min_p=_float(generation, "min_p"),
         repetition_penalty=_float(generation, "repetition_penalty"),
-        max_new_tokens=_value(generation, "max_new_tokens", "max_tokens"),
+        max_new_tokens=_max_new_tokens(generation),
     )
 
 
@@ -60,7 +67,11 @@ def _value(config: JsonConfig, key: str, field: str) -> Any:
     try:
         return getattr(SamplingParams(**sent), field)
     except RequestError as error:
-        raise config.fail(key, error.message) from None
+        if config.raw("do_sample") is not False:
+            raise config.fail(key, error.message) from None
+        # What is beside it is of no use to anyone, and transformers takes it.
+        logger.warning("%s: %s: %r is not used: %s", config.where, key, value, error.message)
+        return None
 
 
 def _float(config: JsonConfig, key: str) -> float | None:
@@ -72,6 +83,14 @@ def _top_k(config: JsonConfig) -> int | None:
     """-1 is no limit, too, as in a request."""
     value = config.raw("top_k")
     return 0 if value == -1 else _value(config, "top_k", "top_k")
+
+
+def _max_new_tokens(config: JsonConfig) -> int | None:
+    """-1 is no limit, as some write it."""
+    if config.raw("max_new_tokens") == -1:
+        return None
+    limit: int | None = _value(config, "max_new_tokens", "max_tokens")
+    return limit
 
 
 def _eos_token_ids(folder: Path, generation: JsonConfig) -> set[int]:
@@ -87,7 +106,7 @@ def _eos_token_ids(folder: Path, generation: JsonConfig) -> set[int]:
 def _token_ids(config: JsonConfig) -> Iterator[int]:
     value = config.raw("eos_token_id")
     for token in value if isinstance(value, list) else [value]:
-        if token is None:
+        if token is None or (type(token) is int and token == -1):  # there is none
             continue
         if type(token) is not int or token < 0:
             raise config.fail("eos_token_id", f"{value!r}, must be a token id or a list of them")

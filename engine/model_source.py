@@ -15,8 +15,9 @@ BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 
 CONFIG_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 WEIGHT_FILES = ("*.safetensors",)
-# Sub-folders hold other formats of the same weights; `consolidated` is Mistral's own.
-IGNORED_FILES = ("*/*", "consolidated*")
+# Sub-folders hold other formats of the same weights, but for additional_chat_templates;
+# `consolidated` is Mistral's own.
+IGNORED_FILES = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ FAMILIES: Mapping[str, Family] = {
     "MistralForCausalLM": Family(
         qkv_bias=False,
         output_bias=False,
-        window_rule=WindowRule.EVERY_LAYER,
+        window_rule=WindowRule.ALL_LAYERS,
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     ),
     "Qwen2ForCausalLM": Family(

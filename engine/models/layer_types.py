@@ -12,10 +12,12 @@ SLIDING = "sliding_attention"
 
 
 class WindowRule(Enum):
-    """What a family makes of `sliding_window` where `layer_types` does not say."""
+    """What a family makes of `sliding_window`; where `layer_types` does not say, for all but
+    EVERY_LAYER, which does not look at it."""
 
     NONE = auto()  # the family knows no window
-    EVERY_LAYER = auto()  # Mistral, Phi-3
+    EVERY_LAYER = auto()  # Phi-3
+    ALL_LAYERS = auto()  # Mistral; with `layer_types` it is what transformers calls Ministral
     UPPER_LAYERS = auto()  # Qwen: from `max_window_layers` on, if `use_sliding_window`
     PATTERN = auto()  # Gemma: every `sliding_window_pattern`-th layer sees everything
 
@@ -48,5 +50,7 @@ def _implied_kinds(
         return tuple(FULL if (i + 1) % period == 0 else SLIDING for i in range(num_layers))
     if window is None:
         return (FULL,) * num_layers
+    if rule is WindowRule.ALL_LAYERS:
+        return (SLIDING,) * num_layers
     first = config.integer("max_window_layers", 28, minimum=0)
     return tuple(SLIDING if i >= first else FULL for i in range(num_layers))

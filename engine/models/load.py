@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.errors import ModelError
+from engine.fingerprint import same_samples
 from engine.kernels.interface import Kernels
 from engine.model_source import ModelSource
 from engine.models.decoder_config import DecoderConfig
@@ -71,4 +73,25 @@ def _open(
     checkpoint = CheckpointTensors(source.folder)
     tensors = decoder_tensors(config, checkpoint_prefix(config, checkpoint.stored))
     refuse_unexpected(config, tensors, checkpoint.stored)
+    _check_tied(source, config, tensors, checkpoint)
     return tensors, checkpoint
+
+
+def _check_tied(
+    source: ModelSource,
+    config: DecoderConfig,
+    tensors: DecoderTensors,
+    checkpoint: CheckpointTensors,
+) -> None:
+    """A head that is stored beside the embedding which it is tied to has to be the same: some
+    would use it, and others not."""
+    stored = checkpoint.stored
+    heads = [name for name in stored if name.endswith("lm_head.weight")]
+    embedding = stored.get(tensors.embedding.name)
+    if not config.tied_embeddings or not heads or embedding is None:
+        return
+    if any(not same_samples(stored[head], embedding) for head in heads):
+        raise ModelError(
+            f"{source.folder}: {heads[0]} differs from {embedding.name}, to which config.json ties"
+            " it; set tie_word_embeddings to false to use it, or leave it out of the checkpoint"
+        )

@@ -53,7 +53,7 @@ def parse_decoder(config: JsonConfig) -> DecoderConfig:
 def parse_dtype(config: JsonConfig, default: DtypeName) -> DtypeName:
     key = "dtype" if config.raw("dtype") is not None else "torch_dtype"
     name = config.optional_text(key)
-    if name is None:
+    if name is None or name == "auto":
         return default
     if name.removeprefix("torch.") not in _DTYPES:
         raise config.fail(key, f"{name!r}, must be float32, bfloat16 or float16")

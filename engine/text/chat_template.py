@@ -176,7 +176,7 @@ def _read_sources(folder: Path) -> tuple[dict[str, str], Path]:
     """From files of their own (which win) or tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     files = {DEFAULT: path} if path.is_file() else {}
-    files |= {file.stem: file for file in sorted(folder.glob("chat_templates/*.jinja"))}
+    files |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     if files:
         return {name: _read_text(file) for name, file in files.items()}, path
     path = folder / "tokenizer_config.json"

@@ -1,5 +1,6 @@
 """Whatever is asked for, the engine answers or says why not, and goes on."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from engine.errors import ConfigError, RequestError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from tests.engine.models_on_disk import VOCAB, make_tiny
+from tests.engine.pair import make_engine
 
 token_ids = st.integers(-1, VOCAB)
 params: st.SearchStrategy[dict[str, object]] = st.builds(
@@ -139,3 +141,15 @@ def test_swap_space_that_is_not_there_is_refused(tmp_path: Path, size: int) -> N
     with pytest.raises(ConfigError, match="are available") as caught:
         Engine.create(EngineConfig(str(folder), preemption_mode="swap", swap_space_bytes=size))
     assert caught.value.field == "swap_space_bytes"
+
+
+def test_an_end_beyond_the_vocabulary_is_nobodys_trouble(tmp_path: Path) -> None:
+    """A tokenizer may have tokens that the model was not resized for."""
+    folder = make_tiny("llama", tmp_path).folder
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 10**6]}))
+    engine = make_engine(str(folder))
+    for name, least in (("a", 3), ("b", 0)):
+        params = SamplingParams(max_tokens=6, min_tokens=least, temperature=0.0)
+        engine.add(GenerationRequest(RequestId(name), [1, 2, 3], params))
+    while engine.has_work:
+        assert not engine.step().failures

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -185,6 +186,22 @@ async def test_a_stream_that_failed_does_not_end_its_ids_next_request(
         tokens, _ = await read(second)
     assert len(tokens) == 40
     await idle(serving)
+
+
+async def test_news_of_a_request_that_was_closed_are_not_its_ids_next_one_s(
+    serving: AsyncEngine,
+) -> None:
+    """They may be on their way while the loop is busy."""
+    alone, _ = await read(serving.submit(replace(request("alone"), prompt_token_ids=[9, 8, 7])))
+    for _ in range(5):
+        first = serving.submit(request("again", 100))
+        await anext(first)
+        before = serving.engine.num_steps
+        while serving.engine.num_steps < before + 3:
+            time.sleep(0.0005)
+        first.close()
+        second = serving.submit(replace(request("again"), prompt_token_ids=[9, 8, 7]))
+        assert (await read(second))[0] == alone
 
 
 @pytest.mark.parametrize("which", ["launch", "finish"])

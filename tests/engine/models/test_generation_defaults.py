@@ -47,6 +47,24 @@ def test_minus_one_is_no_limit(tmp_path: Path) -> None:
     assert read_generation_defaults(tmp_path).top_k == 0
 
 
+def test_minus_one_is_none(tmp_path: Path) -> None:
+    write(tmp_path, generation_config={"eos_token_id": -1, "max_new_tokens": -1})
+    assert read_generation_defaults(tmp_path) == GenerationDefaults()
+    write(tmp_path, generation_config={"eos_token_id": [7, -1]})
+    assert read_generation_defaults(tmp_path).eos_token_ids == (7,)
+
+
+def test_beside_do_sample_false_what_cannot_be_used_is_not(tmp_path: Path) -> None:
+    values = {"do_sample": False, "top_p": 0.0, "temperature": 0.6}
+    write(tmp_path, generation_config=values)
+    defaults = read_generation_defaults(tmp_path)
+    assert (defaults.top_p, defaults.temperature) == (None, 0.6)
+
+
+def test_an_end_that_no_logits_are_for_cannot_be_drawn() -> None:
+    assert GenerationDefaults((2, 95, 96)).eos_below(96) == (2, 95)
+
+
 def test_every_end_of_turn_counts(tmp_path: Path) -> None:
     """As in Llama 3, whose files each name another one."""
     write(
@@ -75,7 +93,7 @@ def test_the_tokenizers_end_is_found_in_either_file(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"eos_token_id": "2"}, "eos_token_id: '2', must be a token id"),
-        ({"eos_token_id": [2, -1]}, "eos_token_id"),
+        ({"eos_token_id": [2, -2]}, "eos_token_id"),
         ({"temperature": -0.1}, "temperature: -0.1, must be at least 0.0 and at most 100.0"),
         ({"top_p": 1.5}, "top_p: 1.5, must be greater than 0.0 and at most 1.0"),
         ({"top_p": 0.0}, "top_p: 0.0, must be greater than 0.0"),

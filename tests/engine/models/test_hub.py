@@ -30,9 +30,17 @@ FILES = {
     "pytorch_model.bin": b"not wanted",
     "consolidated.safetensors": b"not wanted",
     "original/model.safetensors": b"not wanted",
+    "adapters/adapter_config.json": b"not wanted",
+    "additional_chat_templates/tool_use.jinja": b"y",
     "README.md": b"not wanted",
 }
-WANTED = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+WANTED = {
+    "config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+    "model.safetensors",
+}
 
 # Resolves every call of the list on stdin, in one process that has the environment to be tested.
 PROGRAM = """if True:
@@ -48,6 +56,11 @@ PROGRAM = """if True:
             answers.append({"error": str(error)})
     print(json.dumps(answers))
 """
+
+
+def files_in(folder: str) -> set[str]:
+    root = Path(folder)
+    return {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()}
 
 
 @dataclass
@@ -94,7 +107,7 @@ def test_a_repository_is_downloaded_once_and_without_what_is_not_needed(client: 
     first, again = client.resolve(call, call)
     assert first == again
     assert first["commit"] == FIRST
-    assert {p.name for p in Path(first["folder"]).rglob("*")} == WANTED
+    assert files_in(first["folder"]) == WANTED
     assert sorted(client.hub.downloads) == sorted(f"some/model/{name}" for name in WANTED)
     assert (Path(first["folder"]) / "model.safetensors").read_bytes() == WEIGHTS
     source = ModelSource("some/model", Path(first["folder"]), first["commit"])
@@ -116,7 +129,7 @@ def test_revision_download_dir_and_offline_mode(client: Client, tmp_path: Path) 
 
 def test_only_the_config_is_fetched_where_weights_are_not_wanted(client: Client) -> None:
     (plan,) = client.resolve({"model": "some/model", "weights": False})
-    assert {p.name for p in Path(plan["folder"]).rglob("*")} == WANTED - {"model.safetensors"}
+    assert files_in(plan["folder"]) == WANTED - {"model.safetensors"}
     (partial,) = client.resolve({"model": "some/model"}, HF_HUB_OFFLINE="1")
     assert "not, or not wholly, in the download folder" in partial["error"]
     (served,) = client.resolve({"model": "some/model"})

@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.errors import ModelError
 from engine.kernels.registry import load_kernels
 from engine.model_source import ModelSource
 from engine.models.describe import describe
@@ -80,6 +81,23 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(
         torch.testing.assert_close(
             ours, saved.logits[index], rtol=0, atol=TOLERANCE, check_dtype=False
         )
+
+
+def test_a_stored_head_is_the_embedding_that_it_is_tied_to(
+    saved_models: SavedModels, tmp_path: Path
+) -> None:
+    saved = saved_models(next(case for case in NATIVE_CASES if "tied" in case.name))
+    folder = shutil.copytree(saved.source.folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors")
+    source = ModelSource("tied", folder)
+    kernels = load_kernels("reference", CPU)
+    load_model(source, describe(source), kernels, torch.float32, CPU)
+    tensors["lm_head.weight"][5, 0] += 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="lm_head.weight differs from model.embed_tokens.weight"):
+        load_model(source, describe(source), kernels, torch.float32, CPU)
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

@@ -373,8 +373,10 @@ def test_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
     assert rendered(tmp_path) == "named"
     (tmp_path / "chat_template.jinja").write_text("from file")
     assert rendered(tmp_path) == "from file"
-    (tmp_path / "chat_templates").mkdir()
-    (tmp_path / "chat_templates" / "tool_use.jinja").write_text("{{ tools | length }} tools")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(
+        "{{ tools | length }} tools"
+    )
     assert rendered(tmp_path, ChatOptions(tools=TOOLS)) == f"{len(TOOLS)} tools"
 
 
