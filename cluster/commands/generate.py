@@ -5,6 +5,8 @@ import asyncio
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cluster.commands.console import answer, say, show_progress
@@ -20,6 +22,7 @@ from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.remote_engine import RemoteEngine
 from cluster.served_model import ServedModel
 from engine.errors import RequestError
+from engine.generation_defaults import GenerationDefaults
 from engine.request import GenerationRequest, RequestId
 
 _DEFAULT_MAX_TOKENS = 256
@@ -47,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.system is not None and not arguments.chat:
         raise RequestError("system", "needs --chat")
     config = engine_config(arguments)
+    _check_sampling(arguments)
     show_progress()
     engine = open_engine(arguments, config)
     asyncio.run(_generate(engine, arguments))
@@ -55,16 +59,28 @@ def run(arguments: argparse.Namespace) -> int:
 
 def make_plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
     """By the rules of the HTTP API."""
-    try:
+    with _as_request_errors():
         return _plan(arguments, model)
+
+
+def _check_sampling(arguments: argparse.Namespace) -> None:
+    """Before a model is loaded, which takes a while."""
+    with _as_request_errors():
+        said = from_fields(CompletionRequest, {"prompt": "", **_fields(arguments)})
+    said.sampling_params(GenerationDefaults(), max_tokens=said.max_tokens, logprobs=None)
+
+
+@contextmanager
+def _as_request_errors() -> Iterator[None]:
+    try:
+        yield
     except ApiError as error:
         field = error.param or "prompt"
         raise RequestError(field, error.message.removeprefix(f"{field}: ")) from error
 
 
-def _plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    fields: dict[str, Any] = {
+def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
         "temperature": arguments.temperature,
         "top_p": arguments.top_p,
         "top_k": arguments.top_k,
@@ -73,6 +89,11 @@ def _plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
         "ignore_eos": arguments.ignore_eos,
         "max_tokens": arguments.max_tokens,
     }
+
+
+def _plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    fields = _fields(arguments)
     if arguments.chat:
         turns = [("system", arguments.system), ("user", text)]
         messages = [

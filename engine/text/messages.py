@@ -4,8 +4,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import RequestError
-
 # Names that a message's reasoning comes under; templates read the first, a few the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -34,12 +32,11 @@ def flatten_content(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> Any:
+    """What a model wrote is what its client sends back: with raw line breaks, or cut short."""
     try:
-        return json.loads(arguments) if arguments else {}
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            "messages", f"arguments of a tool call are not JSON: {arguments[:80]!r}"
-        ) from error
+        return json.loads(arguments, strict=False) if arguments else {}
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _copied(value: Any) -> Any:

@@ -331,11 +331,6 @@ def test_what_a_template_refuses_is_told_in_its_words(source: str, reason: str) 
             ChatOptions(add_generation_prompt=False, continue_final_message=True),
             "continue_final_message",
         ),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
-            ChatOptions(),
-            "messages",
-        ),
     ],
 )
 def test_bad_requests_name_their_field(chat: list[Any], options: ChatOptions, field: str) -> None:
@@ -378,6 +373,17 @@ def test_template_file_wins_over_tokenizer_config(tmp_path: Path) -> None:
         "{{ tools | length }} tools"
     )
     assert rendered(tmp_path, ChatOptions(tools=TOOLS)) == f"{len(TOOLS)} tools"
+
+
+@pytest.mark.parametrize(
+    ("sent", "seen"),
+    [('{"at": 1}', {"at": 1}), ('{"at": "a\nb"}', {"at": "a\nb"}), ('{"at": ', '{"at": ')],
+)
+def test_arguments_of_calls_are_as_the_model_wrote_them(sent: str, seen: Any) -> None:
+    call = {"function": {"name": "f", "arguments": sent}}
+    template = ours("{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    said = template.render([{"role": "assistant", "tool_calls": [call]}], ChatOptions())
+    assert json.loads(said) == seen
 
 
 def rendered(folder: Path, options: ChatOptions | None = None) -> str:
