@@ -3,8 +3,11 @@
 import argparse
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from cluster.commands.console import say
@@ -30,8 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     command = words[0] if words and words[0] in COMMANDS else None
     try:
-        arguments = _parser(command).parse_args(words)
-        status: int = _module(arguments.command).run(arguments)
+        with _interrupts_end_it():
+            arguments = _parser(command).parse_args(words)
+            module = _module(arguments.command)
+        status: int = module.run(arguments)
     except EngineError as error:
         say(f"kvrelay {command}: {error}")
         return 2
@@ -43,6 +48,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     return status
+
+
+@contextmanager
+def _interrupts_end_it() -> Iterator[None]:
+    """While modules are imported, in whose locks Python loses a KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Parser(argparse.ArgumentParser):

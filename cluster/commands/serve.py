@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -98,7 +98,8 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
     # What a replica would fail on, sooner.
     text = load_text_side(args.engine_config, args.served_model_name, weights=weights)
     say("joining the Ray cluster" if own is None else "starting Ray")
-    with _stop_signals() as stop, _ended_in_time(stop, is_ours=own is not None):
+    is_ours = own is not None
+    with _stop_signals(while_starting=not is_ours) as stop, _ended_in_time(stop, is_ours=is_ours):
         try:
             _serve(args, wished, own, text.names[0], stop)
         except Exception:
@@ -184,7 +185,7 @@ def _serve(
         with _noted(args, own), deployed(args, to_stay=own is not None):
             if not _wait_until_running(args, stop):
                 return
-            stop.serves = True
+            stop.begin()
             say(_announcement(name, front, args))
             ingresses = _ingresses()
             threading.Thread(target=_watch_application, args=(stop,), daemon=True).start()
@@ -359,6 +360,12 @@ class _Stop:
         self.lost = False
         self.deleted = False  # the application, by others
         self.serves = False
+        self.listen: Callable[[], None] = lambda: None  # for signals
+
+    def begin(self) -> None:
+        """Somebody is served, and is to be told when that ends."""
+        self.serves = True
+        self.listen()
 
     def note(self, *_: object) -> None:
         self.again = self._first.is_set()
@@ -377,13 +384,26 @@ class _Stop:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """That the terminal is gone is one, too, but under `nohup`: HAProxy would stay."""
+def _stop_signals(*, while_starting: bool = True) -> Iterator[_Stop]:
+    """That the terminal is gone is one, too, but under `nohup`: HAProxy would stay.
+
+    Without `while_starting` they end this process at once before anybody is served, and the guard
+    what it has started: Ray's library has Python's threads wait for up to a quarter of a minute
+    meanwhile, and no handler runs.
+    """
     stop = _Stop()
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    before = [signal.signal(number, stop.note) for number in numbers]
+
+    def listen() -> None:
+        for number in numbers:
+            signal.signal(number, stop.note)
+
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    stop.listen = listen
+    if while_starting:
+        listen()
     try:
         yield stop
     finally:
