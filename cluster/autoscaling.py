@@ -99,6 +99,7 @@ class PoolState(NamedTuple):
     queued_s: float = 0.0
     late_since: float | None = None  # prompts wait too long, without a pause
     demand: float | None = None  # prompts that come, in seconds of work a second
+    estimated_at: float | None = None  # it was, with what was queued then
     capacity: float = 1.0  # of a worker that was never without work, in the same measure
     starting_since: float | None = None
     high_since: float | None = None
@@ -242,11 +243,11 @@ def _estimate_demand(
     queued_s = waiting.queued_s + sum(load.queued_s for load in workers)
     busy = sum(load.busy for load in workers)
     demand = busy
-    if state.at is not None and state.demand is not None and now > state.at:
-        passed_s = now - state.at
+    if state.estimated_at is not None and state.demand is not None and now > state.estimated_at:
+        passed_s = now - state.estimated_at
         comes = max(0.0, busy + (queued_s - state.queued_s) / passed_s)
         demand = comes + (state.demand - comes) * math.exp(-passed_s / _DEMAND_MEMORY_S)
-    state = state._replace(queued_s=queued_s, demand=demand)
+    state = state._replace(queued_s=queued_s, demand=demand, estimated_at=now)
     if queued_s <= sample.objectives.ttft_s * sample.num_running:
         return state._replace(late_since=None)
     if state.late_since is None:

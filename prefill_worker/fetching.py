@@ -160,7 +160,7 @@ class Fetcher:
     async def _end(
         self, reservation: Reservation, outcome: FetchOutcome, attempt: "_Attempt"
     ) -> None:
-        self.outcomes[type(outcome).__name__] += 1
+        self.outcomes[_outcome_name(outcome, reservation)] += 1
         if isinstance(outcome, Delivered):
             outcome = attempt.timed(outcome, time.monotonic())
         left = [] if attempt.hand_off is None else await attempt.hand_off.unfinished()
@@ -274,6 +274,16 @@ class Fetcher:
 
     def _parties(self, link: Link) -> Parties:
         return Parties(link.incarnation, self._incarnation, self.address)
+
+
+def _outcome_name(outcome: FetchOutcome, reservation: Reservation) -> str:
+    """Of a prefix of which nothing came all is computed here."""
+    of_nothing = (
+        reservation.of_prefix
+        and isinstance(outcome, Delivered)
+        and outcome.end_of(reservation) <= reservation.held.start
+    )
+    return ComputeHere.__name__ if of_nothing else type(outcome).__name__
 
 
 @dataclass(slots=True)

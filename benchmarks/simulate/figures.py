@@ -22,6 +22,8 @@ class Objective:
 
     def kept_by(self, flight: Flight) -> bool:
         first_s, token_s = ttft_s(flight), tpot_s(flight)
+        if flight.refused:
+            return False
         if first_s is None or first_s > self.ttft_s:
             return False
         return token_s is None or token_s <= self.tpot_s

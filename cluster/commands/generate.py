@@ -127,9 +127,10 @@ async def _answer(
         async for parts in generation.parts():
             if not texts:
                 first = time.monotonic()
-            texts += [part.text for part in parts]
+            news = [part.text for part in parts]
+            texts += news
             if stream:
-                answer(texts[-1], end="")
+                answer("".join(news), end="")
     finally:
         generation.close()
     answer("" if stream else "".join(texts))

@@ -8,7 +8,6 @@ from typing import Self
 from cluster.backend import Backend, Routed
 from cluster.metrics.record import Origin, RequestRecord
 from cluster.metrics.requests import RequestMetrics
-from engine.errors import EngineError
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, GenerationUpdate
 
@@ -43,7 +42,9 @@ class ObservedStream:
     async def __anext__(self) -> GenerationUpdate:
         try:
             update = await anext(self._stream)
-        except EngineError as error:
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
             self._record.fail(error)
             raise
         routed_s = 0.0 if self._routed is None else self._routed.routed_s

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from cluster.metrics.requests import RequestMetrics
 from cluster.routing_view import placement_fields
-from engine.errors import EngineError
 from engine.request import GenerationRequest, GenerationUpdate, PromptReport
 from router.ask import Placement
 
@@ -61,14 +60,15 @@ class RequestRecord:
         """`routed_s`: from the arrival until a worker had it."""
         if update.prompt is not None:
             self._report = update.prompt
-        num_tokens = 0
+        by_choice: dict[int, int] = {}  # of which there may be several deltas, merged by waiting
         for choice, token_ids, _, reason, _ in update.deltas:
-            num_tokens += len(token_ids)
             if token_ids:
-                self._note_tokens(choice, len(token_ids), now_s)
+                by_choice[choice] = by_choice.get(choice, 0) + len(token_ids)
             if reason is not None and self._reasons[choice] is None:
                 self._reasons[choice] = reason.value
-        if num_tokens:
+        for choice, count in by_choice.items():
+            self._note_tokens(choice, count, now_s)
+        if num_tokens := sum(by_choice.values()):
             self._num_output += num_tokens
             self._metrics.generation_tokens.inc(num_tokens)
             if self._first_s is None:
@@ -101,7 +101,7 @@ class RequestRecord:
         if self._reasons[choice] is None:
             self._reasons[choice] = STOPPED
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: Exception) -> None:
         """Only what kind of error it was: its words may quote what a client sent."""
         self._error = type(error).__name__
 

@@ -58,6 +58,8 @@ class Fellows:
             except (TimeoutError, RayError, RayServeException) as error:
                 # One that is stopped: what is known stays until Serve gives it up.
                 logger.debug("the ingresses are not known: %r", error)
+            except Exception:  # of another version's, maybe: it goes on asking
+                logger.exception("the ingresses are not known")
             await asyncio.sleep(PERIOD_S * num_asked)
 
     async def _ask(self) -> int:

@@ -16,8 +16,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from engine.errors import QueueFullError, UnavailableError, UnprocessableError
@@ -45,7 +44,8 @@ class _Finding(NamedTuple):
 class _Asked:
     """A grammar that is tried, or waits for it, as long as somebody wants to know."""
 
-    def __init__(self, future: "asyncio.Future[_Finding]") -> None:
+    def __init__(self, work: "Future[_Finding]", future: "asyncio.Future[_Finding]") -> None:
+        self.work = work  # of the thread, for which `future` waits
         self.future = future
         self.num_askers = 0
 
@@ -88,24 +88,27 @@ class GrammarTrial:
 
     async def _learn(self, grammar: Grammar) -> _Finding:
         """Whoever asks for the same meanwhile is told the same; when all of them have left, its
-        place is free."""
+        place is free, unless it is being tried: then what is found is kept."""
         asked = self._asked.get(grammar)
         if asked is None:
             if len(self._asked) >= MAX_WAITING:
                 raise QueueFullError(f"{len(self._asked)} grammars wait to be compiled")
-            asked = _Asked(asyncio.wrap_future(self._thread.submit(self._try, grammar)))
-            asked.future.add_done_callback(partial(self._keep, grammar))
+            work = self._thread.submit(self._try, grammar)
+            asked = _Asked(work, asyncio.wrap_future(work))
+            asked.future.add_done_callback(lambda _: self._keep(grammar, asked))
             self._asked[grammar] = asked
         asked.num_askers += 1
         try:
             return await asyncio.shield(asked.future)
         finally:
             asked.num_askers -= 1
-            if not asked.num_askers:
-                del self._asked[grammar]
-                asked.future.cancel()
+            if not asked.num_askers and asked.work.cancel():
+                self._asked.pop(grammar, None)
 
-    def _keep(self, grammar: Grammar, future: "asyncio.Future[_Finding]") -> None:
+    def _keep(self, grammar: Grammar, asked: "_Asked") -> None:
+        if self._asked.get(grammar) is asked:
+            del self._asked[grammar]
+        future = asked.future
         if future.cancelled() or future.exception() is not None:
             return
         self._known[grammar] = future.result()

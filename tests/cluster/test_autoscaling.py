@@ -173,6 +173,16 @@ def test_prompts_that_wait_at_the_router_add_as_many_prefill_workers_as_they_tak
     assert pool.state.change.startswith("1 -> 8: prompts wait 256 s of 2, 498 at the router")
 
 
+def test_a_queue_that_grew_while_nobody_reported_did_not_grow_in_a_second() -> None:
+    """As when the only replica is replaced: what it could not do in a minute is not asked of many
+    at once."""
+    pool, slow = Pool("prefill"), BUSY._replace(busy=0.8, startup_s=60)
+    assert pool.after(120, sample(1, slow), EMPTY) == 1
+    assert pool.after(60, sample(1, num_running=0), EMPTY) == 1
+    waiting = EMPTY._replace(num_requests=48, prefill_prompts=48, prefill_queued_s=48)
+    assert pool.after(1, sample(1, slow), waiting) <= 3
+
+
 def test_what_waits_is_summed_over_ingresses() -> None:
     third = EMPTY._replace(prefill_prompts=10, prefill_queued_s=5)
     assert Pool("prefill").after(1, sample(1, BUSY), third, EMPTY, EMPTY) == 2

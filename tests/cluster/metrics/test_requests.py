@@ -60,6 +60,17 @@ def test_legs_add_up_to_the_time_to_the_first_token() -> None:
     assert value(samples, "request_prefill_time_seconds_sum") == 1.0
 
 
+def test_steps_that_were_merged_while_nobody_read_share_the_time() -> None:
+    record, metrics = make_record(n=2)
+    record.note(update(1, told=True), 11.0, 0.0)
+    deltas = [ChoiceDelta(0, [2]), ChoiceDelta(1, [9]), ChoiceDelta(0, [3]), ChoiceDelta(0, [4])]
+    record.note(GenerationUpdate(deltas), 11.75, 0.0)
+    samples = samples_of(metrics)
+    assert value(samples, "inter_token_latency_seconds_count") == 3
+    assert value(samples, "inter_token_latency_seconds_bucket", le="0.2") == 0
+    assert value(samples, "inter_token_latency_seconds_bucket", le="0.3") == 3
+
+
 def test_tokens_that_come_at_once_were_made_one_after_the_other() -> None:
     record, metrics = make_record()
     record.note(update(1, told=True), 11.0, 0.0)

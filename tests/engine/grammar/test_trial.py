@@ -1,5 +1,6 @@
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -127,6 +128,29 @@ async def test_who_leaves_takes_its_grammar_along(
     await asyncio.gather(*asked, return_exceptions=True)
     child.send_signal(signal.SIGCONT)
     await trial.check(regex("b"))
+    assert not trial._asked
+
+
+async def test_what_was_found_after_all_have_left_is_known(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or one that takes too long would be tried anew for each that does not wait for it."""
+    tried: list[Grammar] = []
+    once, begun = trial._try, threading.Event()
+
+    def noted(grammar: Grammar) -> object:
+        tried.append(grammar)
+        begun.set()
+        return once(grammar)
+
+    monkeypatch.setattr(trial, "_try", noted)
+    asked = asyncio.create_task(trial.check(regex("(")))
+    await asyncio.sleep(0)
+    assert await asyncio.to_thread(begun.wait, 30)
+    asked.cancel()
+    with pytest.raises(UnprocessableError):
+        await trial.check(regex("("))
+    assert tried == [regex("(")]
     assert not trial._asked
 
 
