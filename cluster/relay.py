@@ -45,7 +45,7 @@ class RelayConfig:
     """`max_lost_workers`: a request that so many workers died under is the likely cause. A
     worker that did not say that the request had come may have been dead before, as when a
     whole machine goes; one such more is forgiven. `max_wait_s`: for a worker to come, where
-    there is none, of a request that lost its own; `max_new_wait_s`: of a new one, whose client can
+    there is none, of a request that has seen one; `max_new_wait_s`: of a new one, whose client can
     ask elsewhere. `stall_s`: a worker that has made no step for so long, though it answers, loses
     its requests to others."""
 
@@ -176,6 +176,7 @@ class RelayStream(Routed):
         self._problem: EngineError | None = None  # why it has no worker
         self._came = asyncio.Event()  # a worker, or a problem
         self._closed = False
+        self._hopes = False  # somebody was there since it came
         self._began = time.monotonic()
         self.routed_s = 0.0  # until a worker had it; where it was moved, until the last one had
         self.num_moves = 0
@@ -242,7 +243,7 @@ class RelayStream(Routed):
     def expire(self) -> None:
         """It waited for as long as it may."""
         waited_s = time.monotonic() - self._began
-        self._fail(DeadlineError(f"no worker had time for it in {waited_s:.0f} s"))
+        self._fail(DeadlineError(f"no worker had time for it in {waited_s:.3g} s"))
 
     def leave(
         self, session: SessionBackend, heirs: Set[SessionBackend], why: UnavailableError
@@ -311,8 +312,8 @@ class RelayStream(Routed):
             if self._problem is not None:
                 raise self._problem
             now = time.monotonic()
-            waits = self.num_moves or pools.has_decode(self._without)
-            most_s = config.max_wait_s if waits else config.max_new_wait_s
+            self._hopes = self._hopes or pools.has_decode(self._without)
+            most_s = config.max_wait_s if self._hopes else config.max_new_wait_s
             missing = pools.missing(self._without, self._may_stay)
             if missing is None:
                 alone_since = None
@@ -377,6 +378,7 @@ class RelayStream(Routed):
             if not session.is_left and not self._relay.pools.has_decode(self._without):
                 raise error
         self.num_moves += 1
+        self._hopes = True
         self._relay.reroutes[_what_became(error, session)] += 1
         logger.warning("%s goes on elsewhere: %s", self.request_id, error)
 

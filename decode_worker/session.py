@@ -170,7 +170,8 @@ class Session:
         except EngineError as error:
             self._note_failure(request_id, error)
             return
-        own_id = RequestId(f"{self._prefix}{request_id}")
+        # Once cancelled an id may come again, while others still end what was begun for it.
+        own_id = RequestId(f"{self._prefix}{self._num_submitted}/{request_id}")
         request = replace(submitted.request, request_id=own_id)
         stream = self._answerer.submit(replace(submitted, request=request))
         self._live[request_id] = stream

@@ -32,6 +32,7 @@ class Account:
 
     __slots__ = (
         "claimed_s",
+        "claimed_sequences",
         "claimed_tokens",
         "cores",
         "costs",
@@ -60,7 +61,9 @@ class Account:
         self.prompts = PromptQueue()
         self.seats = Seats()
         self.claimed_s = 0.0  # by requests that wait at the router for this worker
-        self.claimed_tokens = 0  # by those of them that have waited too long for its room
+        # By those of them that have waited too long for its room.
+        self.claimed_sequences = 0
+        self.claimed_tokens = 0
         self._num_steps = -1
         self._moved_at = 0.0
         self.still_s = 0.0  # with work and without a step, as of the last report
@@ -105,12 +108,13 @@ class Account:
         seats, limits = self.seats, self.limits
         if seats.num_free_tokens - limits.headroom - self.claimed_tokens < num_tokens:
             return False
-        return seats.num_sequences + num_sequences <= limits.max_sequences
+        return seats.num_sequences + self.claimed_sequences + num_sequences <= limits.max_sequences
 
     def num_places(self, num_tokens: int, num_sequences: int) -> float:
         """For how many such prompts there is room."""
         seats, limits = self.seats, self.limits
-        num = (limits.max_sequences - seats.num_sequences) / num_sequences
+        num_free = limits.max_sequences - seats.num_sequences - self.claimed_sequences
+        num = num_free / num_sequences
         free = seats.num_free_tokens - limits.headroom - self.claimed_tokens
         return min(num, free / num_tokens) if num_tokens > 0 else num
 
@@ -124,6 +128,7 @@ class Account:
 
     def forget_claims(self) -> None:
         self.claimed_s = 0.0
+        self.claimed_sequences = 0
         self.claimed_tokens = 0
 
     def wait_s(self, now: float) -> float:

@@ -324,6 +324,10 @@ class Router:
             self._fields.changed()  # a standing says so that was written to directly
             choice = self._choose(waiting.ask, now)
         if choice is not None:
+            before, waits = waiting.choice, self._lack(choice, waiting.ask, now) is not None
+            overdue = self._room.is_overdue(waiting, now)
+            if before is not None and waits and overdue and _takes_new(before, now):
+                choice = before  # whose worker is kept free for it
             self._keep(waiting, choice, now)
         return choice
 
@@ -384,13 +388,14 @@ class Router:
 
 
 def _claim(choice: Choice, ask: Ask, is_overdue: bool) -> None:
-    """What comes after it in this round sees it as if it were there. A long prompt that has
-    waited too long for room keeps it from the shorter ones that would fit."""
+    """What comes after it in this round sees it as if it were there. A long prompt, or one with
+    many choices, that has waited too long for room keeps it from the others that would fit."""
     way = choice.way
     way.computing.claimed_s += way.terms.prefill_s
     num_tokens = ask.num_tokens - way.num_decode_cached
     if is_overdue and not way.decode.has_room(num_tokens, ask.num_choices):
         way.decode.claimed_tokens += num_tokens
+        way.decode.claimed_sequences += ask.num_choices
 
 
 def _takes_new(choice: Choice, now: float) -> bool:

@@ -52,6 +52,25 @@ async def test_nobody_there_is_said_after_a_while() -> None:
     await relay.pools.close()
 
 
+async def test_who_waited_for_a_worker_that_died_waits_for_the_next(fleet: Fleet) -> None:
+    worker = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    worker.loads.report = LoadReport(max_sequences=1, block_size=16, blocks=room)
+    await fleet.add(worker=worker)
+    first, second = fleet.relay.submit(request("a")), fleet.relay.submit(request("b"))
+    await worker.stream()
+    waiting = asyncio.create_task(next_tokens(second))
+    await asyncio.sleep(0.3)
+    fleet.remove(worker)
+    await asyncio.sleep(fleet.relay.config.max_new_wait_s + 0.5)
+    assert not waiting.done()
+    heir = await fleet.add()
+    (await heir.stream()).push(ChoiceDelta(0, [7], finish_reason=END))
+    assert await waiting == [7]
+    for stream in (first, second):
+        stream.close()
+
+
 async def test_prompts_go_to_the_prefill_worker_with_the_shortest_queue(fleet: Fleet) -> None:
     decode = await fleet.add()
     busy, idle = FakeWorker(), FakeWorker()

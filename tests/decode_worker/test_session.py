@@ -170,7 +170,7 @@ async def test_that_a_request_has_come_is_told_at_once(ends: Ends) -> None:
 
 async def test_requests_are_the_engines_under_a_name_of_the_session(ends: Ends) -> None:
     stream = ends.submit("r")
-    assert stream.submitted.request.request_id == "7/r"
+    assert stream.submitted.request.request_id == "7/1/r"
     stream.push(ChoiceDelta(0, [1], finish_reason=FinishReason.LENGTH))
     stream.end()
     (news,) = await ends.news()

@@ -183,3 +183,40 @@ def test_with_many_that_wait_a_look_is_not_taken_for_every_event() -> None:
     assert world.dispatch() == {}
     world.now += 0.02
     assert len(world.dispatch()) == 3  # as much as a full step, and the one that goes beyond
+
+
+def test_many_choices_that_have_waited_too_long_keep_the_room_for_themselves() -> None:
+    world = busy(1, 1, RouterConfig(overdue_s=5.0))
+    d = world.decode[0]
+    world.report(Leg.DECODE, d, max_sequences=1008, num_running=1001)
+    world.submit("many", 100, num_choices=8)
+    assert world.dispatch() == {}
+    assert world.place("one", 100)
+    world.pass_time(6.0)
+    world.submit("two", 100)
+    assert world.dispatch() == {}
+    world.router.ended("one", world.now)
+    world.now += 1.0
+    world.report(Leg.DECODE, d, num_running=1000)
+    assert list(world.dispatch())[0] == "many"
+
+
+def test_who_has_waited_too_long_stays_with_the_worker_that_is_kept_free_for_it() -> None:
+    world = busy(1, 2, RouterConfig(overdue_s=5.0))
+    for d in world.decode:
+        world.report(Leg.DECODE, d, max_sequences=1008, num_running=1004)
+    world.submit("many", 100, num_choices=8)
+    for _ in range(7):
+        assert world.dispatch() == {}
+        world.pass_time(1.0)
+    (held,) = world.router._held
+    assert held.choice is not None
+    kept = held.choice.way.decode.worker
+    (other,) = [d for d in world.decode if d != kept]
+    world.report(Leg.DECODE, other, num_running=1001, num_context_tokens=10)
+    world.pass_time(1.0)
+    placement = world.place("one", 100)
+    assert placement.decode == other
+    world.report(Leg.DECODE, kept, num_running=1000)
+    world.now += 1.0
+    assert world.dispatch()["many"].decode == kept
