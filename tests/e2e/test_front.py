@@ -43,6 +43,7 @@ KEY, HURRIED, PATIENT = "sk-of-one-caller", "sk-of-a-hurried-one", "sk-of-a-pati
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
 STRANGE = [f"sk-of-a-strange-one-{number}" for number in range(10)]
 RATE = 50
+NUM_AT_ONCE = 40  # prompts of one request: more than run at once
 CLIENT_S = 2  # that the front waits for a client
 LET_GO_S = 15.0  # of one that is gone, and of what had room on the way to it
 
@@ -92,6 +93,15 @@ def test_who_has_no_key_gets_nothing_but_health(cluster: Cluster) -> None:
         pytest.raises(openai.AuthenticationError),
     ):
         client.models.list()
+
+
+def test_one_request_may_ask_for_more_answers_than_run_at_once(cluster: Cluster) -> None:
+    body = {"prompt": ["a"] * NUM_AT_ONCE, "n": 2, "max_tokens": 2, "ignore_eos": True}
+    response = post(cluster, json.dumps(body).encode())
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(2 * NUM_AT_ONCE))
+    assert answer["usage"]["completion_tokens"] == 4 * NUM_AT_ONCE
 
 
 def test_no_key_is_told_by_processes_or_logs(cluster: Cluster) -> None:
