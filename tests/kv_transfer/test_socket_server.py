@@ -269,6 +269,16 @@ async def test_with_an_authority_those_of_the_machine_count_for_nothing(
     await holder.close()
 
 
+async def is_reached(config: SocketConfig) -> None:
+    """A holder by a reader, where that one is told to look."""
+    holder = SocketConnector(Pool(seed=3).regions, 1, SECRET, config)
+    reader = SocketConnector(Pool().regions, 2, SECRET, SocketConfig())
+    peer = await reader.connect(1, holder.metadata())
+    await asyncio.wait_for(peer.read(0, [0], [0]).ended, 30)
+    await reader.close()
+    await holder.close()
+
+
 async def test_every_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve = socket.getaddrinfo
 
@@ -278,23 +288,11 @@ async def test_every_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch)
         return resolve("::1", *arguments, **named) + resolve("127.0.0.1", *arguments, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
-    config = SocketConfig(advertise="of-both-kinds")
-    holder = SocketConnector(Pool(seed=3).regions, 1, SECRET, config)
-    reader = SocketConnector(Pool().regions, 2, SECRET, SocketConfig())
-    peer = await reader.connect(1, holder.metadata())
-    await asyncio.wait_for(peer.read(0, [0], [0]).ended, 30)
-    await reader.close()
-    await holder.close()
+    await is_reached(SocketConfig(advertise="of-both-kinds"))
 
 
 async def test_who_listens_at_any_address_is_reached_by_each_kind() -> None:
-    config = SocketConfig(host="::", advertise="127.0.0.1")
-    holder = SocketConnector(Pool(seed=3).regions, 1, SECRET, config)
-    reader = SocketConnector(Pool().regions, 2, SECRET, SocketConfig())
-    peer = await reader.connect(1, holder.metadata())
-    await asyncio.wait_for(peer.read(0, [0], [0]).ended, 30)
-    await reader.close()
-    await holder.close()
+    await is_reached(SocketConfig(host="::", advertise="127.0.0.1"))
 
 
 async def test_a_peer_that_is_not_there_is_named() -> None:
