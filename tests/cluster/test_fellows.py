@@ -75,6 +75,9 @@ async def test_who_answers_is_there_and_who_is_silent_is_not_forgotten() -> None
     assert published[-1] == {"b": {"metrics": "2"}}
     assert len(published) <= known + 1
     handle.stopped.clear()
+    handle.replicas = [("c",)]  # type: ignore[list-item]  # of a version that says less
+    num_asked = handle.num_asked
+    await until(lambda: handle.num_asked >= num_asked + 3)
     handle.replicas = [("c", {"metrics": "3"})]
     await until(lambda: published[-1] == {"c": {"metrics": "3"}})
     await one.stop()

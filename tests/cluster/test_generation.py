@@ -1,14 +1,18 @@
 """A stop string found late: the engine's stream has told more by the time it is read."""
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from cluster.commands.generate import _answer
 from cluster.openai.generation import Generation
-from cluster.openai.plan import AnswerOptions, Prompt
+from cluster.openai.plan import AnswerOptions, Plan, Prompt
 from engine.async_streams import EngineStream
 from engine.request import ChoiceDelta, FinishReason, GenerationUpdate, PromptReport, RequestId
 from engine.sampling import SamplingParams
-from tests.cluster.fakes import small_tokenizer
+from tests.cluster.fakes import small_model, small_tokenizer
 
 
 class Commands:
@@ -52,3 +56,18 @@ async def test_a_choice_that_both_sides_ended_is_ended_once() -> None:
     assert [part.text for part in await waiting] == ["bee"]
     assert [part async for part in parts] == []
     assert commands.calls == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_generate_shows_every_step_of_those_that_were_read_as_one(
+    capsys: pytest.CaptureFixture[str], stream: bool
+) -> None:
+    steps = EngineStream(Commands(), RequestId("r"), range(1))
+    encode = small_tokenizer().encode
+    steps.push(GenerationUpdate([ChoiceDelta(0, encode("a quick "))], PromptReport(0)))
+    steps.push(GenerationUpdate([ChoiceDelta(0, encode("brown "))]))
+    steps.push(GenerationUpdate([ChoiceDelta(0, encode("fox"), None, FinishReason.LENGTH)]))
+    engine = SimpleNamespace(backend=SimpleNamespace(submit=lambda request: steps))
+    plan = Plan((Prompt([1]),), SamplingParams(), AnswerOptions())
+    await _answer(cast("Any", engine), small_model(), plan, stream=stream)
+    assert capsys.readouterr().out == "a quick brown fox\n"
