@@ -94,6 +94,7 @@ if a < 1:
 </parameter>
 </function>
 </tool_call>"""
+UNMARKED = QWEN.removeprefix("<tool_call>\n")
 QWEN_READ = ("f", '{"string": "if a < 1:\\n    print(\\"</param\\")\\n", "integer": 12}')
 GLM = """<tool_call>f
 <arg_key>string</arg_key>
@@ -136,6 +137,13 @@ CASES: list[tuple[str, str, Read]] = [
         ("", "", [("f", '{"a": "ü"}')]),
     ),
     ("hermes", f"<tool_call>{CALL[:-1]}</tool_call>", ("", "", WHOLE[:1])),
+    (
+        "hermes",
+        f"<tool_call>\n{CALL}}}\n</tool_call>\n<tool_call>{OTHER}}} }}",
+        ("", "", WHOLE),
+    ),
+    ("hermes", f"<tool_call>{CALL}}}</tool", ("", "", WHOLE[:1])),
+    ("hermes", f"<tool_call>{CALL}\n}} is a brace", ("", "} is a brace", WHOLE[:1])),
     ("hermes", '<tool_call>{"name":"f","arguments":{"a":"b', ("", "", [("f", '{"a":"b')])),
     ("hermes", '<tool_call>{"name": "f', ("", '<tool_call>{"name": "f', [])),
     ("hermes", "a <tool_call> b", ("", "a <tool_call> b", [])),
@@ -196,6 +204,22 @@ CASES: list[tuple[str, str, Read]] = [
     ("qwen", "<tool_call><function=f\n>x", ("", "<tool_call><function=f\n>x", [])),
     ("qwen", f"a <tool_call>b {QWEN}", ("", "a <tool_call>b", [QWEN_READ])),
     ("qwen", f"<tool_call>{CALL}</tool_call>", ("", f"<tool_call>{CALL}</tool_call>", [])),
+    (
+        "qwen",
+        f"I look.\n{UNMARKED}\n{QWEN}\n\n{UNMARKED}",
+        ("", "I look.", [QWEN_READ] * 3),
+    ),
+    ("qwen", f"{UNMARKED}\nDone.", ("", "Done.", [QWEN_READ])),
+    ("qwen", " <function=g></function> So", ("", "So", [("g", "{}")])),
+    (
+        "qwen",
+        "a <function=h><parameter=b> <function=g></function>",
+        ("", "a <function=h><parameter=b>", [("g", "{}")]),
+    ),
+    ("qwen", "a <function=g> <tool_call>", ("", "a <function=g> <tool_call>", [])),
+    ("qwen", "a <function=g>", ("", "a <function=g>", [])),
+    ("qwen", "a <functio", ("", "a <functio", [])),
+    ("qwen", f"a <function={'g' * 300}>", ("", f"a <function={'g' * 300}>", [])),
     (
         "qwen",
         f"<tool_call><function={'f' * 300}></function>",
@@ -303,7 +327,16 @@ fragments = st.sampled_from(
     + ["<think>", "</think>", "<tool_", "[TOOL", "f", "g.call(a=1)", "{", "}", "[", "]", ";", ","]
     + ['{"name": "f", "arguments": {', '"a": "b\\"', '"', "\\", " ", "\n", CALL, OTHER, BACKWARDS]
     + ['{"name": "f", "parameters": "', '"name"', ":", "{}", "word"]
-    + ["<function=f>", "<parameter=string>", "<parameter=k>\n", "</parameter>", "</function>", QWEN]
+    + [
+        UNMARKED,
+        "<function=h>",
+        "<function=f>",
+        "<parameter=string>",
+        "<parameter=k>\n",
+        "</parameter>",
+        "</function>",
+        QWEN,
+    ]
     + ["[f(a=", "'x')", "g()]", '"""']
     + ["<arg_key>string", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", GLM]
 )

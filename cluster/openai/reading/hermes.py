@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import re
+
 from cluster.openai.reading.marked import MarkedReader, State
 from cluster.openai.reading.parts import Part
 
 START, END = "<tool_call>", "</tool_call>"
+# Some models close one object too many.
+_SURPLUS = re.compile(r"[\s}]*")
 
 
 class HermesReader(MarkedReader):
@@ -25,7 +29,7 @@ class HermesReader(MarkedReader):
         return True
 
     def _read_after(self, parts: list[Part]) -> bool:
-        text = self._text.lstrip()
+        text = _SURPLUS.sub("", self._text, count=1)
         if text != END and END.startswith(text):
             return False
         if text.startswith(END):

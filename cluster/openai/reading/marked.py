@@ -27,11 +27,13 @@ class MarkedReader(ABC):
     """
 
     marker: str
+    unmarked = ""  # what a call begins with, where the mark before it may be missing
 
     def __init__(self, state: State = State.CONTENT) -> None:
         self._state = state
         self._text = ""  # not read yet
         self._held = ""  # read, and content unless a call follows
+        self._found = ""  # the mark, or `unmarked`, that was read last
         self._num_calls = 0
         self._said_any = False
         self._call: CallObject | NamedCall | TaggedCall | None = None
@@ -79,14 +81,17 @@ class MarkedReader(ABC):
                 return self._read_after(parts)
 
     def _read_content(self, parts: list[Part]) -> bool:
-        at = self._text.find(self.marker)
-        keep = at if at >= 0 else len(self._text) - partial_at_end(self._text, self.marker)
+        marks = [mark for mark in (self.marker, self.unmarked) if mark]
+        found = [(at, mark) for mark in marks if (at := self._text.find(mark)) >= 0]
+        at, self._found = min(found, default=(-1, ""))
+        partial = max(partial_at_end(self._text, mark) for mark in marks)
+        keep = at if found else len(self._text) - partial
         text, space = split_space(self._text[:keep])
         self._say(text, parts)
         self._text = space + self._text[keep:]
-        if at < 0:
+        if not found:
             return False
-        self._take(len(space) + len(self.marker))
+        self._take(len(space) + len(self._found))
         self._state = State.MARKED
         return True
 

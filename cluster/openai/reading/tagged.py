@@ -1,5 +1,5 @@
 """Tool calls between tags, without any JSON but in their values, as Qwen 3 Coder and GLM 4.5 write
-them:
+them, the first without its mark at times:
 
 <tool_call>
 <function=NAME>
@@ -28,6 +28,7 @@ from cluster.openai.reading.tagged_call import TaggedCall, Tags
 
 ARGUMENT_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 QWEN3_CODER = Tags(
+    start="<function=",
     name=re.compile(r"\s*<function=([^<>\s]+)>\s*(?=<parameter=|</function>)"),
     before_name=re.compile(r"\s*(?:<[^<>]*(?:>\s*(?:<[^<>]*)?)?)?"),
     key_start="<parameter=",
@@ -49,10 +50,12 @@ GLM45 = Tags(
 class TaggedReader(HermesReader):
     def __init__(self, tags: Tags, tools: Mapping[str, Any]) -> None:
         super().__init__()
+        self.unmarked = tags.start
         self._tags = tags
         self._tools = tools
 
     def _read_marked(self, parts: list[Part]) -> bool:
-        self._call = TaggedCall(self._num_calls, self._tags, self._tools)
+        begun = self._found if self._found == self.unmarked else ""
+        self._call = TaggedCall(self._num_calls, self._tags, self._tools, begun)
         self._state = State.CALL
         return True

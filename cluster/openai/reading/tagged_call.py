@@ -24,6 +24,7 @@ class Tags(NamedTuple):
     value_end: str
     end: str  # behind the last argument
     line: str = ""  # break before `value_end` that is not the value's
+    start: str = ""  # of `name`, where no mark need be before it
 
 
 class _State(Enum):
@@ -40,14 +41,16 @@ class TaggedCall:
     other values when they are whole. Whatever is no argument ends the call; only where the text
     ends within it, its JSON is left open."""
 
-    def __init__(self, index: int, tags: Tags, tools: Mapping[str, Any]) -> None:
-        """`tools`: parameters by name, to tell what values are."""
+    def __init__(self, index: int, tags: Tags, tools: Mapping[str, Any], begun: str = "") -> None:
+        """`tools`: parameters by name, to tell what values are. `begun`: what was read of it
+        already, without a mark before it; then only a tool's name makes it a call."""
         self.rest: str | None = None  # what stands behind the call, once it has ended
         self._index = index
         self._tags = tags
         self._tools = tools
         self._state = _State.NAME
-        self._text = ""  # not read yet
+        self._begun = begun
+        self._text = begun  # not read yet
         self._values = BareValues(None)
         self._key = ""
         self._value: list[str] = []  # in pieces, of one that is no string
@@ -55,8 +58,9 @@ class TaggedCall:
 
     @property
     def text(self) -> str:
-        """Of one that is not known to be a call; one that is none has all of it as `rest`."""
-        return self._text if self._state is _State.NAME else ""
+        """Of one that is not known to be a call, behind `begun`; one that is none has all of it
+        as `rest`."""
+        return self._text[len(self._begun) :] if self._state is _State.NAME else ""
 
     @property
     def is_call(self) -> bool:
@@ -72,13 +76,14 @@ class TaggedCall:
 
     def _read_name(self) -> str | None:
         name = self._tags.name.match(self._text, 0, _MAX_HEAD_CHARS)
-        if name is not None:
+        if name is not None and (not self._begun or name[1] in self._tools):
             self._text = self._text[name.end() :]
             self._values = BareValues(self._tools.get(name[1]))
             self._state = _State.KEY
             return name[1]
-        if len(self._text) >= _MAX_HEAD_CHARS or not self._tags.before_name.fullmatch(self._text):
-            self._state, self.rest = _State.REFUSED, self._text
+        may_come = name is None and len(self._text) < _MAX_HEAD_CHARS
+        if not (may_come and self._tags.before_name.fullmatch(self._text)):
+            self._state, self.rest = _State.REFUSED, self._text[len(self._begun) :]
         return None
 
     def _read_arguments(self) -> str:
