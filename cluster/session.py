@@ -183,6 +183,9 @@ class SessionBackend:
         except (RequestError, DecodeError) as error:
             raise UnavailableError(f"what came is no answer: {error}") from error
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                message = "no decode worker answers there; a prefill worker takes no sessions"
+                raise UnavailableError(message) from error
             raise decode_failure(failure_of(error)) from error
         finally:
             call.cancel()

@@ -117,5 +117,5 @@ async def test_strangers_are_refused(config: Path, tmp_path: Path) -> None:
         with pytest.raises(UnavailableError, match="secret"):
             await SessionBackend(address, Plane()).start()
         known = SessionBackend(address, Plane(Secret(SECRET.encode())))
-        with pytest.raises(UnavailableError, match="UNIMPLEMENTED"):
+        with pytest.raises(UnavailableError, match="no decode worker answers there"):
             await known.start()
