@@ -29,6 +29,7 @@ class FrontArgs(BaseModel):
     requests_per_minute: int | None = Field(default=None, ge=1, le=10**9)
     tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12)
     max_prompt_tokens: int | None = Field(default=None, ge=1)
+    chat_template: str | None = None
     max_n: int = Field(default=MAX_N, ge=1, le=MAX_N)
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
@@ -44,7 +45,7 @@ class FrontArgs(BaseModel):
             raise ValueError(f"{value!r}, must be one of {', '.join(names)}")
         return value
 
-    @field_validator("api_key_file")
+    @field_validator("api_key_file", "chat_template")
     @classmethod
     def _check_path(cls, path: str | None) -> str | None:
         if path is not None and not Path(path).is_absolute():

@@ -37,9 +37,11 @@ class LocalEngine:
         await asyncio.to_thread(self.backend.stop)
 
 
-def load_local_engine(config: EngineConfig, names: Sequence[str] = ()) -> LocalEngine:
+def load_local_engine(
+    config: EngineConfig, names: Sequence[str] = (), chat_template: str | None = None
+) -> LocalEngine:
     """Loads everything; the tokenizer first, which fails sooner than the weights."""
-    text = load_text_side(config, names, weights=config.load_format != "dummy")
+    text = load_text_side(config, names, chat_template, weights=config.load_format != "dummy")
 
     from engine.async_engine import AsyncEngine
     from engine.engine import Engine

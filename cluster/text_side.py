@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster.served_model import ServedModel
 from engine.config import EngineConfig
@@ -32,10 +33,16 @@ class TextSide:
         )
 
 
-def load_text_side(config: EngineConfig, names: Sequence[str], *, weights: bool) -> TextSide:
-    """`names` are what the model is served as; by default its own. With `weights`, a model
-    without them is refused, or they are downloaded."""
+def load_text_side(
+    config: EngineConfig, names: Sequence[str], chat_template: str | None, *, weights: bool
+) -> TextSide:
+    """`names` are what the model is served as, `chat_template` is a file; by default its own. With
+    `weights`, a model without them is refused, or they are downloaded."""
     source = resolve_model(config.model, config.revision, config.download_dir, weights=weights)
     tokenizer = Tokenizer.from_folder(source.folder)
-    template = ChatTemplate.from_folder(source.folder, tokenizer.special_tokens)
+    special = tokenizer.special_tokens
+    if chat_template is None:
+        template = ChatTemplate.from_folder(source.folder, special)
+    else:
+        template = ChatTemplate.from_file(Path(chat_template), special)
     return TextSide(source, tokenizer, template, tuple(names) or (source.name,))

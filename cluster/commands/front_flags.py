@@ -18,6 +18,7 @@ _HELP = {
     "requests_per_minute": "of each key",
     "tokens_per_minute": "of each key, read and written",
     "max_prompt_tokens": "of each prompt (default: what the model takes)",
+    "chat_template": "Jinja, instead of the model's own",
     "tool_call_parser": f"how tool calls are written: {', '.join(TOOL_FORMATS)}, none, or auto",
     "reasoning_parser": f"how reasoning is written: {', '.join(REASONING_FORMATS)}, none, or auto",
     "max_n": "choices of one prompt",
@@ -25,7 +26,11 @@ _HELP = {
     "least_priority": "the lowest `priority`, which is the soonest, that a request may have "
     "(default: 0 where there are keys, any where there are none)",
 }
-_METAVARS = {"api_key_file": "FILE", "tool_call_parser": "NAME", "reasoning_parser": "NAME"}
+_FILES = ("api_key_file", "chat_template")
+_METAVARS = {
+    **dict.fromkeys(_FILES, "FILE"),
+    **dict.fromkeys(("tool_call_parser", "reasoning_parser"), "NAME"),
+}
 
 
 def add_front_flags(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +65,5 @@ def given_front_flags(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, value in vars(arguments).items()
         if name.startswith(_PREFIX) and value is not None
     }
-    if "api_key_file" in given:
-        given["api_key_file"] = str(Path(given["api_key_file"]).absolute())
-    return given
+    paths = {name: str(Path(given[name]).absolute()) for name in _FILES if name in given}
+    return {**given, **paths}

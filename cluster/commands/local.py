@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Before the model, so that an address in use is told at once.
     with listen(host, port) as listener, kept(host, port):
         show_progress(log=checked(LogArgs, given_log_flags(arguments)))
-        engine = open_engine(arguments, config, names)
+        engine = open_engine(arguments, config, names, front.chat_template)
         asyncio.run(_serve(engine, limits, front, keys, listener))
     say("stopped")
     return 0

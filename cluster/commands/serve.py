@@ -96,7 +96,8 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
     """`own`: the front of a Ray cluster that is to be started; None to join one."""
     weights = args.engine_config.load_format != "dummy"
     # What a replica would fail on, sooner.
-    text = load_text_side(args.engine_config, args.served_model_name, weights=weights)
+    names, template = args.served_model_name, args.front.chat_template
+    text = load_text_side(args.engine_config, names, template, weights=weights)
     say("joining the Ray cluster" if own is None else "starting Ray")
     is_ours = own is not None
     with _stop_signals(while_starting=not is_ours) as stop, _ended_in_time(stop, is_ours=is_ours):

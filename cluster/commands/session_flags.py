@@ -43,14 +43,17 @@ def add_session_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def open_engine(
-    arguments: argparse.Namespace, config: EngineConfig, names: Sequence[str] = ()
+    arguments: argparse.Namespace,
+    config: EngineConfig,
+    names: Sequence[str] = (),
+    chat_template: str | None = None,
 ) -> LocalEngine | RemoteEngine:
     plane_flags = given_plane_flags(arguments)
     if arguments.session is None:
         given = {"prefill": arguments.prefill, "local_prefill": arguments.local_prefill}
         for name in [*(name for name, value in given.items() if value), *plane_flags]:
             raise ConfigError(name, "needs --session")
-        return load_local_engine(config, names)
+        return load_local_engine(config, names, chat_template)
     for name in given_knobs(arguments):
         if name not in _OF_TEXT:
             raise ConfigError(name, "is the worker's own; not with --session")
@@ -64,5 +67,5 @@ def open_engine(
     route = Route(
         tuple(PrefillCandidate(candidate) for candidate in candidates), local_prefill=mode
     )
-    text = load_text_side(config, names, weights=False)
+    text = load_text_side(config, names, chat_template, weights=False)
     return RemoteEngine(SessionBackend(address, plane, route=route), text)

@@ -67,7 +67,11 @@ class IngressReplica(TokenService):
         await asyncio.to_thread(check)
         weights = args.engine_config.load_format != "dummy"
         text = await asyncio.to_thread(
-            load_text_side, args.engine_config, args.served_model_name, weights=weights
+            load_text_side,
+            args.engine_config,
+            args.served_model_name,
+            args.front.chat_template,
+            weights=weights,
         )
         plane = Plane.load(RpcConfig(**args.rpc))
         self._pools = Pools(plane, args.release, Router(args.router_config, Random()))

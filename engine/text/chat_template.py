@@ -66,6 +66,10 @@ class ChatTemplate:
         sources, path = _read_sources(folder)
         return cls(sources, special_tokens, str(path)) if sources else None
 
+    @classmethod
+    def from_file(cls, path: Path, special_tokens: SpecialTokens) -> Self:
+        return cls({DEFAULT: _read_text(path)}, special_tokens, str(path))
+
     def render(self, messages: Sequence[Message], options: ChatOptions | None = None) -> str:
         options = options or ChatOptions()
         if not messages:

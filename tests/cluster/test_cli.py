@@ -6,15 +6,21 @@ import subprocess
 import sys
 from dataclasses import fields
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from cluster import cli
 from cluster.commands import engine_flags, generate, local
+from cluster.commands.front_flags import given_front_flags
 from cluster.commands.sizes import parse_bytes
 from cluster.openai.plan import Plan
+from cluster.openai.reading.formats import TOOL_FORMATS
+from cluster.text_side import load_text_side
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
+from engine.generation_defaults import GenerationDefaults
+from engine.text.chat_template import ChatOptions
 from tests.cluster.fakes import small_model, small_tokenizer
 
 
@@ -22,6 +28,19 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     local.add_arguments(parser)
     return parser.parse_args(words)
+
+
+def test_a_chat_template_of_the_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.jinja").write_text("{{ bos_token }}{{ tools[0].function.name }}<arg_key>\n")
+    path = given_front_flags(parse(["--chat-template", "mine.jinja"]))["chat_template"]
+    assert path == str(tmp_path / "mine.jinja")
+    text = load_text_side(EngineConfig(), (), path, weights=False)
+    model = text.model(2048, 4096, GenerationDefaults())
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    messages = [{"role": "user", "content": "Hello"}]
+    assert model.render(messages, ChatOptions(tools)) == "<|bos|>look<arg_key>"
+    assert model.chat_format.tools is TOOL_FORMATS["glm45"]
 
 
 def test_no_flag_is_the_config_s_default() -> None:
@@ -109,6 +128,8 @@ def test_sizes_that_are_none(text: str) -> None:
         (["local", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["serve", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["generate", "bundled", "--prompt", "x", "--system", "y"], "system: needs --chat"),
+        (["local", "--chat-template", "/no/file", "--port", "0"], "/no/file: cannot be read"),
+        (["serve", "--chat-template", "/no/file", "--port", "0"], "/no/file: cannot be read"),
     ],
 )
 def test_wrong_values_are_told_in_one_line(
