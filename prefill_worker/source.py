@@ -67,10 +67,14 @@ class EngineSource:
         return ComputedPrompt(stream, request, self._ahead, self.fetcher)
 
     def _decode(self, ask: Ask) -> GenerationRequest:
-        """A priority counts only where the engine goes by it."""
-        request = _decode(ask, next(self._serial))
-        by_priority = self._engine.engine.limits.by_priority
-        return request if by_priority else replace(request, priority=0)
+        """A priority counts only where the engine goes by it, and more choices than run at once
+        here are drawn where they are answered."""
+        request, limits = _decode(ask, next(self._serial)), self._engine.engine.limits
+        if not limits.by_priority:
+            request = replace(request, priority=0)
+        if request.params.n > limits.max_num_seqs:
+            request = replace(request, hand_over=HandOver(ask.first_token, draw=False))
+        return request
 
     def _plan_prefix(
         self, request: GenerationRequest, sources: Sequence[PrefixSource]

@@ -46,13 +46,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Engine:
-    return make_engine(str(folder))
+    return make_engine(str(folder), max_num_seqs=9)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=CONNECTORS)
 async def workers(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[WorkerPair]:
     prefill = make_engine(str(folder), max_num_batched_tokens=32, scheduling_policy="shortest")
-    pair = await WorkerPair.start(prefill, make_engine(str(folder)), (request.param,))
+    decode = make_engine(str(folder), max_num_seqs=9)
+    pair = await WorkerPair.start(prefill, decode, (request.param,))
     prefill.step_times = SlowSteps()  # what the decode worker has is worth pulling
     yield pair
     await pair.stop()
@@ -111,6 +112,14 @@ async def test_whatever_is_asked_of_the_sampler(
         (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # warm there
         await pair.forget(pair.prefill)
         (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # warm here
+
+
+async def test_more_choices_than_run_at_once_where_the_prompt_is_computed(
+    pair: WorkerPair, alone: Engine
+) -> None:
+    many = replace(HOT, n=pair.prefill.engine.engine.limits.max_num_seqs + 1)
+    expected = answer(alone, PROMPTS[64], many)
+    (await pair.ask(PROMPTS[64], many, LocalPrefill.NEVER)).check_equal(expected)
 
 
 async def test_local_prefill_gives_the_same(pair: WorkerPair, alone: Engine) -> None:
