@@ -140,6 +140,7 @@ class Links:
             if peer.problem is not None and now < peer.not_before:
                 raise _failed(f"{address} was tried just now: {peer.problem}", peer.problem)
             peer.making, peer.making_since = asyncio.ensure_future(self._make(address, peer)), now
+            peer.making.add_done_callback(_note_end)
         return await asyncio.shield(peer.making)
 
     async def _make(self, address: str, peer: _Peer) -> Link:
@@ -158,6 +159,13 @@ class Links:
         peer.link, peer.problem, peer.back_off_s = link, None, 0.0
         link.watch()
         return link
+
+
+def _note_end(making: asyncio.Task[Link]) -> None:
+    """Whoever waited for it may have left. Then it fails for nobody, which is no error of ours
+    that asyncio should log."""
+    if not making.cancelled():
+        making.exception()
 
 
 def _failed(message: str, cause: TransferError) -> TransferError:

@@ -1,6 +1,7 @@
 """Links: made once, compatible or refused by name, read from before they are used."""
 
 import asyncio
+import gc
 import math
 from collections.abc import AsyncIterator, Callable
 
@@ -456,3 +457,21 @@ async def test_a_link_is_made_though_nobody_waits_for_it_any_more(
     assert (link.connector, links.known(peer.address)) == ("plain", link)
     assert len(slow.pools) == 1, "it was made once"
     assert not links.is_avoided(peer.address)
+
+
+async def test_a_link_that_fails_when_nobody_waits_for_it_is_no_error(
+    peer: Peer, make_links: MakeLinks, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = FakeConnector("fast", by_hand=True)
+    links = make_links(slow)
+    asking = asyncio.ensure_future(links.get(peer.address))
+    await begun(slow)
+    asking.cancel()
+    await asyncio.wait({asking})
+    slow.pools[0].reads[0].fail()
+    async with asyncio.timeout(30):
+        while not links.is_avoided(peer.address):
+            await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()  # asyncio complains of a task whose end nobody saw when that is gone
+    assert not [record for record in caplog.records if record.name == "asyncio"]
