@@ -55,8 +55,9 @@ class LinkMaker:
         except grpc.aio.AioRpcError as error:
             reason = f"{address}: {error.details()}"
             match error.code():
-                case grpc.StatusCode.FAILED_PRECONDITION:
-                    raise IncompatiblePeer("peer", reason) from None
+                case grpc.StatusCode.FAILED_PRECONDITION:  # `ours` is its own there
+                    said = f"{address} says: {error.details()}"
+                    raise IncompatiblePeer("peer", said) from None
                 case grpc.StatusCode.UNAUTHENTICATED:
                     raise TransferError(reason, retryable=False) from None
             raise Unreachable(reason) from None

@@ -3,6 +3,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from kv_transfer.errors import IncompatiblePeer
+from kv_transfer.link_maker import LinkMaker
 from kv_transfer.worker_service import WorkerService
 from protos.failures import failure_of
 from protos.generation_pb2 import Failure
@@ -62,6 +64,16 @@ async def test_handshake(worker: IdleWorker) -> None:
             failure = failure_of(caught.value)
             assert (failure.kind, failure.field) == (Failure.KIND_INCOMPATIBLE, field)
         assert worker.num_expected == 2, "who was refused does not connect"
+
+
+async def test_whose_format_is_which_is_told_where_a_link_is_made(worker: IdleWorker) -> None:
+    service = WorkerService(worker)
+    asked = CacheFormat(fingerprint="hub:abc", block_size=8)
+    async with serving(lambda s: add_WorkerServicer_to_server(service, s)) as channel:
+        me = DescribeRequest(protocol=PROTOCOL, format=asked)
+        said = "10.0.0.1:7001 says: block_size: ours is 16, the peer's is 8"
+        with pytest.raises(IncompatiblePeer, match=said):
+            await LinkMaker(me, (), lambda _: channel).make("10.0.0.1:7001")
 
 
 async def test_health_and_drain(worker: IdleWorker) -> None:
