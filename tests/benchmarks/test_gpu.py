@@ -13,9 +13,15 @@ import torch
 from benchmarks.gpu import results
 from benchmarks.gpu.__main__ import TOTAL_S, main
 from benchmarks.gpu.bench import COPY, GEMM, LIMITS_PART, Bench
+from benchmarks.gpu.models import write_config
+from benchmarks.gpu.offline import times_of_all
 from benchmarks.gpu.parts import BY_NAME, PARTS, Group, chosen
 from benchmarks.gpu.results import Check, Figure
 from benchmarks.gpu.running import Running
+from benchmarks.gpu.workload import Offline
+from benchmarks.workloads import ModelShape
+from engine.config import EngineConfig
+from engine.engine import Engine
 from tests.interpreter import language_is_patched_once, sums_are_not_checked_for_overflow
 
 __all__ = ["language_is_patched_once", "sums_are_not_checked_for_overflow"]
@@ -55,6 +61,33 @@ def test_each_group_is_a_command_of_a_lent_card() -> None:
     assert max(part.limit_s for part in checks) <= TOTAL_S / 2
     assert max(together_s, *alone_s) <= TOTAL_S * 2 / 3
     assert together_s + sum(alone_s) <= VISIT_S / 2
+
+
+def test_all_sequences_are_there_while_their_steps_are_timed(tmp_path: Path) -> None:
+    """Though the first of them have drawn for as many steps as it takes to read the others."""
+    shape = ModelShape("tiny", 16, 1, 2, 1, 32, 64)
+    write_config(tmp_path, shape, 512)
+    engine = Engine.create(
+        EngineConfig(
+            model=str(tmp_path),
+            load_format="dummy",
+            dtype="float32",
+            device="cpu",
+            kernels="reference",
+            max_num_seqs=24,
+            max_num_batched_tokens=32,
+            kv_cache_memory_bytes=1 << 22,
+            num_threads=1,
+            async_scheduling=True,
+        )
+    )
+    begun: list[int] = []
+    prompts = Offline(24, 16, 0).prompts(shape.vocab_size, seed=1)
+    times = times_of_all(engine, prompts, 8, lambda: begun.append(engine.num_steps))
+    assert begun[0] > 24 * 16 // 32
+    assert len(times) == 8
+    assert not engine.has_work
+    engine.close()
 
 
 SCRIPT = """
