@@ -23,6 +23,7 @@ SMOKE_MODEL = ModelShape("smoke", 64, 1, 4, 2, 96, 256)
 ASSUMED_LIMITS = Limits(read_bytes_s=4.3e12, gemm_flops_s=790e12)
 LIMITS_PART, COPY, GEMM = "limits", "device copy, read and written", "bf16 product of 8192"
 SMOKE_PROGRAMS = 3
+SPARE_BYTES = 4 << 30  # of the card, for steps, checks and recorded graphs
 
 
 def interpreted() -> bool:
@@ -82,6 +83,15 @@ class Bench:
             if isinstance(result, Figure) and result.name == name:
                 return result.value
         return None
+
+    def fitting(self, wanted: int, seq_bytes: int) -> int:
+        """So many of the wanted sequences as the card has memory for."""
+        if self.device.type == "cpu":
+            return wanted
+        count = min(wanted, (torch.cuda.mem_get_info()[0] - SPARE_BYTES) // seq_bytes)
+        if count < wanted:
+            self.say(f"{count} sequences instead of {wanted}: the card has no memory for more")
+        return count
 
     def figure(
         self,

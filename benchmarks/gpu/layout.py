@@ -29,6 +29,8 @@ from engine.kernels.triton.kernels import TritonKernels
 def run(bench: Bench) -> None:
     spec, kernels = SMOKE_SPEC if bench.smoke else LLAMA, bench.kernels()
     num_seqs, context, layers = (2, 40, 2) if bench.smoke else (96, 8192, 32)
+    num_bytes = kv_bytes(spec, context, bench.dtype) * layers
+    num_seqs = bench.fitting(num_seqs, num_bytes)
     q = random_queries(spec, num_seqs, bench.dtype, bench.device)
     together = full_cache(bench, spec, num_seqs, context, layers)
     blob_s = bench.seconds(partial(attend, kernels, q, spec, together, layers)) / layers

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import bounds
 from benchmarks.gpu.bench import Bench, free_memory, synchronize
 from benchmarks.gpu.models import make_model, write_config
-from benchmarks.gpu.rig import Rig
+from benchmarks.gpu.rig import BLOCK_SIZE, Rig
 from benchmarks.gpu.watched import WatchedModel
 from benchmarks.workloads import WEIGHT_BYTES, ModelShape
 
@@ -29,35 +29,48 @@ def run(bench: Bench) -> None:
         source = write_config(Path(folder), bench.shape, 16384)
         model, description = make_model(bench, source, bench.dtype, 16384)
     watched = WatchedModel(model, bench.device)
-    slab = None
-    for num_seqs in reversed(batches):  # the largest cache first, the others use it again
-        rig = Rig(
-            bench, watched, description, bench.dtype, num_seqs, context + SPARE, slab
-        )  # fmt: skip
+    slab, max_len, sizes = None, context + SPARE, []
+    for batch in reversed(batches):  # the largest cache first, the others use it again
+        num_seqs = bench.fitting(batch, sequence_bytes(bench, max_len)) if slab is None else batch
+        rig = Rig(bench, watched, description, bench.dtype, num_seqs, max_len, slab)
         slab = rig.slab
-        _decode(bench, rig, watched, num_seqs, context)
+        sizes.append(num_seqs)
+        _decode(bench, rig, watched, num_seqs, context, DECODE_GOALS.get(batch))
     for length in prompts:
         whole = Rig(bench, watched, description, bench.dtype, 1, length + SPARE, slab)
         _prefill(bench, whole, length)
+    # last: what a profiler has once hooked into may be slower from then on
+    for num_seqs in sizes if bench.device.type == "cuda" else ():
+        rig = Rig(bench, watched, description, bench.dtype, num_seqs, max_len, slab)
+        _profile(bench, rig, num_seqs, context)
     free_memory()
 
 
-def _decode(bench: Bench, rig: Rig, watched: WatchedModel, num_seqs: int, context: int) -> None:
+def sequence_bytes(bench: Bench, max_len: int) -> int:
+    """Of the cache, in a rig."""
+    return (max_len // BLOCK_SIZE + 1) * BLOCK_SIZE * bench.shape.kv_token_bytes
+
+
+def _enter(bench: Bench, rig: Rig, num_seqs: int, context: int) -> None:
     vocab = bench.shape.vocab_size
     rig.enter([torch.randint(3, vocab, (context,)).tolist() for _ in range(num_seqs)])
     for _ in range(1 if bench.smoke else WARM_UP):
         rig.decode()
+
+
+def _decode(
+    bench: Bench, rig: Rig, watched: WatchedModel, num_seqs: int, context: int, goal: float | None
+) -> None:
+    _enter(bench, rig, num_seqs, context)
     watched.reset()
     seconds = bench.seconds_of_calls(rig.decode, STEPS)
     limit_s = _bytes(bench.shape, num_seqs * context) / bench.limits.read_bytes_s
     name = f"decode step, B {num_seqs} at {context}"
-    goal = DECODE_GOALS.get(num_seqs)
     bench.figure(name, "ms", seconds * 1e3, limit=limit_s * 1e3, goal=goal)
     device_s = watched.median_s()
     bench.figure(f"{name}, layers and logits", "ms", device_s * 1e3, limit=limit_s * 1e3)
     rest = seconds - device_s
     bench.figure(f"{name}, the rest", "ms", rest * 1e3, share=rest / seconds, share_of="the step")
-    _profile(bench, name, rig)
 
 
 def _bytes(shape: ModelShape, kv_tokens: int) -> int:
@@ -85,14 +98,13 @@ def _chunks(rig: Rig, ends: list[int]) -> None:
         rig.prefill(start, end)
 
 
-def _profile(bench: Bench, name: str, rig: Rig) -> None:
+def _profile(bench: Bench, rig: Rig, num_seqs: int, context: int) -> None:
     """Where the device's time goes, into the log."""
-    if bench.device.type != "cuda":
-        return
+    _enter(bench, rig, num_seqs, context)
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
         for _ in range(3):
             rig.decode()
         synchronize(bench.device)
     averages = recorded.key_averages()
     table = averages.table(sort_by="self_device_time_total", row_limit=16, max_name_column_width=60)
-    bench.say(f"three steps of {name}:\n{table}")
+    bench.say(f"three decode steps, B {num_seqs} at {context}:\n{table}")

@@ -18,6 +18,7 @@ from benchmarks.gpu.offline import times_of_all
 from benchmarks.gpu.parts import BY_NAME, PARTS, Group, chosen
 from benchmarks.gpu.results import Check, Figure
 from benchmarks.gpu.running import Running
+from benchmarks.gpu.steps import sequence_bytes
 from benchmarks.gpu.workload import Offline
 from benchmarks.workloads import ModelShape
 from engine.config import EngineConfig
@@ -156,3 +157,17 @@ def test_the_command_writes_its_three_files(
     assert [r["name"] for r in summary["results"]][::2] == [COPY, GEMM]
     assert "SMOKE" in (tmp_path / "table.txt").read_text()
     assert (tmp_path / "log.txt").stat().st_size > 0
+
+
+def test_a_card_with_less_memory_gets_fewer_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2k tokens each: beside Llama-3.1-8B an H100 has no room for 256."""
+    monkeypatch.setattr(Bench, "device", torch.device("cuda"))
+    bench = Bench("steps", False, tmp_path, 0.0)
+    seq_bytes = sequence_bytes(bench, 2112)
+    assert seq_bytes == 34 * (8 << 20)
+    for free_gib, count in ((63.5, 224), (123.0, 256)):
+        free = int(free_gib * (1 << 30))
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 2 * free))
+        assert bench.fitting(256, seq_bytes) == count
