@@ -22,14 +22,20 @@ LEAST_S = 15.0  # below which a part is not begun
 
 
 class Session:
-    """A run of some parts: checks side by side, then each measure alone."""
+    """A run of some parts: checks side by side, then each measure alone. What is known is written
+    after each of them, so that whoever ends the run loses one part."""
 
-    def __init__(self, folder: Path, smoke: bool, total_s: float) -> None:
+    def __init__(self, folder: Path, args: argparse.Namespace, out: Path) -> None:
         self._folder = folder
-        self._smoke = smoke
-        self._ends_s = time.monotonic() + total_s
+        self._smoke: bool = args.smoke
+        self._out = out
+        self._command = "benchmarks/gpu/run.sh " + " ".join(sys.argv[1:])
+        self._machine = describe()
+        self._started = time.monotonic()
+        self._ends_s = self._started + args.total_s
+        self._log = ""
         self.ends: dict[str, str] = {}  # of each part: how it ended
-        self.log = ""
+        self.found: list[results.Result] = []
 
     def run(self, parts: Sequence[Part]) -> None:
         checks = [part for part in parts if not part.measures]
@@ -42,6 +48,7 @@ class Session:
         left_s = self._ends_s - time.monotonic()
         if left_s < LEAST_S:
             self.ends |= {part.name: "not begun, no time was left" for part in parts}
+            self._write()
             return
         started = [
             Running(part.name, self._folder, min(part.limit_s, left_s), self._smoke)
@@ -49,8 +56,35 @@ class Session:
         ]
         for running in started:
             self.ends[running.name] = running.wait()
-            self.log += running.log()
+            self.found += results.read(self._folder / f"{running.name}.jsonl")
+            self._log += running.log()
             _say(f"{running.name}: {self.ends[running.name]}")
+            self._write()
+
+    @property
+    def head(self) -> str:
+        return "\n".join(
+            [
+                self._command,
+                ", ".join(f"{k} {v}" for k, v in self._machine.items()),
+                *([] if not self._smoke else ["SMOKE: tiny shapes, the figures mean nothing"]),
+                *(f"{name}: {end}" for name, end in self.ends.items()),
+                "",
+            ]
+        )
+
+    def _write(self) -> None:
+        summary = {
+            "command": self._command,
+            "smoke": self._smoke,
+            "machine": self._machine,
+            "took_s": round(time.monotonic() - self._started, 1),
+            "parts": self.ends,
+            "results": results.as_json(self.found),
+        }
+        (self._out / "results.json").write_text(json.dumps(summary, indent=2) + "\n")
+        (self._out / "table.txt").write_text(f"{self.head}\n{results.as_text(self.found)}\n")
+        (self._out / "log.txt").write_text(self._log)
 
 
 def _say(text: str) -> None:
@@ -74,37 +108,12 @@ def main() -> int:
     args = _arguments()
     out = args.out or Path(os.environ.get("OUT", "benchmarks/results/gpu"))
     out.mkdir(parents=True, exist_ok=True)
-    parts = chosen(args.part)
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        session = Session(Path(folder), args.smoke, args.total_s)
-        session.run(parts)
-        found = [r for part in parts for r in results.read(Path(folder) / f"{part.name}.jsonl")]
-    command = "benchmarks/gpu/run.sh " + " ".join(sys.argv[1:])
-    machine = describe()
-    summary = {
-        "command": command,
-        "smoke": args.smoke,
-        "machine": machine,
-        "took_s": round(time.monotonic() - started, 1),
-        "parts": session.ends,
-        "results": results.as_json(found),
-    }
-    head = "\n".join(
-        [
-            command,
-            ", ".join(f"{k} {v}" for k, v in machine.items()),
-            *([] if not args.smoke else ["SMOKE: tiny shapes, the figures mean nothing"]),
-            *(f"{name}: {end}" for name, end in session.ends.items()),
-            "",
-        ]
-    )
-    (out / "results.json").write_text(json.dumps(summary, indent=2) + "\n")
-    (out / "table.txt").write_text(f"{head}\n{results.as_text(found)}\n")
-    (out / "log.txt").write_text(session.log)
-    print(f"{head}\n{results.as_text(found, passed_checks=False)}")
+        session = Session(Path(folder), args, out)
+        session.run(chosen(args.part))
+    print(f"{session.head}\n{results.as_text(session.found, passed_checks=False)}")
     sound = all(end.startswith("done") for end in session.ends.values())
-    right = all(r.passed for r in found if isinstance(r, results.Check))
+    right = all(r.passed for r in session.found if isinstance(r, results.Check))
     return 0 if sound and right else 1
 
 

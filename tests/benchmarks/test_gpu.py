@@ -159,6 +159,34 @@ def test_the_command_writes_its_three_files(
     assert (tmp_path / "log.txt").stat().st_size > 0
 
 
+def test_whoever_ends_a_run_has_what_its_parts_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EndedInTheSecond:
+        def __init__(self, name: str, folder: Path, limit_s: float, smoke: bool) -> None:
+            self.name = name
+            results.append(folder / f"{name}.jsonl", Figure(name, "rate", "GB/s", 7.0))
+
+        def wait(self) -> str:
+            if self.name == "linears":
+                raise KeyboardInterrupt
+            return "done in 1 s"
+
+        def log(self) -> str:
+            return f"{self.name} says"
+
+    command = ["run", "--part", "limits", "--part", "linears", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr("benchmarks.gpu.__main__.Running", EndedInTheSecond)
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    summary = json.loads((tmp_path / "results.json").read_text())
+    assert summary["parts"] == {"limits": "done in 1 s"}
+    assert [r["value"] for r in summary["results"]] == [7.0]
+    assert "rate" in (tmp_path / "table.txt").read_text()
+    assert (tmp_path / "log.txt").read_text() == "limits says"
+
+
 def test_a_card_with_less_memory_gets_fewer_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
