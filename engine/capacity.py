@@ -56,8 +56,9 @@ class Capacity:
     device: str
     dtype: str
     weight_bytes: int
-    memory_bytes: int
-    gpu_memory_utilization: float | None  # None on a CPU
+    memory_bytes: int  # of a CPU what is available, of a GPU all that it has
+    held_bytes: int  # of that, by others
+    gpu_memory_utilization: float | None  # of memory_bytes; None on a CPU
     step_bytes: int  # that a GPU keeps free
     cache_bytes: int  # what all that leaves
     default_cache_bytes: int  # what the engine takes of it where it is not told
@@ -89,7 +90,8 @@ def plan_capacity(
         device=device.type,
         dtype=shape.dtype_name,
         weight_bytes=weights,
-        memory_bytes=memory.available_bytes,
+        memory_bytes=memory.total_bytes,
+        held_bytes=memory.total_bytes - memory.available_bytes,
         gpu_memory_utilization=gpu_share(config) if on_gpu else None,
         step_bytes=gpu_step_bytes(config, shape, model) if on_gpu else 0,
         cache_bytes=left,

@@ -90,7 +90,8 @@ def _shares(capacity: "Capacity") -> str:
     if capacity.device == "cuda":
         steps, memory = format_bytes(capacity.step_bytes), format_bytes(capacity.memory_bytes)
         used = f"{capacity.gpu_memory_utilization} of {memory} is used"
-        return f"on cuda {used}: {weights}, steps {steps}, {left} left for the cache"
+        held = f"others {format_bytes(capacity.held_bytes)}, " if capacity.held_bytes else ""
+        return f"on cuda {used}: {held}{weights}, steps {steps}, {left} left for the cache"
     default = format_bytes(capacity.default_cache_bytes)
     return (
         f"on cpu {weights} of {format_bytes(capacity.memory_bytes)}, {left} left for the cache;\n"

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from cluster.commands.plan import as_table
 from engine import capacity as capacity_module
 from engine.capacity import plan_capacity, weight_bytes
 from engine.config import EngineConfig
@@ -73,6 +74,19 @@ def test_a_gpu_that_is_full_of_weights_is_told_so() -> None:
     assert capacity.cache_bytes == 0
     assert {row.num_blocks for row in capacity.formats} == {None}
     assert all(row.problem for row in capacity.formats)
+
+
+def test_the_share_is_of_all_that_a_gpu_has_though_others_hold_some_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * GIB, 80 * GIB))
+    capacity = plan_capacity(EngineConfig(device="cuda"), MODEL, None)
+    assert (capacity.memory_bytes, capacity.held_bytes) == (80 * GIB, 30 * GIB)
+    taken = capacity.held_bytes + capacity.weight_bytes + capacity.step_bytes
+    assert taken + capacity.cache_bytes == int(0.9 * 80 * GIB)
+    text = as_table(capacity)
+    assert "0.9 of 80.00 GiB is used: others 30.00 GiB, bfloat16 weights" in text
 
 
 def test_memory_of_a_gpu_that_is_not_here_must_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
