@@ -361,6 +361,7 @@ def _warm_up_request(shape: EngineShape, reporting: bool) -> GenerationRequest:
         temperature=0.0,
         logprobs=1 if reporting else None,  # which has kernels of its own
         prompt_logprobs=1 if reporting else None,
+        logit_bias={0: 1.0} if reporting else {},  # and so has a draw from edited logits
     )
     return GenerationRequest(RequestId("warm-up"), [0] * length, params)
 

@@ -13,6 +13,9 @@ from engine.models.decoder import Decoder
 from kv_cache.slab import KvSlab
 
 MOST_RECORDINGS = 64
+# tokens of prompts: attention has tiles of its own for few queries, compiled when they are first
+# wanted
+SHORT_PROMPTS = (2, 4, 8, 16, 32, 64)
 
 Key = tuple[int, ...]
 
@@ -64,6 +67,8 @@ class ReplayedDecoder:
         """The largest first: the others fit into the memory that it takes."""
         if not self._sizes.ahead:
             return
+        for num_tokens in SHORT_PROMPTS:
+            self._decoder.forward(unwritten_prompt(num_tokens, slabs), slabs)
         for num_seqs in sorted(set(map(self._sizes.num_seqs, range(1, max_num_seqs + 1))))[::-1]:
             batch = empty_batch(num_seqs, slabs)
             self._record(self._key(batch, slabs), batch, slabs)
@@ -121,6 +126,23 @@ def empty_batch(num_seqs: int, slabs: Sequence[KvSlab]) -> StepBatch:
         num_decode=num_seqs,
         max_query_len=1,
         max_kv_len=0,
+    )
+
+
+def unwritten_prompt(num_tokens: int, slabs: Sequence[KvSlab]) -> StepBatch:
+    """Of one sequence, all at its beginning; it reads the block that nobody owns."""
+    like = torch.empty(0, dtype=torch.int64, device=slabs[0].data.device)
+    table = like.new_zeros(1, -(-num_tokens // slabs[0].layout.block_size), dtype=torch.int32)
+    group = GroupBatch(table, like.new_full((num_tokens,), NO_SLOT))
+    return StepBatch(
+        token_ids=like.new_zeros(num_tokens),
+        positions=like.new_zeros(num_tokens),
+        query_starts=like.new_tensor([0, num_tokens], dtype=torch.int32),
+        kv_lens=like.new_full((1,), num_tokens, dtype=torch.int32),
+        groups=(group,) * len(slabs),
+        num_decode=0,
+        max_query_len=num_tokens,
+        max_kv_len=num_tokens,
     )
 
 

@@ -17,6 +17,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
 from engine.request import FinishReason, GenerationRequest, RequestId
+from engine.sampler.edits import is_edited
+from engine.sampler.interface import Draws
+from engine.sampler.reference import ReferenceSampler
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
 from engine.step_times import StepShape, StepTimes
@@ -92,6 +95,25 @@ async def idle(serving: AsyncEngine) -> None:
 def watchdog_sees_work(serving: AsyncEngine) -> bool:
     """The engine's thread notes that it has none a moment after its last command."""
     return serving._watchdog.stalled_s(math.inf) is not None
+
+
+def test_it_warms_up_with_draws_of_both_kinds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU each is compiled when it is first wanted."""
+    edited: set[bool] = set()
+    sample = ReferenceSampler.sample
+
+    def noted(self: ReferenceSampler, logits: Any, draws: Draws, *rest: Any) -> Any:
+        edited.add(is_edited(self._table.rows[draws.slots], None))
+        return sample(self, logits, draws, *rest)
+
+    monkeypatch.setattr(ReferenceSampler, "sample", noted)
+    config = EngineConfig(
+        model=str(folder), kernels="reference", kv_cache_memory_bytes=4 << 20, num_threads=1
+    )
+    Engine.create(config).close()
+    assert edited == {False, True}
 
 
 async def test_what_it_did_to_warm_up_counts_nowhere(serving: AsyncEngine) -> None:

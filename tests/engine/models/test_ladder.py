@@ -1,15 +1,19 @@
 """Steps that are repeated by a recording of more rows than they have sequences."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import pytest
 import torch
 
-from engine.kernels.interface import Replay, StepBatch
+from engine.kernels.interface import AttentionSpec, GroupBatch, Replay, StepBatch
 from engine.kernels.reference import ReferenceKernels
+from engine.kernels.triton.tiles import prefill_tiles
 from engine.models.describe import describe
 from engine.models.load import load_model
 from engine.models.replayed import ON_A_LADDER, ReplayedDecoder, rung
+from engine.sizing import DEFAULT_BLOCK_SIZE
+from kv_cache.layout import KV_FORMATS, BlockLayout
 from kv_cache.slab import KvSlab
 from tests.engine.models.cases import NATIVE_CASES
 from tests.engine.models.conftest import SavedModels
@@ -72,6 +76,48 @@ def test_steps_recorded_ahead_serve_the_first_ones(saved_models: SavedModels, na
     assert kernels.rows == [4, 2, 1]  # largest first, before any step
     assert kernels.num_replays == 12 + 5 + 4
     torch.testing.assert_close(ours, decoded(plain, saved, FP32), rtol=0, atol=1e-4)
+
+
+class NotingKernels(RecordingKernels):
+    """How many queries attention was asked for at once, beside those of one token each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: set[int] = set()
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        spec: AttentionSpec,
+        slab: KvSlab,
+        layer: int,
+        batch: StepBatch,
+        group: GroupBatch,
+    ) -> torch.Tensor:
+        if batch.num_seqs > batch.num_decode:
+            self.lengths.add(batch.max_query_len)
+        return super().attention(q, spec, slab, layer, batch, group)
+
+
+def test_no_prompt_wants_tiles_that_were_not_wanted_before_it(saved_models: SavedModels) -> None:
+    """A user would wait for a compiler; a long prompt's are wanted by what an engine warms up
+    with."""
+    saved = saved_models(next(c for c in NATIVE_CASES if c.name.startswith("llama")))
+    kernels = NotingKernels()
+    model = load_model(saved.source, describe(saved.source), kernels, FP32, CPU)
+    assert isinstance(model, ReplayedDecoder)
+    layout = BlockLayout(describe(saved.source).groups[0], 16, KV_FORMATS["fp32"])
+    slab = KvSlab.allocate(layout, 2, CPU)
+    ReplayedDecoder(model._decoder, kernels, ON_A_LADDER).prepare([slab], 1)
+    warmed_up = kernels.lengths | {4 * DEFAULT_BLOCK_SIZE["cuda"] + 1}
+    for members, width, itemsize, quantised in product(
+        (1, 2, 4, 5, 8, 32), (64, 96, 128, 256), (2, 4), (False, True)
+    ):
+        wanted, there = (
+            {prefill_tiles(n * members, width, width, itemsize, quantised) for n in lengths}
+            for lengths in (range(2, 600), warmed_up)
+        )
+        assert wanted == there
 
 
 def test_rungs_hold_their_sequences_and_are_few() -> None:
