@@ -6,7 +6,7 @@ arrived is copied there by the thread that also says that a read has ended.
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kv_transfer.block_pairs import Blocks
 from kv_transfer.connector import PoolRegion
+from kv_transfer.device_memory import device_blobs, device_of
 
 SLICE_BYTES = 8 << 20  # of a message, or one blob
 
@@ -87,10 +88,10 @@ class DeviceStaging(_Buffers):
     """On the GPU, on a stream of its own; each call returns when it is done."""
 
     def __init__(self, regions: Sequence[PoolRegion]) -> None:
-        device = torch.device("cuda", regions[0].device)
+        device = device_of(regions)
         super().__init__(regions, device)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._blobs = [torch.as_tensor(_DeviceMemory(region), device=device) for region in regions]
+        self._blobs = device_blobs(regions)
 
     def gather(self, group: int, blocks: Blocks, into: Tensor) -> None:
         with torch.cuda.stream(self._stream):
@@ -104,15 +105,3 @@ class DeviceStaging(_Buffers):
 
     def _indices(self, blocks: Blocks) -> Tensor:
         return torch.from_numpy(blocks.astype(np.int64)).to(self._device)
-
-
-class _DeviceMemory:
-    """A region as torch takes memory from others, without a copy."""
-
-    def __init__(self, region: PoolRegion) -> None:
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": (region.num_blocks, region.blob_bytes),
-            "typestr": "|u1",
-            "data": (region.address, False),
-            "version": 2,
-        }

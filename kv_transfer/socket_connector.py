@@ -62,7 +62,7 @@ class SocketConnector:
             raise ConnectorUnavailable(
                 f"advertise: peers cannot connect to {config.host!r}; name this machine's address"
             )
-        self._pool = pool or PoolBytes(regions)
+        self._pool = pool or _pool(regions)
         self._incarnation = incarnation
         self._secret = secret
         self._config = config
@@ -199,6 +199,14 @@ class SocketPeer:
         if pieces:
             self._backlog.put(read)
         return read
+
+
+def _pool(regions: Sequence[PoolRegion]) -> CarriedPool:
+    if regions[0].memory == "cpu":
+        return PoolBytes(regions)
+    from kv_transfer.socket_device import DevicePool  # loads torch
+
+    return DevicePool(regions)
 
 
 def _address(payload: bytes) -> tuple[str, int]:

@@ -14,17 +14,14 @@ _VECTORS = 64  # buffers a system call; more gain nothing
 
 
 class PoolBytes:
-    """The pool's memory, to be sent and received; host memory only.
-
-    A device pool would need a pinned buffer between, which belongs here.
-    """
+    """The pool's memory, to be sent and received: the host's (a GPU's is `socket_device`'s)."""
 
     transport = "tcp"
 
     def __init__(self, regions: Sequence[PoolRegion]) -> None:
         for region in regions:
             if region.memory != "cpu":
-                raise ConnectorUnavailable(f"memory: {region.memory!r}, sockets move cpu only")
+                raise ConnectorUnavailable(f"memory: {region.memory!r}, this moves cpu only")
         self.regions = tuple(regions)
         self._views = [
             memoryview((ctypes.c_char * region.num_bytes).from_address(region.address)).cast("B")

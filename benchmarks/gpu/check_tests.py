@@ -24,6 +24,7 @@ SUITES = {
     "random weights": ("tests/engine/test_random_tensors.py",),
     "hand-over": ("tests/engine/test_hand_over.py",),
     "collective": ("tests/kv_transfer/test_collective_gpu.py",),
+    "sockets": ("tests/kv_transfer/test_socket_device.py", "-k", "gpu or broken"),
 }
 SMOKE_SUITES = {"tiles": ("tests/engine/kernels/triton/test_tiles.py",)}
 
