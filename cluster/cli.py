@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
-    from cluster.version import version  # half of what this module would take to import
+    from protos.version import version  # half of what this module would take to import
 
     parser = Parser(
         prog="kvrelay", description="Serves large language models; see `kvrelay COMMAND --help`."

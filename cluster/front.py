@@ -27,10 +27,10 @@ from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from cluster.openai.wording import Json
 from cluster.served_model import ServedModel
-from cluster.version import version
 from engine.errors import DeadlineError, EngineError, UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
+from protos.version import version
 
 # Reading and tokenising this much takes a millisecond or two of the event loop.
 _SHORT_BODY_BYTES = 8 << 10

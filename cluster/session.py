@@ -13,7 +13,6 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from cluster.session_stream import SessionStream
-from cluster.version import version
 from decode_worker.answerer import Route, SubmittedRequest, encode_submit
 from engine.errors import EngineError, RequestError, UnavailableError
 from engine.request import GenerationRequest, RequestId
@@ -23,6 +22,7 @@ from protos.limits import MAX_MESSAGE_BYTES, PROTOCOL, SESSION_OPEN
 from protos.rpc import Plane
 from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Step
 from protos.session_pb2_grpc import SessionStub
+from protos.version import version
 from protos.worker_pb2 import WorkerDescription
 
 logger = logging.getLogger(__name__)

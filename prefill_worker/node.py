@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 from engine.async_engine import AsyncEngine
 from engine.describe_worker import describe_format, describe_worker
@@ -29,6 +28,7 @@ from protos.cores import Cores
 from protos.events_pb2_grpc import add_WorkerEventsServicer_to_server
 from protos.handoff_pb2_grpc import add_HandOffServicer_to_server
 from protos.rpc import PROTOCOL, Plane
+from protos.version import version
 from protos.worker_pb2 import (
     ROLE_PREFILL,
     DescribeRequest,
@@ -87,7 +87,7 @@ class Node:
         info = self.engine.engine.info
         me = DescribeRequest(
             protocol=PROTOCOL,
-            version=version("kvrelay"),
+            version=version(),
             incarnation=self.incarnation,
             format=describe_format(info.fingerprint, info.cache.layouts),
         )
@@ -220,7 +220,7 @@ class Node:
         return describe_worker(
             self.engine.engine.info,
             self.config.role,
-            version("kvrelay"),
+            version(),
             self.incarnation,
             self.config.max_num_seqs,
             self.exchange.offers(),

@@ -1,4 +1,4 @@
-"""Two `kvrelay worker` processes: one reads the prompts, the other answers, over NIXL.
+"""Two workers in processes of their own: one reads the prompts, the other answers, over NIXL.
 
 Each connector is named with what moved the blocks under it. A sandbox may keep UCX from the card's
 memory: then NIXL is refused and says so, and what workers choose by themselves must serve.
@@ -10,7 +10,6 @@ import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from urllib.request import urlopen
 
 import torch
 
@@ -24,12 +23,11 @@ from protos.rpc import Plane
 from tests.engine.models_on_disk import VOCAB, make_tiny
 from tests.processes import python
 
-CONNECTORS = ("nixl", "auto")
+CONNECTORS = ("nixl", "socket", "auto")
 LENGTHS = (40, 1500)  # of prompts; the longer one in several chunks
 NUM_TOKENS = 16
 ANSWER_S = 30.0
-KNOBS = ("--dtype", "float32", "--max-num-seqs", "4", "--kv-cache-memory-bytes", "67108864")
-LINKS = re.compile(r'^kvrelay:links\{.*connector="(\w+)".*transport="([^"]+)"', re.M)
+LINK = re.compile(r"linked to \S+ by (\w+) \(([^)]+)\)")
 
 
 def run(bench: Bench) -> None:
@@ -56,8 +54,8 @@ async def _served(
         starting = [
             stack.enter_async_context(
                 python(
-                    *("-m", "cluster.cli", "worker", str(folder / "model")),
-                    *("--role", role, "--connector", connector, *KNOBS),
+                    *("-m", "benchmarks.gpu.worker_process", str(folder / "model")),
+                    *(role, connector),
                     log=folder / f"{connector} {role}.log",
                 )
             )
@@ -68,7 +66,7 @@ async def _served(
         bench.say(f"{connector}: workers say {''.join(logs)[-3000:]}")
         if not all(lines):
             raise TimeoutError("a worker did not start")
-        prefill, decode = (line.split()[-1] for line in lines)
+        prefill, decode = lines
         route = Route((PrefillCandidate(prefill),), (), LocalPrefill.NEVER)
         backend = SessionBackend(decode, Plane(), route=route)
         await backend.start()
@@ -76,7 +74,7 @@ async def _served(
         answers = [await _answer(backend, number, prompt) for number, prompt in enumerate(prompts)]
         bench.say(f"{connector}: answered in {time.monotonic() - started:.2f} s")
         await backend.stop()
-        carried = await asyncio.to_thread(_carried, logs[1])
+        carried = _carried((folder / f"{connector} decode.log").read_text())
         wrong = sum(
             a != e
             for answer, tokens in zip(answers, expected, strict=True)
@@ -98,9 +96,7 @@ async def _answer(backend: SessionBackend, number: int, prompt: list[int]) -> li
 
 
 def _carried(log: str) -> str:
-    """By the decode worker's own page: connector and transport of its link."""
-    found = re.search(r"metrics at (\S+)", log)
+    """By the decode worker's own words: connector and transport of its link."""
+    found = LINK.search(log)
     assert found is not None, log
-    with urlopen(found[1]) as page:
-        (link,) = LINKS.findall(page.read().decode())
-    return " over ".join(link)
+    return " over ".join(found.groups())

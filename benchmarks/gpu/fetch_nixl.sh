@@ -1,16 +1,13 @@
 #!/usr/bin/env bash
-# NIXL, and what `kvrelay worker` imports that is seldom there, for a GPU machine with Python 3.12
-# that can reach no registry: .nixl/packed.tgz, 32 MiB, which travels with the source tree and is
-# unpacked there by run.sh. Needs pip and a registry here.
+# NIXL for a GPU machine with Python 3.12 that can reach no registry: .nixl/packed.tgz, 30 MiB, which
+# travels with the source tree and is unpacked there by run.sh. Needs pip and a registry here.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
-imported='pydantic|pydantic_core|annotated-types|typing-inspection|uvicorn'
-mapfile -t worker < <("$python" -m pip list --format freeze | grep -iE "^($imported)==")
 "$python" -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 \
-    --dest "$folder" nixl nixl-cu13 "${worker[@]}"
+    --dest "$folder" nixl nixl-cu13
 for wheel in "$folder"/*.whl; do
     "$python" -m zipfile --extract "$wheel" "$folder/unpacked"
 done

@@ -6,7 +6,7 @@ from typing import Any
 from cluster.bench.load import Load, Outcome
 from cluster.bench.measure import Objectives, Spread, Summary
 from cluster.bench.record import Record
-from cluster.version import version
+from protos.version import version
 
 FORMAT = 1  # rises when a key changes its meaning
 

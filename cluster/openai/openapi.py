@@ -12,7 +12,7 @@ from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
-from cluster.version import version
+from protos.version import version
 
 BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatRequest,

@@ -1,6 +1,7 @@
 """What a decode worker says of itself, to whoever routes or scales."""
 
 import asyncio
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,22 @@ async def test_prompts_that_wait_to_be_computed_here_are_reported(tmp_path: Path
     assert report.num_queued_tokens == len(prompts[1]) + len(prompts[2])
     for stream in streams:
         stream.close()
+    await worker.stop()
+
+
+async def test_a_worker_serves_from_a_source_tree_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that only measures."""
+
+    def unknown(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", unknown)
+    engine = make_engine(str(make_tiny("llama", tmp_path).folder))
+    worker = Node(NodeConfig(connectors=("inprocess",)), engine, Faults())
+    await worker.start()
+    assert worker.description.version == "not installed"
     await worker.stop()
 
 
