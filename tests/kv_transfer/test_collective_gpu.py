@@ -1,5 +1,5 @@
 """The collective connector on a GPU. `benchmarks.gpu` runs these on a machine of its own, which has
-no more than torch, pytest and what kvrelay imports."""
+no more than torch, pytest and what an engine imports: too little for processes that are forked."""
 
 import asyncio
 import signal
@@ -52,7 +52,7 @@ async def read_until_the_holder_dies() -> None:
                     seed,
                     groups=groups,
                     memory="cuda",
-                    environment={"NCCL_HOSTID": f"host{seed}"},
+                    prefix=("env", f"NCCL_HOSTID=host{seed}"),
                 )
             )
             for seed in (1, None)

@@ -124,10 +124,11 @@ def test_blobs_of_a_gpu_come_from_another_process() -> None:
 
 
 async def read_on_a_gpu() -> None:
+    """In processes that are not forked: a GPU machine has too little for that."""
     groups = ((96, 1 << 20), (40, 12288))
     async with (
-        child("socket", 1, groups=groups, memory="cuda") as holder,
-        child("socket", groups=groups, memory="cuda") as reader,
+        child("socket", 1, groups=groups, memory="cuda", prefix=("env",)) as holder,
+        child("socket", groups=groups, memory="cuda", prefix=("env",)) as reader,
     ):
         peer = await reader.connect(holder)
         rng = np.random.default_rng(4)
