@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from cluster.bounded_http import BoundedHttp
 from cluster.metrics.page import CONTENT_TYPE
 from protos.address import Address
 
@@ -40,6 +41,7 @@ class MetricsServer:
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                http=BoundedHttp,
                 limit_concurrency=_MAX_CONNECTIONS,
                 timeout_keep_alive=_IDLE_S,
                 timeout_graceful_shutdown=_STOP_S,
