@@ -52,17 +52,12 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._streams = False
-        self._request_id = b""
         self._failure: ApiError | None = None
         self._work: asyncio.Task[None] | None = None
 
     def header(self, name: str) -> str | None:
         value = self._headers.get(name.lower().encode())
         return None if value is None else value.decode("latin-1")
-
-    def name_response(self, request_id: str) -> None:
-        """Every response from here on carries the id."""
-        self._request_id = request_id.encode("latin-1")
 
     async def read_body(self, limits: HttpLimits) -> bytes:
         if _declared_bytes(self.header("content-length")) > limits.max_body_bytes:
@@ -110,8 +105,6 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        if self._request_id:
-            headers.append((b"x-request-id", self._request_id))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_error(self, error: ApiError) -> None:

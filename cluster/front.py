@@ -26,6 +26,8 @@ from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from cluster.openai.wording import Json
+from cluster.request_ids import HEADER as REQUEST_ID
+from cluster.request_ids import is_request_id, new_request_id
 from cluster.served_model import ServedModel
 from engine.errors import DeadlineError, EngineError, UnavailableError
 from engine.request import GenerationRequest, RequestId
@@ -52,11 +54,7 @@ class Front:
         gate: Gate,
         request_limits: RequestLimits | None = None,
         meter: Meter | None = None,
-        *,
-        names_responses: bool = True,
     ) -> None:
-        """`names_responses`: by the requests' ids, as Serve does where it carries them."""
-        self._names_responses = names_responses
         self._meter = meter or Meter(model)
         self._backend = backend
         self._refusing = backend if isinstance(backend, Refusing) else None
@@ -164,7 +162,7 @@ class Front:
         exchange: Exchange,
         prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
     ) -> None:
-        origin = Origin(self._name(exchange), time.monotonic())
+        origin = Origin(_request_id(exchange), time.monotonic())
         self._check_goes_on()
         timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
@@ -195,7 +193,7 @@ class Front:
 
     async def _compute(self, exchange: Exchange, answer: Callable[[bytes], Json]) -> None:
         """Of as much as the model takes, which may be long."""
-        self._name(exchange)
+        _request_id(exchange)
         timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
 
@@ -260,18 +258,14 @@ class Front:
             raise bad_request("X-Request-Timeout", "X-Request-Timeout: must be seconds above 0")
         return min(timeout_s, self._limits.request_timeout_s)
 
-    def _name(self, exchange: Exchange) -> str:
-        """The client's own id, if it sends one, comes back with the response."""
-        value = exchange.header("x-request-id")
-        if value is None:
-            value = uuid.uuid4().hex
-        elif not (0 < len(value) <= 128 and all(0x21 <= ord(char) <= 0x7E for char in value)):
-            raise bad_request(
-                "X-Request-Id", "X-Request-Id: must be 1 to 128 visible ASCII characters"
-            )
-        if self._names_responses:
-            exchange.name_response(value)
-        return value
+
+def _request_id(exchange: Exchange) -> str:
+    value = exchange.header(REQUEST_ID)
+    if value is None:
+        return new_request_id()
+    if not is_request_id(value):
+        raise bad_request("X-Request-Id", "X-Request-Id: must be 1 to 128 visible ASCII characters")
+    return value
 
 
 def _has_failed(task: asyncio.Task[None]) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,6 +19,7 @@ from cluster.openai.errors import ApiError
 from cluster.openai.openapi import document
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.wording import Json
+from cluster.request_ids import NamedAnswers
 from cluster.served_model import ServedModel
 
 
@@ -30,23 +32,16 @@ def build_app(
     meter: Meter | None = None,
     routing: Callable[[str], Json] | None = None,
     *,
-    names_responses: bool = True,
+    names_answers: bool = True,
 ) -> tuple[Starlette, Front]:
     """An ASGI application for any server, and the handlers behind it.
 
     Routes are for those with a key, but for what load balancers and monitors ask. `routing`:
     what is known and was decided of the workers, where there is a choice of them, for a caller.
+    `names_answers`: by their requests' ids, where nobody before it does.
     """
     gate = gate or Gate()
-    front = Front(
-        backend,
-        model,
-        limits or HttpLimits(),
-        gate,
-        request_limits,
-        meter,
-        names_responses=names_responses,
-    )
+    front = Front(backend, model, limits or HttpLimits(), gate, request_limits, meter)
     routes = [
         _route("POST", "/v1/completions", gate.limited(front.completions)),
         _route("POST", "/v1/chat/completions", gate.limited(front.chat_completions)),
@@ -64,7 +59,10 @@ def build_app(
     ]
     if routing is not None:
         routes.append(_route("GET", "/debug/routing", gate.guarded(_shown(routing))))
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+    middleware = [Middleware(NamedAnswers)] if names_answers else []
+    app = Starlette(
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route}
+    )
     app.router.redirect_slashes = False
     return app, front
 

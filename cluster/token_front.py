@@ -16,6 +16,7 @@ from cluster.metrics.meter import Meter
 from cluster.metrics.record import Origin
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import RequestLimits
+from cluster.request_ids import is_request_id, new_request_id
 from cluster.served_model import ServedModel
 from cluster.token_answer import WholeAnswer, messages
 from cluster.token_request import TokenRequest, read_request
@@ -180,7 +181,7 @@ def _generation(request: TokenRequest, tenant: str) -> GenerationRequest:
 
 def _name(message: pb.GenerateRequest) -> str:
     """The client's own id, if it sends one, comes back with the answer."""
-    value = message.request_id or uuid.uuid4().hex
-    if len(value) > 128 or not all(0x21 <= ord(char) <= 0x7E for char in value):
+    value = message.request_id or new_request_id()
+    if not is_request_id(value):
         raise RequestError("request_id", "must be 1 to 128 visible ASCII characters")
     return value

@@ -101,7 +101,7 @@ class IngressReplica(TokenService):
             request_limits,
             meter,
             lambda caller: routing_view(self._relay.router, time.monotonic(), caller),
-            names_responses=False,
+            names_answers=False,
         )
         self._tokens = TokenFront(self._relay, model, http, self._gate, request_limits, meter)
         is_open = keys is not None or args.front.allow_unauthenticated

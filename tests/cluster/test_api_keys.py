@@ -151,6 +151,7 @@ async def test_without_a_key_nothing_is_read_or_told(method: str, path: str) -> 
     for headers in ({}, {"Authorization": "Bearer wrong-key-1"}, {"Authorization": KEY}):
         response = await server.client.request(method, path, content=b"{", headers=headers)
         assert response.status_code == 401
+        assert response.headers["x-request-id"]
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
@@ -189,6 +190,7 @@ async def test_requests_are_counted_for_each_key() -> None:
     assert [(await ask(server, KEY)).status_code for _ in range(2)] == [200, 200]
     response = await ask(server, KEY, "/tokenize")
     assert response.status_code == 429
+    assert response.headers["x-request-id"]
     error = response.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert 1 <= int(response.headers["retry-after"]) <= 30

@@ -174,10 +174,14 @@ def test_request_ids_come_back(live: LiveServer) -> None:
     for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}, {"prompt": 5}):
         response = httpx.post(url, json=body, headers=headers)
         assert response.headers["x-request-id"] == "abc-123"
-    assert httpx.post(url, json={"prompt": "x"}).headers["x-request-id"]
+    made = [httpx.post(url, json={"prompt": "x"}).headers["x-request-id"] for _ in range(2)]
+    assert len({"", *made}) == 3
+    for path in ("/health", "/v1/models", "/metrics", "/nowhere", "/v1/completions"):
+        response = httpx.get(f"{live.url}{path}", headers=headers)
+        assert response.headers.get_list("x-request-id") == ["abc-123"], path
     # Two requests of one id do not meet at the engine.
     ids = [stream.request.request_id for stream in live.backend.streams]
-    assert len(set(ids)) == len(ids) == 3
+    assert len(set(ids)) == len(ids) == 4
 
 
 async def test_many_streams_at_once(live: LiveServer) -> None:

@@ -1,0 +1,44 @@
+"""The id of an HTTP request: its client's own, or one made here. It comes back with the answer,
+whatever that is."""
+
+from __future__ import annotations
+
+import uuid
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "x-request-id"
+
+
+def is_request_id(value: str) -> bool:
+    return 0 < len(value) <= 128 and all(0x21 <= ord(char) <= 0x7E for char in value)
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+class NamedAnswers:
+    """Does what Serve does where it carries the requests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = Headers(scope=scope).get(HEADER) if scope["type"] == "http" else ""
+        if request_id is None:
+            request_id = new_request_id()
+            made = (HEADER.encode(), request_id.encode())
+            scope = {**scope, "headers": [*scope["headers"], made]}
+        elif not is_request_id(request_id):  # and is refused for it
+            await self._app(scope, receive, send)
+            return
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                named = (HEADER.encode(), request_id.encode())
+                message = {**message, "headers": [*message["headers"], named]}
+            await send(message)
+
+        await self._app(scope, receive, send_named)
