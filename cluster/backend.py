@@ -2,9 +2,14 @@
 
 from typing import Protocol, runtime_checkable
 
+from engine.errors import QueueFullError
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest
 from router.ask import Placement
+
+
+class RefusedError(QueueFullError):
+    """By who chooses the workers, and counts whom it refuses: no worker has heard of it."""
 
 
 class Backend(Protocol):
@@ -25,7 +30,7 @@ class Refusing(Protocol):
     """A backend that knows when it would refuse whatever was asked."""
 
     def check_open(self) -> None:
-        """Raises `QueueFullError` then: a request need not be read to be refused."""
+        """Raises `RefusedError` then: a request need not be read to be refused."""
         ...
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Self
 
-from cluster.backend import Routed
+from cluster.backend import RefusedError, Routed
 from cluster.pools import Pools
 from cluster.session import SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
@@ -453,8 +453,8 @@ def _nobody(leg: Leg) -> UnavailableError:
     return UnavailableError(f"no {leg} worker answers")
 
 
-def _full(refused: Refused) -> QueueFullError:
-    return QueueFullError(str(refused), refused.retry_after_s)
+def _full(refused: Refused) -> RefusedError:
+    return RefusedError(str(refused), refused.retry_after_s)
 
 
 def _deadline(request: GenerationRequest) -> float | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
+from cluster.backend import RefusedError
 from cluster.metrics.requests import RequestMetrics
 from cluster.routing_view import placement_fields
+from engine.errors import RequestError
 from engine.request import GenerationRequest, GenerationUpdate, PromptReport
 from router.ask import Placement
 
@@ -50,11 +52,11 @@ class RequestRecord:
         self._report: PromptReport | None = None
         self._legs: Legs | None = None
         self._error: str | None = None
+        self._is_refused = False
         self._ended = False
         self._num_moves = 0
         self._placement: Placement | None = None
         metrics.num_open.inc()
-        metrics.prompt_tokens.inc(self._num_prompt)
 
     def note(self, update: GenerationUpdate, now_s: float, routed_s: float) -> None:
         """`routed_s`: from the arrival until a worker had it."""
@@ -84,6 +86,7 @@ class RequestRecord:
 
     def _note_first(self, now_s: float, routed_s: float) -> None:
         self._first_s = now_s
+        self._metrics.prompt_tokens.inc(self._num_prompt)
         total_s = now_s - self._origin.arrived_s
         self._metrics.first_token_s.observe(total_s)
         if self._report is None or self._report.times is None:
@@ -102,8 +105,10 @@ class RequestRecord:
             self._reasons[choice] = STOPPED
 
     def fail(self, error: Exception) -> None:
-        """Only what kind of error it was: its words may quote what a client sent."""
+        """Only what kind of error it was: its words may quote what a client sent. What is refused
+        is no answer, whoever noticed and when."""
         self._error = type(error).__name__
+        self._is_refused = self._first_s is None and isinstance(error, (RequestError, RefusedError))
 
     def note_route(self, num_moves: int, placement: Placement | None) -> None:
         """`num_moves`: from one worker to another; `placement`: the last one."""
@@ -114,18 +119,25 @@ class RequestRecord:
         if self._ended:
             return
         self._ended = True
-        metrics, unfinished = self._metrics, ABORTED if self._error is None else FAILED
+        unfinished = ABORTED if self._error is None else FAILED
         reasons = [reason or unfinished for reason in self._reasons.values()]
-        metrics.num_open.dec()
+        self._metrics.num_open.dec()
+        if not self._is_refused:
+            self._note_end(now_s, reasons)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("finished", extra={"fields": self._fields(now_s, reasons)})
+
+    def _note_end(self, now_s: float, reasons: list[str]) -> None:
+        metrics = self._metrics
         for reason in reasons:
             metrics.ended.labels(reason).inc()
         metrics.prompt_length.observe(self._num_prompt)
-        if self._first_s is not None:  # what was refused was refused soon, and is no short answer
-            metrics.whole_s.observe(now_s - self._origin.arrived_s)
-            metrics.answer_length.observe(self._num_output)
-            metrics.decode_s.observe(max(self._last_s.values()) - self._first_s)
-        if logger.isEnabledFor(logging.INFO):
-            logger.info("finished", extra={"fields": self._fields(now_s, reasons)})
+        if self._first_s is None:  # it failed soon, and is no short answer
+            metrics.prompt_tokens.inc(self._num_prompt)
+            return
+        metrics.whole_s.observe(now_s - self._origin.arrived_s)
+        metrics.answer_length.observe(self._num_output)
+        metrics.decode_s.observe(max(self._last_s.values()) - self._first_s)
 
     def _fields(self, now_s: float, reasons: list[str]) -> dict[str, Any]:
         fields: dict[str, Any] = {

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.backend import RefusedError
 from cluster.log_format import JsonFormatter, TextFormatter
 from cluster.metrics.names import INTER_TOKEN_S
 from cluster.metrics.page import Page
 from cluster.metrics.record import Origin, RequestRecord
 from cluster.metrics.requests import LEGS, RequestMetrics
-from engine.errors import StepError
+from engine.errors import EngineError, QueueFullError, RequestError, StepError
 from engine.request import (
     ChoiceDelta,
     FinishReason,
@@ -114,6 +115,37 @@ def test_a_failure_is_counted_and_its_words_are_not_kept(caplog: pytest.LogCaptu
     line = json.loads(JsonFormatter().format(caplog.records[-1]))
     assert (line["error"], line["reroutes"], line["finish_reasons"]) == ("StepError", 1, ["error"])
     assert "secret" not in json.dumps(line)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_counted"),
+    [
+        (RefusedError("too many wait"), False),  # the router counts it
+        (RequestError("n", "too many"), False),  # as little as what its ingress found wrong
+        (QueueFullError("a worker's queue"), True),
+        (StepError("broke"), True),
+    ],
+)
+def test_what_is_refused_is_no_answer(error: EngineError, is_counted: bool) -> None:
+    record, metrics = make_record(n=3)
+    assert value(samples_of(metrics), "num_requests_open") == 1
+    record.fail(error)
+    record.end(12.0)
+    samples = samples_of(metrics)
+    assert value(samples, "num_requests_open") == 0
+    assert value(samples, "request_success_total", finished_reason="error") == 3 * is_counted
+    assert value(samples, "prompt_tokens_total") == 3 * is_counted
+    assert value(samples, "request_prompt_tokens_count") == is_counted
+
+
+def test_what_fails_after_its_first_token_is_an_answer() -> None:
+    record, metrics = make_record()
+    record.note(update(1, told=True), 11.0, 0.0)
+    record.fail(RequestError("allowed_token_ids", "nothing is left that fits"))
+    record.end(12.0)
+    samples = samples_of(metrics)
+    assert value(samples, "request_success_total", finished_reason="error") == 1
+    assert value(samples, "prompt_tokens_total") == 3
 
 
 def test_inter_token_bounds_begin_at_a_millisecond() -> None:
