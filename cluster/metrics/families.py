@@ -41,6 +41,14 @@ def counters(
     return family
 
 
+def reasons(
+    name: str, text: str, label: str, counts: Mapping[str, float], known: Iterable[str]
+) -> CounterMetricFamily:
+    """Those that nothing was counted of are told as 0: of a series that begins with its first event
+    Prometheus sees no increase."""
+    return counters(name, text, [label], {(one,): counts.get(one, 0) for one in known})
+
+
 def histograms(
     name: str, text: str, label: str, observed: Iterable[tuple[str, Histogram]]
 ) -> HistogramMetricFamily:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric, ProcessCollector
 
 from cluster.backend import Backend
-from cluster.metrics.families import counter, counters, gauge, gauges
+from cluster.metrics.families import counter, gauge, gauges, reasons
 from cluster.metrics.observed import ObservedBackend
 from cluster.metrics.page import Collects, Page
 from cluster.metrics.record import Origin
@@ -18,6 +18,8 @@ from cluster.metrics.requests import RequestMetrics
 from cluster.metrics.targets import Target
 from cluster.metrics.whole import OwnPage, Pages, WholeCluster
 from cluster.served_model import ServedModel
+from router.admission import Refusal
+from router.pairing import Reason
 
 if TYPE_CHECKING:
     from cluster.relay import Relay
@@ -54,16 +56,21 @@ class Meter:
         return cluster
 
 
+# What may become of a request's worker, by the names that `Relay.reroutes` has.
+REROUTE_REASONS = ("died", "left", "refused", "stuck")
+
+
 class RelayCollector:
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
 
     def collect(self) -> Iterator[Metric]:
-        yield counters(
+        yield reasons(
             "reroutes",
             "Requests that went on at another worker, by what became of theirs.",
-            ["reason"],
-            {(reason,): number for reason, number in self._relay.reroutes.items()},
+            "reason",
+            self._relay.reroutes,
+            REROUTE_REASONS,
         )
         router = self._relay.router
         yield gauge("router_waiting", "Requests that wait for workers.", router.num_waiting)
@@ -80,17 +87,19 @@ class RelayCollector:
             backlog.num_sequences,
         )
         yield gauge("router_index_blocks", "Blocks of workers that are known.", len(router.index))
-        yield counters(
+        yield reasons(
             "router_placements",
             "Requests that were given to workers, by why to those.",
-            ["reason"],
-            {(reason,): number for reason, number in router.stats.placed.items()},
+            "reason",
+            router.stats.placed,
+            Reason,
         )
-        yield counters(
+        yield reasons(
             "router_refusals",
             "Requests that were told to come again later.",
-            ["reason"],
-            {(reason,): number for reason, number in router.stats.refused.items()},
+            "reason",
+            router.stats.refused,
+            Refusal,
         )
         expired = router.stats.num_expired
         yield counter("router_expired", "Requests whose time was over as they waited.", expired)

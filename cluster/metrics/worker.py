@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric
 
 from cluster.metrics.engine import EngineCollector
-from cluster.metrics.families import counter, counters, gauge, gauges, histograms
+from cluster.metrics.families import counter, counters, gauge, gauges, histograms, reasons
 from cluster.metrics.page import Collects
+from kv_transfer.tally import ENDS
 
 if TYPE_CHECKING:
     from decode_worker.worker import DecodeWorker
@@ -59,7 +60,7 @@ class ExchangeCollector:
             "handoffs",
             "Hand-offs that were pulled, by how they ended.",
             ["connector", "end"],
-            {(name, end): n for name, tally in pulls.items() for end, n in tally.ends.items()},
+            {(name, end): tally.ends[end] for name, tally in pulls.items() for end in ENDS},
         )
         for name, text, values in (
             ("handoff_bytes", "Bytes that were pulled.", [t.num_bytes for t in pulls.values()]),
@@ -130,11 +131,12 @@ class FetchCollector:
 
     def collect(self) -> Iterator[Metric]:
         outcomes = self._fetcher.outcomes
-        yield counters(
+        yield reasons(
             "fetches",
             "Prompts and prefixes that were to come from elsewhere, by what came of it.",
-            ["outcome"],
-            {(_NAMES[name],): number for name, number in outcomes.items()},
+            "outcome",
+            {_NAMES[name]: number for name, number in outcomes.items()},
+            _NAMES.values(),
         )
         yield counter(
             "prefix_tokens_pulled", "Of prefixes, alone.", self._fetcher.num_prefix_tokens

@@ -8,6 +8,7 @@ from random import Random
 import pytest_asyncio
 
 from cluster.metrics.meter import Meter, RelayCollector, labels_of, process_page
+from cluster.metrics.page import Page
 from cluster.metrics.worker import worker_collectors
 from cluster.relay import Relay
 from decode_worker.answerer import LocalPrefill
@@ -96,12 +97,35 @@ def rows() -> set[str]:
     return {line.split("`")[1] for line in lines if line.startswith("| `kvrelay:")}
 
 
-async def test_every_metric_is_explained_and_nothing_else(pair: WorkerPair) -> None:
+async def test_what_has_not_happened_is_counted_as_nothing(pair: WorkerPair) -> None:
+    """A series that began with its first event would show Prometheus no increase."""
+    own, decode = read(relay_page(Counter()).render()), samples_of(pair.decode)
+    for reason in ("died", "left", "refused", "stuck"):
+        assert value(own, "reroutes_total", reason=reason) == 0
+    for reason in ("full", "late"):
+        assert value(own, "router_refusals_total", reason=reason) == 0
+    for reason in ("remote", "local-sooner", "no-prefill-worker", "policy"):
+        assert value(own, "router_placements_total", reason=reason) == 0
+    for outcome in ("delivered", "fetched_again", "computed_here", "failed"):
+        assert value(decode, "fetches_total", outcome=outcome) == 0
+    for end in ("done", "not_held", "failed"):
+        assert value(decode, "handoffs_total", connector="inprocess", end=end) == 0
+
+
+async def test_what_has_happened_is_counted() -> None:
+    own = read(relay_page(Counter(died=2)).render())
+    assert value(own, "reroutes_total", reason="died") == 2
+
+
+def relay_page(reroutes: Counter[str]) -> Page:
     relay = Relay.__new__(Relay)
-    relay.reroutes = Counter()
+    relay.reroutes = reroutes
     relay.router = Router(RouterConfig(), Random(0))
-    meter = Meter(small_model(), [RelayCollector(relay)])
-    own = meter.page_of("ingress", "i")
+    return Meter(small_model(), [RelayCollector(relay)]).page_of("ingress", "i")
+
+
+async def test_every_metric_is_explained_and_nothing_else(pair: WorkerPair) -> None:
+    own = relay_page(Counter())
     nodes = [process_page(labels_of("m", "p", "r"), worker_collectors(pair.decode))]
     shown = {
         metric.name + ("_total" if metric.type == "counter" else "")
