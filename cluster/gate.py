@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from cluster.api_keys import ApiKeys
@@ -25,15 +24,9 @@ class Asking(Protocol):
 class Gate:
     """Without keys everybody is one caller. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        keys: ApiKeys | None = None,
-        rates: Rates | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, keys: ApiKeys | None = None, rates: Rates | None = None) -> None:
         self._keys = keys
         self._limiter = RateLimiter(rates or Rates())
-        self._now = now
         self.closed = ""  # why nobody is let in, whatever they bring
 
     def guarded(self, handler: Handler) -> Handler:
@@ -70,13 +63,13 @@ class Gate:
 
     def count(self, asking: Asking) -> None:
         """ApiError if it is one request of its caller's too many."""
-        wait_s = self._limiter.admit(asking.caller, self._now())
+        wait_s = self._limiter.admit(asking.caller, time.monotonic())
         if wait_s:
             raise _too_many(wait_s)
 
     def spend(self, asking: Asking, num_tokens: int) -> None:
         """Counts tokens, read or written, as the caller's."""
-        self._limiter.spend(asking.caller, num_tokens, self._now())
+        self._limiter.spend(asking.caller, num_tokens, time.monotonic())
 
     def _caller(self, asking: Asking) -> str:
         if self._keys is None:

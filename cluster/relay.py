@@ -96,10 +96,6 @@ class Relay:
         """Requests under way."""
         return len(self._streams)
 
-    @property
-    def num_rerouted(self) -> int:
-        return self.reroutes.total()
-
     def check_health(self) -> None:
         missing = self.pools.missing()
         if missing is not None:

@@ -28,13 +28,6 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def peak_resident_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmHWM")
-
-
 def _meminfo() -> dict[str, int]:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return {k: int(v.split()[0]) * 1024 for k, v in (line.split(":", 1) for line in lines)}

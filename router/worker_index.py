@@ -78,10 +78,6 @@ class WorkerIndex:
     def num_predicted(self) -> int:
         return len(self._predicted)
 
-    @property
-    def in_doubt(self) -> bool:
-        return self._doubt is not None
-
     def resume(self) -> Position:
         """Where the stream is to begin that is opened next."""
         self._parts = None

@@ -57,7 +57,6 @@ class Front:
         self._flights: dict[str, Flight] = {}
         self._dispatching = False
         self._ticking = False
-        self.num_decisions = 0
 
     # Who exists, and what is heard of them
 
@@ -162,7 +161,6 @@ class Front:
     def _dispatch(self) -> None:
         self._dispatching = False
         for ask, placement in self._router.dispatch(self._clock.now):
-            self.num_decisions += 1
             self._place(self._flights[ask.request_id], placement)
         if self._router.num_waiting and not self._ticking:
             self._ticking = True

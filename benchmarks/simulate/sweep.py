@@ -1,8 +1,7 @@
 """The most load at which enough requests are good. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from benchmarks.simulate.figures import Figures
 
@@ -44,12 +43,3 @@ def sweep(measure: Callable[[float], Figures], start: float, least_share: float)
         middle = (low * high) ** 0.5
         low, high = (middle, high) if fine(middle) else (low, middle)
     return Sweep(sorted(points, key=lambda point: point[0]), least_share)
-
-
-Key = TypeVar("Key")
-
-
-def best_peak(sweeps: Mapping[Key, Sweep]) -> tuple[Key, float, Figures] | None:
-    """Of all sweeps the one with the most good requests a second."""
-    peaks = [(key, *one.peak) for key, one in sweeps.items() if one.peak is not None]
-    return max(peaks, key=lambda peak: peak[2].goodput, default=None)

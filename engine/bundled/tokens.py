@@ -52,14 +52,14 @@ class Stream:
         return self.tokens[at : at + length]
 
 
-def documents_of(corpus: Corpus, seed: int, chat_passes: int = CHAT_PASSES) -> Documents:
+def documents_of(corpus: Corpus, seed: int) -> Documents:
     rng = random.Random(seed)
     prose = [reference_page(m) for m in corpus.modules if m.doc or m.entries]
     prose += [f"{topic.title}\n\n{topic.text}" for topic in corpus.topics]
     source = [m.source for m in corpus.modules if m.source]
     rng.shuffle(prose)
     rng.shuffle(source)
-    chat = [c for _ in range(chat_passes) for c in conversations(corpus, rng)]
+    chat = [c for _ in range(CHAT_PASSES) for c in conversations(corpus, rng)]
     return Documents(prose, source, chat)
 
 

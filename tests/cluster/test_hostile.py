@@ -20,7 +20,6 @@ from tests.cluster.conftest import Server, check_left, lasting
 from tests.cluster.test_bad_input import error_of
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/embeddings")
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 4, "logit_bias": {"1": 1.5}, "stop": "x"},
     "/v1/chat/completions": {
