@@ -103,7 +103,9 @@ async def _serve(
             timeout_graceful_shutdown=_FORCE_S,
         )
         leave_out_what_stays()
-        server = Server(config, front, announcement(model.names[0], *listener.getsockname()[:2]))
+        host, port = listener.getsockname()[:2]
+        words = announcement(model.names[0], host, port, asks_key=keys is not None)
+        server = Server(config, front, words)
         await server.serve(sockets=[listener])
     finally:
         await engine.stop()
@@ -145,12 +147,13 @@ class Server(uvicorn.Server):
             timer.cancel()
 
 
-def announcement(name: str, host: str, port: int, more: str = "") -> str:
+def announcement(name: str, host: str, port: int, more: str = "", *, asks_key: bool = False) -> str:
     url = front_url(host, port)
+    key = " -H 'Authorization: Bearer KEY'" if asks_key else ""
     body = json.dumps({"messages": [{"role": "user", "content": "What does os.path.join do?"}]})
     return (
         f"\n{name} is served at {url}\n{more}"
-        f"  try:   curl {url}/chat/completions -d '{body}'\n"
+        f"  try:   curl {url}/chat/completions{key} -d '{body}'\n"
         "  stop:  Ctrl-C\n"
     )
 

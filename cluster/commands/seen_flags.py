@@ -9,9 +9,12 @@ from typing import Any, get_args
 from cluster.log_format import LogFormat
 
 
-def add_log_flags(parser: argparse.ArgumentParser) -> None:
+def add_log_flags(parser: argparse.ArgumentParser, *, of_requests: bool = True) -> None:
+    """`of_requests`: of a process that answers them."""
     seen = parser.add_argument_group("logs")
     seen.add_argument("--log-format", choices=get_args(LogFormat), help="default: text")
+    if not of_requests:
+        return
     seen.add_argument(
         "--log-requests",
         action="store_true",

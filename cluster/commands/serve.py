@@ -225,7 +225,8 @@ def _announcement(name: str, front: FrontAddress, args: ClusterArgs) -> str:
     lines = told_pools(args, application_details(APP_NAME))
     pools = "".join(f"  {'' if number else 'pools:':6} {one}\n" for number, one in enumerate(lines))
     model = "" if args.model == name else f"  model: {args.model}\n"
-    words = announcement(name, front.host, front.port, model + pools)
+    asks_key = args.front.require_api_key or args.front.api_key_file is not None
+    words = announcement(name, front.host, front.port, model + pools, asks_key=asks_key)
     if front.grpc_port is None:
         return words
     url = front_url(front.host, front.grpc_port).removeprefix("http://").removesuffix("/v1")

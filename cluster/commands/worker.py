@@ -19,14 +19,13 @@ from cluster.commands.plane_flags import (
     load_plane,
     plane_errors_as_config_errors,
 )
-from cluster.commands.seen_flags import add_log_flags, given_log_flags
+from cluster.commands.seen_flags import add_log_flags
 from cluster.garbage import leave_out_what_stays
 from cluster.log_format import LogArgs
 from cluster.make_worker import start_worker
 from cluster.metrics.meter import labels_of, process_page
 from cluster.metrics.server import PATH, MetricsServer
 from cluster.metrics.worker import worker_collectors
-from cluster.validation import checked
 from cluster.worker_config import (
     ConnectorChoice,
     WorkerConfig,
@@ -73,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"for requests under way, when it is to end (default: {WorkerConfig.drain_s:g})",
     )
     add_plane_flags(parser)
-    add_log_flags(parser)
+    add_log_flags(parser, of_requests=False)
     add_engine_flags(parser)
 
 
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     plane = load_plane(config.rpc)
     # Before the model, so that an address in use is told at once.
     with claimed_ports(config, plane):
-        show_progress(log=checked(LogArgs, given_log_flags(arguments)))
+        show_progress(log=LogArgs(format=arguments.log_format or "text"))
 
         from engine.engine import Engine
 

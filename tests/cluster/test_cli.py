@@ -74,6 +74,20 @@ def test_every_knob_has_a_flag() -> None:
         assert type(getattr(config, knob.name)) is type(value)
 
 
+def test_a_worker_has_no_flag_for_lines_that_it_does_not_write(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["worker", "--role", "decode", "--log-requests"])
+    assert "unrecognized arguments: --log-requests" in capsys.readouterr().err
+
+
+def test_what_is_announced_has_a_key_where_one_is_asked_for() -> None:
+    for asks_key in (False, True):
+        said = local.announcement("small", "127.0.0.1", 8000, asks_key=asks_key)
+        assert ("-H 'Authorization: Bearer KEY'" in said) is asks_key
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [
