@@ -95,9 +95,9 @@ class TokenFront:
         self, message: pb.GenerateRequest, call: Call
     ) -> AsyncGenerator[GenerationUpdate, None]:
         arrived_s = time.monotonic()
-        self._gate.enter(call)
         name = _name(message)
         call.name_answer(name)
+        self._gate.enter(call)
         self._gate.count(call)
         self._check_goes_on()
         if isinstance(self._backend, Refusing):

@@ -153,6 +153,7 @@ async def test_a_key_is_asked_for_and_counted_by() -> None:
             metadata = () if brought is None else (("authorization", brought),)
             error = await refused(server, request(), metadata=metadata)
             assert error.code is grpc.StatusCode.UNAUTHENTICATED
+            assert error.trailing["x-request-id"]
             with pytest.raises(grpc.aio.AioRpcError):
                 await server.stub.Models(ListModels(), metadata=metadata)
         first = (("authorization", "Bearer first-key"),)
