@@ -7,17 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cluster.exchange import HttpLimits
 from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.request_limits import RequestLimits
-from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
+from cluster.openai.token_requests import TokenizeRequest
 from engine.errors import EngineError, RequestError, UnavailableError
-from tests.cluster.conftest import Server, check_left, lasting, make_server
+from tests.cluster.conftest import Server, make_server
 from tests.cluster.fakes import MAX_MODEL_LEN, FakeBackend, say
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -459,69 +457,3 @@ async def test_our_own_bugs_are_answered_and_logged(caplog: pytest.LogCaptureFix
     assert response.status_code == 500
     assert "secret" not in error_of(response)["message"]
     assert "secret detail" in caplog.text
-
-
-# Values of every kind that JSON has, small ones and absurd ones.
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-5, 50),
-    st.integers(),
-    st.floats(allow_nan=True, allow_infinity=True),
-    st.text(max_size=12),
-    st.sampled_from(["user", "assistant", "auto", "text", "x" * 3000]),
-)
-values = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(
-            st.one_of(st.sampled_from(["role", "content", "type", "text", "1"]), st.text()),
-            inner,
-            max_size=4,
-        ),
-    ),
-    max_leaves=12,
-)
-messages = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant", "bad"])},
-        optional={"content": st.one_of(st.text(max_size=20), values), "tool_calls": values},
-    ),
-    max_size=3,
-)
-FIELDS: dict[str, tuple[list[str], dict[str, st.SearchStrategy[Any]]]] = {
-    COMPLETIONS: ([*CompletionRequest.model_fields, "suffix", "best_of"], {"prompt": st.text()}),
-    CHAT: ([*ChatRequest.model_fields, "echo", "functions"], {"messages": messages}),
-    "/tokenize": ([*TokenizeRequest.model_fields], {"prompt": st.text()}),
-    "/detokenize": ([*DetokenizeRequest.model_fields], {"tokens": values}),
-}
-
-
-@pytest.mark.parametrize("path", FIELDS)
-@settings(max_examples=100)
-@given(data=st.data())
-def test_random_bodies_never_break_the_server(path: str, data: st.DataObject) -> None:
-    names, usual = FIELDS[path]
-    names = [name for name in names if name != "model"]
-    body = data.draw(
-        st.one_of(
-            st.dictionaries(st.sampled_from(names), values, max_size=4),
-            st.fixed_dictionaries(usual),
-            values,
-        )
-    )
-    if isinstance(body, dict) and data.draw(st.booleans()):
-        body = {**{name: data.draw(kind) for name, kind in usual.items()}, **body}
-
-    async def send() -> None:
-        server = lasting()
-        response = await server.client.post(path, content=json.dumps(body).encode())
-        assert response.status_code in (200, 400, 413, 422), response.text
-        if response.status_code == 200:
-            assert response.text
-        else:
-            error_of(response)
-        check_left(server)
-
-    asyncio.run(send())

