@@ -149,3 +149,11 @@ class BlockLayout:
         """Byte offset inside a blob of a row's scale."""
         row = (layer * len(self.group.widths) + plane) * self.block_size + token
         return head * self.head_bytes + self.scales_offset + row * self.format.scale_bytes
+
+    def rank_run(self, rank: int, num_ranks: int) -> tuple[int, int]:
+        """(offset, size) in bytes of a tensor-parallel rank's heads inside a whole blob."""
+        heads = self.group.num_kv_heads
+        if heads % num_ranks:
+            raise LayoutError(f"num_ranks: {num_ranks} does not divide {heads} KV heads")
+        size = heads // num_ranks * self.head_bytes
+        return rank * size, size

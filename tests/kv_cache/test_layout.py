@@ -79,6 +79,18 @@ def test_offsets_are_those_of_a_strided_view(
         plane_offset += width * 16 * size
 
 
+@given(layouts)
+def test_a_ranks_heads_are_one_run_and_the_runs_are_all_heads(layout: BlockLayout) -> None:
+    heads = layout.group.num_kv_heads
+    for num_ranks in (n for n in range(1, heads + 1) if heads % n == 0):
+        runs = [layout.rank_run(rank, num_ranks) for rank in range(num_ranks)]
+        per_rank = heads // num_ranks
+        for rank, (offset, size) in enumerate(runs):
+            assert offset == layout.offset(rank * per_rank, 0, 0, 0)
+            assert size == per_rank * layout.head_bytes
+        assert sum(size for _, size in runs) == heads * layout.head_bytes <= layout.blob_bytes
+
+
 @pytest.mark.parametrize(
     ("window", "blocks"), [(None, None), (1, 0), (2, 1), (16, 1), (17, 1), (18, 2), (33, 2)]
 )
@@ -113,3 +125,9 @@ def test_a_group_that_cannot_be_is_refused(changes: dict[str, object], message: 
 def test_block_sizes_are_powers_of_two(block_size: int) -> None:
     with pytest.raises(LayoutError, match=f"block_size: {block_size}, must be a power of two"):
         BlockLayout(make_group(), block_size, KV_FORMATS["bf16"])
+
+
+def test_ranks_share_heads_evenly_or_not_at_all() -> None:
+    layout = BlockLayout(make_group(), 16, KV_FORMATS["bf16"])
+    with pytest.raises(LayoutError, match="num_ranks: 2 does not divide 3 KV heads"):
+        layout.rank_run(0, 2)
