@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cluster.cluster_args import ClusterArgs, Placement
+from cluster.status.table import in_one_line
 from cluster.unplaced import Node, obstacle
 from cluster.worker_config import ConnectorChoice
 
@@ -79,7 +80,7 @@ class Loading:
         for state, count in Counter(one["state"] for one in replicas).items():
             yield f"{count} {state.lower()}"
         waiting_s = self._waiting_s(replicas)
-        message = _in_one_line(str(deployment.get("message") or ""))
+        message = in_one_line(str(deployment.get("message") or ""))
         why = self._why(pool, replicas, nodes, max(waiting_s, default=0.0)) if waiting_s else ""
         if why:
             yield f"{len(waiting_s)} not placed: {why}"
@@ -108,9 +109,3 @@ class Loading:
         if found is None or (found.may_pass and waiting_s < _PASSES_S):
             return ""
         return found.why
-
-
-def _in_one_line(message: str) -> str:
-    """The last line of a traceback says what was wrong."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return " ".join([lines[0], lines[-1]] if len(lines) > 1 else lines)

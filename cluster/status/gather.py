@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
 from cluster.app import APP_NAME
 from cluster.autoscaling import DECISIONS_KEY, INGRESS
@@ -38,10 +39,13 @@ def gather(ray_address: str, plane: Plane, url: str) -> Status:
     with joined(ray_address, configure_logging=False, logging_level=logging.ERROR):
         details, application = _details(ray_address)
         published = _published(application)
-        heard = asyncio.run(_hear(published, plane))
+        workers = {replica: one for pool in published.values() for replica, one in pool.items()}
+        heard = asyncio.run(_hear(workers, plane))
+        ingresses = _ingresses()
         front = url or _front(details)
         decisions = _decisions(APP_NAME)
-        return status_of(front, address(), application, heard, _ingresses(), decisions)
+        known: dict[str, Collection[str]] = {**published, INGRESS: ingresses}
+        return status_of(front, address(), application, heard, ingresses, decisions, known)
 
 
 def _details(ray_address: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -52,30 +56,51 @@ def _details(ray_address: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return details, details["applications"][APP_NAME]
 
 
-def _published(application: Mapping[str, Any]) -> dict[str, Published]:
-    """What each running worker says of itself. Serve tells it to routers alone, so there is one
-    here for as long as it takes."""
+def _published(application: Mapping[str, Any]) -> dict[str, dict[str, Published]]:
+    """What each running worker says of itself, by pool. Serve tells it to routers alone, so there
+    is one here for as long as it takes."""
     known: dict[str, Replicas] = {}
     unsubscribe = MEMBERSHIP.subscribe(lambda pool, replicas: known.update({pool: replicas}))
-    wanted = {
-        leg: {one["replica_id"] for one in pool["replicas"] if one["state"] == "RUNNING"}
-        for leg, pool in application["deployments"].items()
-        if leg in tuple(Leg)
-    }
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    handles = [
-        serve.get_deployment_handle(leg, APP_NAME).options(method_name="check_health")
-        for leg, replicas in wanted.items()
-        if replicas
-    ]
+    found = {leg: _handle(leg) for leg in Leg}
+    handles = {
+        leg: handle.options(method_name="check_health")
+        for leg, handle in found.items()
+        if handle is not None
+    }
+    wanted = {leg: _running(application, leg) for leg in handles}
     end = time.monotonic() + _MEMBERS_S
-    while handles and time.monotonic() < end:
-        if all(replicas <= known.get(leg, {}).keys() for leg, replicas in wanted.items()):
+    while time.monotonic() < end:
+        if all(_is_known(wanted[leg], known.get(leg, {})) for leg in handles):
             break
         time.sleep(_POLL_S)
     unsubscribe()
-    metadata = {name: said for replicas in known.values() for name, said in replicas.items()}
-    read = {name: read_metadata(said) for name, said in metadata.items()}
+    return {pool: _read(replicas) for pool, replicas in known.items()}
+
+
+def _handle(pool: str) -> DeploymentHandle[Any] | None:
+    """None where there is no such pool, or none yet."""
+    try:
+        return serve.get_deployment_handle(pool, APP_NAME)
+    except KeyError:
+        return None
+
+
+def _running(application: Mapping[str, Any], pool: str) -> set[str] | None:
+    """Ids of its running replicas; None where Serve lists no pools."""
+    pools = application["deployments"]
+    if not pools:
+        return None
+    replicas = pools[pool]["replicas"] if pool in pools else ()
+    return {one["replica_id"] for one in replicas if one["state"] == "RUNNING"}
+
+
+def _is_known(wanted: set[str] | None, known: Replicas) -> bool:
+    return bool(known) if wanted is None else wanted <= known.keys()
+
+
+def _read(replicas: Replicas) -> dict[str, Published]:
+    read = {name: read_metadata(said) for name, said in replicas.items()}
     return {name: one for name, one in read.items() if one is not None}
 
 
@@ -96,7 +121,10 @@ async def _ask(published: Published, plane: Plane) -> Heard:
 
 def _ingresses() -> dict[str, IngressLoad]:
     """Of those that answer."""
-    asked = serve.get_deployment_handle(INGRESS, APP_NAME).broadcast("current_load")
+    handle = _handle(INGRESS)
+    if handle is None:
+        return {}
+    asked = handle.broadcast("current_load")
     try:
         answers = asked.results(timeout_s=_REPORT_S, return_exceptions=True)
     except (TimeoutError, RayError, RayServeException):

@@ -15,7 +15,8 @@ def as_text(status: Status, now: float) -> str:
         lines.append(status.message)
     rows = [_HEAD, *(_row(pool, one) for pool in status.pools for one in pool.replicas)]
     lines += ["", *_aligned(rows), ""]
-    lines += _aligned([_target(pool, now) for pool in status.pools])
+    if status.pools:
+        lines += _aligned([_target(pool, now) for pool in status.pools])
     links = [link for pool in status.pools for one in pool.replicas for link in _links(one)]
     if links:
         lines += ["", *_aligned(links)]
@@ -23,7 +24,7 @@ def as_text(status: Status, now: float) -> str:
 
 
 def _row(pool: Pool, one: Replica) -> Sequence[str]:
-    where = one.address or f"{one.node} pid {one.pid}"
+    where = one.address or (f"{one.node} pid {one.pid}" if one.pid else "")
     head = (pool.name, one.id, one.state.lower(), where)
     load = one.load
     if one.ingress is not None:
@@ -48,9 +49,12 @@ def _row(pool: Pool, one: Replica) -> Sequence[str]:
 
 def _target(pool: Pool, now: float) -> Sequence[str]:
     num_running = sum(one.state.upper() == "RUNNING" for one in pool.replicas)
+    if pool.target is None:
+        why = "Serve lists no pools while it builds a new version, nor when that has failed"
+        return (pool.name, f"{num_running} known", why)
     counts = f"{num_running} of {pool.target}"
     if pool.message:
-        counts += f" ({pool.state.lower()}: {pool.message.splitlines()[0]})"
+        counts += f" ({pool.state.lower()}: {in_one_line(pool.message)})"
     if not pool.is_scaled:
         return (pool.name, counts, "fixed")
     scaling = pool.scaling
@@ -60,6 +64,12 @@ def _target(pool: Pool, now: float) -> Sequence[str]:
     if scaling.changed_at is not None:
         words += f"; {_ago(now - scaling.changed_at)}: {scaling.change}"
     return (pool.name, counts, words)
+
+
+def in_one_line(message: str) -> str:
+    """The last line of a traceback says what was wrong."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ".join([lines[0], lines[-1]] if len(lines) > 1 else lines)
 
 
 def _links(one: Replica) -> Iterator[Sequence[str]]:

@@ -3,7 +3,7 @@ the autoscaling policy say. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +70,12 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
+    """`target`: None where Serve lists no pools, and whoever answers is all that is known."""
+
     name: str
     state: str
     message: str
-    target: int
+    target: int | None
     is_scaled: bool
     replicas: Sequence[Replica]
     scaling: Scaling | None
@@ -104,15 +106,32 @@ def status_of(
     heard: Mapping[str, Heard],
     ingresses: Mapping[str, IngressLoad],
     decisions: Mapping[str, Any],
+    known: Mapping[str, Collection[str]],
 ) -> Status:
-    """`application` is of Serve's details; `heard` and `ingresses` go by replica."""
+    """`application` is of Serve's details; `heard` and `ingresses` go by replica. `known`: the
+    replicas of each pool that were found without these: Serve lists none from when it is given a
+    new file until it has built what that says, for ever where that fails; and all go on."""
     peers = {one.incarnation: one.address for one in heard.values()}
+    listed = application["deployments"] or _as_listed(known)
     pools = [
         _pool(name, details, heard, ingresses, peers, decisions.get(name))
-        for name, details in sorted(application["deployments"].items())
+        for name, details in sorted(listed.items())
     ]
     state, message = str(application["status"]), application.get("message") or ""
     return Status(url, ray_address, state, message, pools)
+
+
+def _as_listed(known: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "status": "UNLISTED",
+            "deployment_config": {},
+            "target_num_replicas": None,
+            "replicas": [{"replica_id": one, "state": "RUNNING"} for one in sorted(replicas)],
+        }
+        for name, replicas in known.items()
+        if replicas
+    }
 
 
 def _pool(
@@ -134,7 +153,7 @@ def _pool(
         name,
         str(details["status"]),
         details.get("message") or "",
-        int(details["target_num_replicas"]),
+        details["target_num_replicas"],
         is_scaled,
         replicas,
         scaling,

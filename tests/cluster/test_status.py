@@ -174,6 +174,7 @@ def test_what_everybody_says_is_joined() -> None:
         heard,
         {"i1": IngressLoad(num_open=9, num_waiting=2)},
         {"decode": DECISION, "ingress": {**DECISION, "least": 2, "most": 2}},
+        {},
     )
     decode, ingress, prefill = status.pools
     load = decode.replicas[0].load
@@ -205,6 +206,43 @@ def test_a_range_that_nobody_scales_is_told() -> None:
         "message": "wait",
         "deployments": {"decode": deployment(1, autoscaling_config=RANGE)},
     }
-    text = as_text(status_of("u", "a", application, {}, {}, {}), 0.0)
+    text = as_text(status_of("u", "a", application, {}, {}, {}, {}), 0.0)
     assert "no policy of ours has looked at it yet" in text
     assert "wait" in text
+
+
+def test_who_answers_is_told_where_serve_lists_no_pools() -> None:
+    """As when a file was deployed that Serve cannot build: the replicas before it go on."""
+    application = {"status": "DEPLOY_FAILED", "message": "drain_s: wrong", "deployments": {}}
+    heard = {"d1": Heard("10.0.0.7:500", 7, REPORT), "d2": Heard("10.0.0.8:500", 8, None)}
+    ingresses = {"i1": IngressLoad(num_open=9, num_waiting=2)}
+    known = {"decode": ["d1", "d2"], "prefill": [], "ingress": ["i1"]}
+    status = status_of("http://x/v1", "10.0.0.1:6379", application, heard, ingresses, {}, known)
+    assert [pool.name for pool in status.pools] == ["decode", "ingress"]
+    assert all(pool.target is None for pool in status.pools)
+    text = as_text(status, 1000.0)
+    line = {words[1]: " ".join(words) for row in text.splitlines() if len(words := row.split()) > 2}
+    assert line["d1"] == "decode d1 running 10.0.0.7:500 5 3 1234 tok 35% 25%"
+    assert line["d2"].endswith("does not answer")
+    assert line["i1"] == "ingress i1 running 7 2"
+    assert "drain_s: wrong" in text
+    assert "2 known  Serve lists no pools while" in text
+
+
+def test_an_application_of_which_nothing_runs_yet_has_a_status() -> None:
+    application = {"status": "DEPLOYING", "deployments": {}}
+    status = status_of("http://x/v1", "10.0.0.1:6379", application, {}, {}, {}, {"ingress": {}})
+    assert as_text(status, 1000.0).startswith("http://x/v1  deploying  on Ray at 10.0.0.1:6379")
+
+
+def test_the_end_of_a_traceback_says_what_was_wrong() -> None:
+    """Of Serve's message for a version that does not start; its first line ends with a colon."""
+    failed = {
+        **deployment(1, replica("d1")),
+        "status": "DEPLOY_FAILED",
+        "message": "failed to start. Error:\n  File 1\nConfigError: max_model_len: too long",
+    }
+    application = {"status": "DEPLOY_FAILED", "deployments": {"decode": failed}}
+    status = status_of("http://x/v1", "10.0.0.1:6379", application, {}, {}, {}, {})
+    told = "(deploy_failed: failed to start. Error: ConfigError: max_model_len: too long)"
+    assert told in as_text(status, 1000.0)

@@ -302,7 +302,7 @@ def test_a_setting_that_changes_in_place_leaves_every_worker_in_use(cluster: Clu
 
 def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
     """As `serve deploy` would bring it: it fails with the key's name, at the first try, and the old
-    one serves on."""
+    one serves on, of which Serve lists nothing any more."""
     before = {pool: set(cluster.replicas(pool)) for pool in SCALED}
     config = yaml.safe_load(SERVE_CONFIG.read_text())
     args = yaml.safe_load(CONFIG)
@@ -312,6 +312,10 @@ def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
     assert became["message"].endswith("exception:\ndecode.blok_size: unknown option")
     assert all(short_answer(cluster, PROMPTS[0]) for _ in range(NUM_ASKED))
     assert {pool: set(cluster.replicas(pool)) for pool in before} == before
+    status = cluster.status(exit_status=1)
+    assert status["message"] == became["message"]
+    found = {pool["name"]: len(pool["replicas"]) for pool in status["pools"]}
+    assert found == {pool: len(pids) for pool, pids in before.items()}
 
 
 def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
