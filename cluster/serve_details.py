@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ray.exceptions import ActorDiedError
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.context import _get_global_client
 
 from cluster.front_address import FrontAddress
@@ -28,6 +30,19 @@ def serve_details() -> dict[str, Any] | None:
     # Through JSON, which has words where Serve has enums.
     details: dict[str, Any] = json.loads(json.dumps(told, default=str))
     return details
+
+
+def check_controller(timeout_s: float) -> None:
+    """UnavailableError where Serve runs and its controller does not answer. Whoever else asks it
+    waits for ever, be it only for a client of it."""
+    try:
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        ray.get(controller.check_alive.remote(), timeout=timeout_s)
+    except GetTimeoutError as error:
+        message = f"Serve's controller has not answered for {timeout_s:g} s"
+        raise UnavailableError(message) from error
+    except (ValueError, ActorDiedError):
+        return  # there is none, as `serve_details` tells
 
 
 def application_details(name: str) -> dict[str, Any]:

@@ -21,13 +21,14 @@ from cluster.joined_ray import joined
 from cluster.membership import MEMBERSHIP, Replicas
 from cluster.pools import Published, read_metadata
 from cluster.ray_cluster import address
-from cluster.serve_details import front_address, serve_details
+from cluster.serve_details import check_controller, front_address, serve_details
 from cluster.status.view import Heard, IngressLoad, Status, status_of
 from engine.errors import UnavailableError
 from protos.rpc import Plane
 from router.subscriber import one_report
 from router.workers import Leg
 
+_CONTROLLER_S = 30.0  # one that was killed is back sooner
 _MEMBERS_S = 5.0
 _REPORT_S = 2.5  # a report is a second late where an engine is stuck
 _POLL_S = 0.05
@@ -50,6 +51,7 @@ def gather(ray_address: str, plane: Plane, url: str) -> Status:
 
 def _details(ray_address: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Serve's, and of them the application's."""
+    check_controller(_CONTROLLER_S)
     details = serve_details()
     if details is None or APP_NAME not in details["applications"]:
         raise UnavailableError(f"no kvrelay application runs on the Ray cluster at {ray_address}")
