@@ -16,7 +16,7 @@ import ray
 from ray import serve
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private.state import available_resources_per_node
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from cluster.front_address import FrontAddress
 from cluster.head_watch import HeadWatch
@@ -71,6 +71,9 @@ _OWN_SETTINGS = {
     # Workers give way by themselves: an ingress in want of a core answers nobody in time.
     "RAY_worker_niceness": "0",
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 << 20),  # read before anyone is asked for a key
+    # Serve kills a front that is not ready at the third check of so many seconds, and starts
+    # another; but whoever starts Serve waits for the first one, 60 s, and fails with it.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
 }
 
 
@@ -122,6 +125,9 @@ def start_front(front: FrontAddress) -> None:
         serve.start(http_options={"host": front.host, "port": front.port}, **options)
     except RayTaskError as error:
         raise UnavailableError(f"Serve's front does not start: {error.cause}") from error
+    except (RayActorError, TimeoutError) as error:
+        reason = f"{str(error).splitlines()[0]} Serve's logs: {log_folder() / 'serve'}"
+        raise UnavailableError(f"Serve's front does not start: {reason}") from error
 
 
 def address() -> str:
