@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from protos.worker_pb2 import (
     WorkerDescription,
 )
 from protos.worker_pb2_grpc import WorkerServicer
+
+_MOST_UNREAD = 16  # progresses; the oldest go
 
 
 class ServingWorker(Protocol):
@@ -46,6 +49,7 @@ class ServingWorker(Protocol):
 class WorkerService(WorkerServicer):
     def __init__(self, worker: ServingWorker) -> None:
         self._worker = worker
+        self._drains: set[asyncio.Task[None]] = set()  # the event loop keeps none
 
     async def Describe(
         self,
@@ -72,9 +76,32 @@ class WorkerService(WorkerServicer):
         request: DrainRequest,
         context: grpc.aio.ServicerContext[DrainRequest, DrainProgress],
     ) -> AsyncIterator[DrainProgress]:
+        """Goes on to its end, whatever becomes of the caller."""
         deadline_s = request.deadline_ms / 1000 if request.deadline_ms else None
-        async for progress in self._worker.drain(deadline_s):
+        news: asyncio.Queue[DrainProgress | None] = asyncio.Queue(_MOST_UNREAD)
+        drain = asyncio.create_task(_follow(self._worker.drain(deadline_s), news))
+        self._drains.add(drain)
+        drain.add_done_callback(self._drains.discard)
+        while (progress := await news.get()) is not None:
             yield progress
+        await drain
+
+
+async def _follow(
+    drain: AsyncIterator[DrainProgress], news: asyncio.Queue[DrainProgress | None]
+) -> None:
+    """None at the end."""
+
+    def tell(progress: DrainProgress | None) -> None:
+        if news.full():
+            news.get_nowait()
+        news.put_nowait(progress)
+
+    try:
+        async for progress in drain:
+            tell(progress)
+    finally:
+        tell(None)
 
 
 def as_failure(error: IncompatiblePeer) -> Failure:

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -87,3 +88,32 @@ async def test_health_and_drain(worker: IdleWorker) -> None:
             progress = [p async for p in call]
             assert progress == [DrainProgress(num_sequences=2), DrainProgress(done=True)]
         assert worker.deadlines == [None, 1.5]
+
+
+class BusyWorker(IdleWorker):
+    """With a sequence until it is told that this has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended, self.drained = asyncio.Event(), asyncio.Event()
+
+    async def drain(self, deadline_s: float | None) -> AsyncIterator[DrainProgress]:
+        yield DrainProgress(num_sequences=1)
+        await self.ended.wait()
+        yield DrainProgress(done=True)
+        self.drained.set()
+
+
+async def test_a_drain_goes_on_without_its_caller() -> None:
+    """What is left at its deadline must end, whoever is there to hear of it."""
+    worker = BusyWorker()
+    service = WorkerService(worker)
+    async with serving(lambda s: add_WorkerServicer_to_server(service, s)) as channel:
+        call = WorkerStub(channel).Drain(DrainRequest(), timeout=10)
+        assert await call.read() == DrainProgress(num_sequences=1)
+        assert call.cancel()
+        # Asked after it on the same connection: the server has heard of the cancellation.
+        await WorkerStub(channel).CheckHealth(HealthRequest(), timeout=10)
+        worker.ended.set()
+        async with asyncio.timeout(10):
+            await worker.drained.wait()
