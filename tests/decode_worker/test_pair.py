@@ -54,7 +54,9 @@ async def workers(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator
     prefill = make_engine(str(folder), max_num_batched_tokens=32, scheduling_policy="shortest")
     decode = make_engine(str(folder), max_num_seqs=9)
     pair = await WorkerPair.start(prefill, decode, (request.param,))
-    prefill.step_times = SlowSteps()  # what the decode worker has is worth pulling
+    slow = SlowSteps()  # what the decode worker has is worth pulling
+    slow.token_s = 0.1  # and is waited for as long as computing it would take
+    prefill.step_times = slow
     yield pair
     await pair.stop()
 

@@ -30,14 +30,16 @@ _serial = count()
 
 
 class SlowSteps(StepTimes):
-    """Of an engine for which pulling is worth its while."""
+    """Of an engine for which pulling is worth its while: a token takes so long."""
+
+    token_s = 1e-2
 
     def predict(self, shape: StepShape) -> float:
-        return shape.num_prompt_tokens * 1e-2
+        return shape.num_prompt_tokens * self.token_s
 
     @property
     def costs(self) -> StepCosts:
-        return StepCosts(0.0, 1e-2, 0.0, 0.0, 0.0)
+        return StepCosts(0.0, self.token_s, 0.0, 0.0, 0.0)
 
 
 @dataclass
