@@ -4,6 +4,7 @@ Each chooses both legs in its own way, and has every prompt computed by a prefil
 there is one.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
@@ -32,7 +33,7 @@ class Policy(Protocol):
         ...
 
 
-class _EachLeg:
+class _EachLeg(ABC):
     """A policy that looks at one leg at a time. The fit of a decode worker is no concern of it."""
 
     rebinds: ClassVar[bool] = False
@@ -45,15 +46,15 @@ class _EachLeg:
         reason = Reason.POLICY if computing else Reason.NO_PREFILL_WORKER
         return choice_of(every[0], every, computing, reason)
 
-    def note_placed(self) -> None:
+    def note_placed(self) -> None:  # noqa: B027 - most go by nothing that was
         pass
 
-    def decoding(self, every: Sequence[Decoding], ask: Ask) -> Decoding:
-        raise NotImplementedError
+    @abstractmethod
+    def decoding(self, every: Sequence[Decoding], ask: Ask) -> Decoding: ...
 
+    @abstractmethod
     def computing(self, every: Sequence[Computing], ask: Ask) -> list[Computing]:
         """The best first."""
-        raise NotImplementedError
 
 
 class RoundRobin(_EachLeg):

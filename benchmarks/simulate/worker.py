@@ -1,5 +1,6 @@
 """What prefill and decode workers have in common: a cache, a voice, and prefixes from others."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +45,7 @@ class Surroundings:
     feed: "Feed"
 
 
-class SimulatedWorker:
+class SimulatedWorker(ABC):
     """Computes nothing and holds no bytes; its cache and what it gives up are the real ones.
 
     A dead one does nothing any more, and nobody is told but by the front.
@@ -77,9 +78,9 @@ class SimulatedWorker:
         self._device = around.device
         self._told = 0  # number of the last batch of events
 
+    @abstractmethod
     def load(self) -> Load:
         """What it would say of itself now; the time is the listener's to fill in."""
-        raise NotImplementedError
 
     def die(self) -> None:
         self.alive = False
