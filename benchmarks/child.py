@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kv-bytes", type=int, required=True)
     parser.add_argument("--num-parameters", type=int, required=True)
     parser.add_argument("--settled", action="store_true")
+    parser.add_argument("--dtype", default="auto")
     return parser.parse_args()
 
 

@@ -27,7 +27,16 @@ from benchmarks import machine, table
 from benchmarks.bounds import Limits
 from benchmarks.figures import MEMORY
 from benchmarks.process import ROOT, Child
-from benchmarks.sides import OURS, VLLM, Folders, SideSpec, ours, vllm
+from benchmarks.sides import (
+    OURS,
+    VLLM,
+    Folders,
+    SideSpec,
+    add_vllm_arguments,
+    chosen_vllm,
+    ours,
+    vllm,
+)
 from benchmarks.workloads import FIRST_TOKEN, SHAPES, SMALL, START, WORKLOADS, ModelShape
 
 # idle OpenMP threads of the engine before spin for some 0.2 s after their last work
@@ -120,7 +129,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--vllm-python", type=Path, help="of the environment that has vLLM")
+    add_vllm_arguments(parser)
     parser.add_argument("--only", choices=(OURS, VLLM), help="one engine alone")
     parser.add_argument("--workload", action="append", choices=names, help="default: all")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each engine")
@@ -135,9 +144,8 @@ def _arguments() -> argparse.Namespace:
 def _run(args: argparse.Namespace, work_dir: Path) -> Benchmark:
     folders = Folders(work_dir / "models", work_dir, work_dir / "caches")
     sides = [] if args.only == VLLM else [ours()]
-    if args.vllm_python and args.only != OURS:
-        # not resolved: the link's own place is what makes it an environment's
-        sides.append(vllm(args.vllm_python.absolute(), machine.cores()))
+    if (peer := chosen_vllm(args)) and args.only != OURS:
+        sides.append(vllm(peer, machine.cores()))
     wanted = args.workload or [*WORKLOADS, START]
     benchmark = Benchmark(sides, folders, args.repeats)
     for shape in SHAPES.values():

@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import machine
 from benchmarks.model_folder import write_model
 from benchmarks.pairs import Workers, our_front, our_workers, vllm_pair
+from benchmarks.sides import add_vllm_arguments, chosen_vllm
 from benchmarks.tokenizer_folder import write_tokenizer
 from benchmarks.workloads import SMALL, Workload
 from cluster.bench.arrivals import ClosedLoop
@@ -233,8 +234,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, list[Row]]:
             for name, mode in (("kvrelay", "auto"), ("kvrelay, strictly remote", "never")):
                 with our_front(short, folder, workers, mode) as url:
                     rows += load_rows(name, url, short, repeats, seeds)
-        if arguments.vllm_python:
-            with vllm_pair(arguments.vllm_python, short, folder) as url:
+        if peer := chosen_vllm(arguments):
+            with vllm_pair(peer, short, folder) as url:
                 rows += load_rows("vLLM 1P1D", url, short, repeats, seeds)
         results["load"] = rows
     return results
@@ -244,7 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--vllm-python", type=Path, help="of the environment that has vLLM")
+    add_vllm_arguments(parser)
     parser.add_argument("--part", action="append", choices=["first-token", "load"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engine", nargs="*", default=[], help="flags of both our workers")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.machine import cores
 from benchmarks.servers import Server, free_port, kvrelay
-from benchmarks.sides import KV_BYTES, vllm
+from benchmarks.sides import KV_BYTES, Vllm, vllm
 from benchmarks.workloads import MAX_LEN
 
 
@@ -54,7 +54,7 @@ def our_front(model: Path, logs: Path, workers: Workers, local_prefill: str) -> 
 
 @contextmanager
 def vllm_pair(
-    python: Path, model: Path, logs: Path, further: Mapping[str, str] | None = None
+    peer: Vllm, model: Path, logs: Path, further: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """vLLM's own connector over NIXL, one core each as its documentation binds them, and the
     two-phase proxy in front. Its NIXL progress threads spin on the same cores. `further` is of
@@ -67,11 +67,11 @@ def vllm_pair(
     further = further or {}
     try:
         for role, core in zip(("prefill", "decode"), cores(), strict=False):
-            side = vllm(python, [core])
+            side = vllm(peer, [core])
             environment = {**side.environment, **further}
             environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
             command = [
-                str(python),
+                str(peer.python),
                 "-m",
                 "vllm.entrypoints.cli.main",
                 "serve",
@@ -80,6 +80,8 @@ def vllm_pair(
                 str(ports[role]),
                 "--max-model-len",
                 str(MAX_LEN),
+                "--dtype",
+                peer.dtype,
                 "--kv-cache-memory-bytes",
                 str(KV_BYTES),
                 "--kv-transfer-config",
@@ -90,7 +92,7 @@ def vllm_pair(
             server.wait_for_port(ports[role])
         urls = [f"http://127.0.0.1:{ports[role]}" for role in ("prefill", "decode")]
         words = ["-m", "benchmarks.peers.vllm_proxy", str(ports["proxy"]), *urls]
-        servers.append(Server([str(python), *words], further, logs / "vllm-proxy.log"))
+        servers.append(Server([str(peer.python), *words], further, logs / "vllm-proxy.log"))
         servers[-1].wait_for_port(ports["proxy"])
         yield f"http://127.0.0.1:{ports['proxy']}"
     finally:

@@ -1,6 +1,6 @@
 """Ray Serve LLM's own prefill/decode application over vLLM; runs in vLLM's environment.
 
-    python -m benchmarks.peers.ray_llm PORT MODEL MODEL_NAME CORE,CORE KV_BYTES MAX_LEN
+    python -m benchmarks.peers.ray_llm PORT MODEL MODEL_NAME CORE,CORE KV_BYTES MAX_LEN DTYPE
 
 As it comes, on CPUs: its front is Serve's default proxy, each engine has a core of its own.
 """
@@ -16,7 +16,9 @@ from ray import serve
 SIDE_CHANNEL_PORTS = {"prefill_config": 20400, "decode_config": 22400}
 
 
-def engine(model: str, name: str, core: str, port: int, kv_bytes: int, max_len: int) -> Any:
+def engine(
+    model: str, name: str, core: str, port: int, kv_bytes: int, max_len: int, dtype: str
+) -> Any:
     transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
     return {
         "model_loading_config": {"model_id": name, "model_source": model},
@@ -24,6 +26,7 @@ def engine(model: str, name: str, core: str, port: int, kv_bytes: int, max_len: 
         "accelerator_config": {"kind": "cpu"},
         "engine_kwargs": {
             "max_model_len": max_len,
+            "dtype": dtype,
             "kv_cache_memory_bytes": kv_bytes,
             "kv_transfer_config": transfer,
         },
@@ -34,9 +37,9 @@ def engine(model: str, name: str, core: str, port: int, kv_bytes: int, max_len: 
 
 
 def main() -> None:
-    port, model, name, cores, kv_bytes, max_len = sys.argv[1:7]
+    port, model, name, cores, kv_bytes, max_len, dtype = sys.argv[1:8]
     configs = {
-        key: engine(model, name, core, side_port, int(kv_bytes), int(max_len))
+        key: engine(model, name, core, side_port, int(kv_bytes), int(max_len), dtype)
         for (key, side_port), core in zip(SIDE_CHANNEL_PORTS.items(), cores.split(","), strict=True)
     }
     # Ray counts CPUs; that they are more than there are lets it place everything on one machine.

@@ -9,7 +9,7 @@ from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from benchmarks.child import SideInfo, arguments, serve
-from benchmarks.workloads import MAX_LEN, WEIGHT_BYTES
+from benchmarks.workloads import MAX_LEN
 
 
 class VllmSide:
@@ -42,13 +42,15 @@ def start() -> tuple[VllmSide, SideInfo]:
     args = arguments()
     llm = vllm.LLM(
         args.model,
+        dtype=args.dtype,
         skip_tokenizer_init=True,
         max_model_len=MAX_LEN,
         kv_cache_memory_bytes=args.kv_bytes,
         disable_log_stats=True,
     )
+    weight_bytes = llm.llm_engine.model_config.dtype.itemsize
     return VllmSide(llm), SideInfo(
-        vllm.__version__, args.num_parameters * WEIGHT_BYTES, args.kv_bytes
+        vllm.__version__, args.num_parameters * weight_bytes, args.kv_bytes
     )
 
 

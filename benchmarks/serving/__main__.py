@@ -28,6 +28,7 @@ from benchmarks.serving.parts import PARTS, Turn
 from benchmarks.serving.processes import ForeignCpu
 from benchmarks.serving.results import Measured, Results
 from benchmarks.serving.systems import SYSTEMS, Place, System
+from benchmarks.sides import add_vllm_arguments, chosen_vllm
 from benchmarks.tokenizer_folder import write_tokenizer
 from benchmarks.workloads import SHAPES, ModelShape
 
@@ -51,7 +52,7 @@ class Benchmark:
     def _parts(self, name: str, shape: ModelShape) -> list[str]:
         if self._arguments.systems and name not in self._arguments.systems:
             return []
-        if SYSTEMS[name].needs_vllm and not self._arguments.vllm_python:
+        if SYSTEMS[name].needs_vllm and not chosen_vllm(self._arguments):
             return []
         asked = self._arguments.part or PARTS
         return [
@@ -65,7 +66,7 @@ class Benchmark:
         if not (model / "tokenizer.json").exists():
             write_model(model, shape)
             write_tokenizer(model, shape.vocab_size)
-        return Place(shape, model, self._folder, self._arguments.vllm_python)
+        return Place(shape, model, self._folder, chosen_vllm(self._arguments))
 
     def _stay(self, system: System, place: Place, parts: Sequence[str], turn: int) -> None:
         began = time.perf_counter()
@@ -99,7 +100,7 @@ def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--vllm-python", type=Path, help="of the environment that has vLLM and Ray")
+    add_vllm_arguments(parser)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="default: all there are")
     parser.add_argument("--repeats", type=int, default=3)

@@ -206,7 +206,8 @@ def _offered(result: overloading.Offered, peak: float, retry_s: list[float]) -> 
 def start(turn: Turn) -> Iterator[Figures]:
     """From the first process to the first token; memory after what else was asked of it. Caches
     that no token has touched yet hold none, so the least that is beyond is told."""
-    model = turn.place.shape.num_parameters * WEIGHT_BYTES
+    peer = turn.place.vllm if turn.system.needs_vllm else None
+    model = turn.place.shape.num_parameters * (peer.weight_bytes if peer else WEIGHT_BYTES)
     known = turn.system.num_engines * (model + KV_BYTES)
     pss = turn.running.family.pss_bytes()
     yield Figures(

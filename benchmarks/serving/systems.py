@@ -16,7 +16,7 @@ from benchmarks.machine import cores
 from benchmarks.pairs import vllm_pair
 from benchmarks.servers import Server, ServerError, free_port, kvrelay, module
 from benchmarks.serving.processes import Family
-from benchmarks.sides import KV_BYTES, vllm
+from benchmarks.sides import KV_BYTES, Vllm, vllm
 from benchmarks.workloads import MAX_LEN, ModelShape
 
 FIRST_TOKEN_S = 300.0  # a first start compiles the model
@@ -30,12 +30,12 @@ _RAY_LLM_NAME = "llama"  # it makes names of deployments of it
 
 @dataclass(frozen=True)
 class Place:
-    """What every system is given. `vllm_python` is of the environment that has vLLM and Ray."""
+    """What every system is given. `vllm` is of an environment that has Ray, too."""
 
     shape: ModelShape
     model: Path
     logs: Path
-    vllm_python: Path | None
+    vllm: Vllm | None
 
 
 @dataclass(frozen=True)
@@ -101,31 +101,32 @@ def _in_time() -> Callable[[Place, Family], AbstractContextManager[str]]:
 
 @contextmanager
 def _vllm(place: Place, family: Family) -> Iterator[str]:
-    assert place.vllm_python
+    assert place.vllm
     port = free_port()
-    command = [str(place.vllm_python), "-m", "vllm.entrypoints.cli.main", "serve"]
+    command = [str(place.vllm.python), "-m", "vllm.entrypoints.cli.main", "serve"]
     command += [str(place.model), "--port", str(port), "--max-model-len", str(MAX_LEN)]
-    command += ["--kv-cache-memory-bytes", str(KV_BYTES)]
-    environment = {**vllm(place.vllm_python, cores()).environment, **family.environment}
+    command += ["--dtype", place.vllm.dtype, "--kv-cache-memory-bytes", str(KV_BYTES)]
+    environment = {**vllm(place.vllm, cores()).environment, **family.environment}
     with serving(command, environment, place.logs / "vllm.log", port) as url:
         yield url
 
 
 @contextmanager
 def _vllm_pair(place: Place, family: Family) -> Iterator[str]:
-    assert place.vllm_python
-    with vllm_pair(place.vllm_python, place.model, place.logs, family.environment) as url:
+    assert place.vllm
+    with vllm_pair(place.vllm, place.model, place.logs, family.environment) as url:
         yield url
 
 
 @contextmanager
 def _ray_llm(place: Place, family: Family) -> Iterator[str]:
-    assert place.vllm_python
+    assert place.vllm
     port, (first, second, *_) = free_port(), cores()
-    command = [str(place.vllm_python), "-m", "benchmarks.peers.ray_llm", str(port)]
+    command = [str(place.vllm.python), "-m", "benchmarks.peers.ray_llm", str(port)]
     command += [str(place.model), _RAY_LLM_NAME, f"{first},{second}", str(KV_BYTES), str(MAX_LEN)]
+    command.append(place.vllm.dtype)
     environment = {
-        **vllm(place.vllm_python, [first]).environment,
+        **vllm(place.vllm, [first]).environment,
         **family.environment,
         "RAY_USAGE_STATS_ENABLED": "0",
     }
