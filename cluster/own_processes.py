@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 # In the environment of every process of the cluster: PID-FOLDER, of the command and of the files.
 _MARK = "KVRELAY_CLUSTER"
@@ -44,6 +45,14 @@ def kill_processes() -> None:
     pid, _, folder = os.environ.get(_MARK, "").partition("-")
     if folder and pid == str(os.getpid()):
         _end(folder)
+
+
+def begin_again(environment: Mapping[str, str]) -> NoReturn:
+    """This command from its first word, in this process, when what it had started has ended."""
+    kill_processes()
+    while os.waitpid(-1, os.WNOHANG)[0]:
+        pass  # or the next start would find them among its own
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environment))
 
 
 def _end(folder: str) -> None:

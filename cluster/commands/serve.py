@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,7 +29,7 @@ from cluster.commands.seen_flags import (
 )
 from cluster.commands.serve_front import WishedFront
 from cluster.front_address import LOOPBACK, FrontAddress, front_url
-from cluster.own_processes import kill_processes
+from cluster.own_processes import begin_again, kill_processes
 from cluster.status.local_clusters import LocalCluster, forget, noted
 from cluster.text_side import load_text_side
 from cluster.worker_config import ConnectorChoice, merged, read_options
@@ -47,6 +47,7 @@ END_S = 12.0  # after it, for everything; what is left then takes a moment to ki
 _LEAVE_S = 5.0  # after the second one, to take away what a cluster of others' has of ours
 _INTERRUPTED, _LOST = 130, 1
 _ADDRESS = "RAY_ADDRESS"
+_AGAIN = "KVRELAY_BEGUN_AGAIN"
 _POLL_S = 0.25
 _WATCH_S = 5.0
 
@@ -83,17 +84,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    has_begun_again = os.environ.pop(_AGAIN, None) is not None
+    again = None if has_begun_again else {**os.environ, _AGAIN: "1"}
     args = cluster_args(arguments)
     front = args.front
     wished = WishedFront.of(arguments)
     host = wished.host or LOOPBACK
     check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
     with wished.here() if _starts_ray() else nullcontext() as own:
-        return _run(args, wished, own)
+        return _run(args, wished, own, again)
 
 
-def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> int:
-    """`own`: the front of a Ray cluster that is to be started; None to join one."""
+def _run(
+    args: ClusterArgs,
+    wished: WishedFront,
+    own: FrontAddress | None,
+    again: Mapping[str, str] | None,
+) -> int:
+    """`own`: the front of a Ray cluster that is to be started; None to join one. `again`: the
+    environment to begin again in if Ray does not start; None the second time."""
     weights = args.engine_config.load_format != "dummy"
     # What a replica would fail on, sooner.
     names, template = args.served_model_name, args.front.chat_template
@@ -102,7 +111,7 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
     is_ours = own is not None
     with _stop_signals(while_starting=not is_ours) as stop, _ended_in_time(stop, is_ours=is_ours):
         try:
-            _serve(args, wished, own, text.names[0], stop)
+            _serve(args, wished, own, text.names[0], stop, again)
         except Exception:
             if not stop.lost:
                 raise  # else it has been told already what everything fails without
@@ -162,7 +171,12 @@ def _starts_ray() -> bool:
 
 
 def _serve(
-    args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
+    args: ClusterArgs,
+    wished: WishedFront,
+    own: FrontAddress | None,
+    name: str,
+    stop: _Stop,
+    again: Mapping[str, str] | None,
 ) -> None:
     from cluster.app import APP_NAME
     from cluster.deployment import deployed
@@ -170,8 +184,13 @@ def _serve(
     from cluster.replica_words import hear
 
     def lost(how: str) -> None:
-        what = "stopping; Ctrl-C to stop at once" if stop.serves else "it does not start"
-        say(f"{how}, and nothing goes on without it: {what}; Ray's logs: {log_folder()}")
+        what = f"{how}, and nothing goes on without it"
+        where = f"Ray's logs: {log_folder()}"
+        if not stop.serves and again is not None:
+            say(f"{what}: once more from the beginning; {where}")
+            begin_again(again)
+        then = "stopping; Ctrl-C to stop at once" if stop.serves else "it does not start"
+        say(f"{what}: {then}; {where}")
         stop.lose()
 
     def cluster() -> AbstractContextManager[None]:

@@ -17,6 +17,19 @@ with own_processes() as folder:
     print(folder, flush=True)
     sys.stdin.readline()
 """
+AGAIN = """
+import os, subprocess, sys
+from cluster.own_processes import begin_again, own_processes
+
+child = os.environ.get("CHILD")
+print(os.getpid(), sys.argv[1], os.environ.get("KVRELAY_CLUSTER"), flush=True)
+if child:
+    sys.exit(3 if os.path.exists(f"/proc/{child}") else 0)
+environment = dict(os.environ)
+with own_processes():
+    environment["CHILD"] = str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+    begin_again(environment)
+"""
 GONE_S = 60.0
 
 
@@ -34,3 +47,13 @@ def test_what_a_command_started_ends_with_it(is_killed: bool, status: int) -> No
         command.communicate("" if is_killed else "\n", timeout=GONE_S)
     assert command.returncode == status
     assert not folder.exists()
+
+
+def test_a_command_begins_again_as_if_it_had_not_begun() -> None:
+    """In the same process, as whoever has started it waits for that one."""
+    words = [sys.executable, "-c", AGAIN, "word"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=GONE_S)
+    assert done.returncode == 0, "what it had started is there, if only as a zombie"
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first.endswith(" word None")

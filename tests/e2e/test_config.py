@@ -59,6 +59,16 @@ UP_S, DOWN_S, JOIN_S = 90.0, 90.0, 40.0
 ENDED_S, NUM_ENDED = 20.0, 150
 
 
+class LateCluster(Cluster):
+    """Whose raylet is lost as it starts, for once."""
+
+    def _wait_for_address(self) -> str:
+        wait_until(lambda: self.matching("raylet/raylet") != [], JOIN_S, self.said)
+        for pid in self.matching("raylet/raylet"):
+            os.kill(pid, signal.SIGKILL)
+        return super()._wait_for_address()
+
+
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("targets") / "targets.json"
@@ -70,7 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, targets: Path) -> Iterator
     (folder / "config.yaml").write_text(CONFIG)
     flags = ["--log-format", "json", "--log-requests", "--metrics-targets-file", str(targets)]
     flags += ["--ingress-replicas", "1-2", "--served-model-name", "mine"]
-    cluster = Cluster(folder / "log", "--config", str(folder / "config.yaml"), *flags)
+    cluster = LateCluster(folder / "log", "--config", str(folder / "config.yaml"), *flags)
     yield cluster
     cluster.kill()
 
@@ -83,6 +93,14 @@ def up(page: str) -> dict[str, list[float]]:
             pool = line.split('pool="')[1].split('"')[0]
             found.setdefault(pool, []).append(float(line.rsplit(" ", 1)[1]))
     return found
+
+
+def test_a_head_that_is_lost_as_it_starts_is_started_once_more(cluster: Cluster) -> None:
+    """As Ray's raylet ends where the agents beside it need longer than it waits for them."""
+    first, second = cluster.said().split("starting Ray\n")[1:]
+    assert "Ray's raylet was ended by SIGKILL" in first
+    assert "once more from the beginning" in first
+    assert "served at" in second
 
 
 def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> None:
