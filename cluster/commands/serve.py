@@ -31,7 +31,8 @@ from cluster.commands.serve_front import WishedFront
 from cluster.front_address import LOOPBACK, FrontAddress, front_url
 from cluster.own_processes import begin_again, kill_processes
 from cluster.status.local_clusters import LocalCluster, forget, noted
-from cluster.text_side import load_text_side
+from cluster.text_side import TextSide, load_text_side
+from cluster.validation import checked
 from cluster.worker_config import ConnectorChoice, merged, read_options
 from decode_worker.answerer import LocalPrefill
 from engine.errors import ConfigError, UnavailableError
@@ -55,6 +56,9 @@ _WATCH_S = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="folder, Hugging Face id (default: bundled)")
     parser.add_argument("--config", metavar="FILE", help="YAML; flags win over what it says")
+    parser.add_argument(
+        "--check", action="store_true", help="say what a start would refuse, and start nothing"
+    )
     add_front_flags(parser)
     parser.add_argument(
         "--grpc-port", type=int, metavar="N", help="also token ids by gRPC, on the same host"
@@ -91,8 +95,17 @@ def run(arguments: argparse.Namespace) -> int:
     wished = WishedFront.of(arguments)
     host = wished.host or LOOPBACK
     check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
+    if arguments.check:
+        return _check(args)
     with wished.here() if _starts_ray() else nullcontext() as own:
         return _run(args, wished, own, again)
+
+
+def _check(args: ClusterArgs) -> int:
+    """What takes neither weights nor other machines."""
+    text = _text_side(args, weights=False)
+    say(f"{', '.join(text.names)}: nothing of it is refused; nothing was started")
+    return 0
 
 
 def _run(
@@ -103,10 +116,7 @@ def _run(
 ) -> int:
     """`own`: the front of a Ray cluster that is to be started; None to join one. `again`: the
     environment to begin again in if Ray does not start; None the second time."""
-    weights = args.engine_config.load_format != "dummy"
-    # What a replica would fail on, sooner.
-    names, template = args.served_model_name, args.front.chat_template
-    text = load_text_side(args.engine_config, names, template, weights=weights)
+    text = _text_side(args, weights=args.engine_config.load_format != "dummy")
     say("joining the Ray cluster" if own is None else "starting Ray")
     is_ours = own is not None
     with _stop_signals(while_starting=not is_ours) as stop, _ended_in_time(stop, is_ours=is_ours):
@@ -119,6 +129,12 @@ def _run(
     if stop.lost:
         os._exit(_LOST)  # Ray's way out of a process would be to wait for its head
     return _LOST if stop.deleted else 0
+
+
+def _text_side(args: ClusterArgs, *, weights: bool) -> TextSide:
+    """What a replica would fail on, sooner."""
+    names, template = args.served_model_name, args.front.chat_template
+    return load_text_side(args.engine_config, names, template, weights=weights)
 
 
 def cluster_args(arguments: argparse.Namespace) -> ClusterArgs:
@@ -159,6 +175,9 @@ def _of_file(path: Path) -> dict[str, Any]:
     options = read_options(path)
     if "applications" not in options:
         return options
+    from ray.serve.schema import ServeDeploySchema
+
+    checked(ServeDeploySchema, options)
     try:
         (application,) = options["applications"]
         return dict(application.get("args") or {})

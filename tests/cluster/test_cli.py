@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster import cli
-from cluster.commands import engine_flags, generate, local
+from cluster.commands import engine_flags, generate, local, serve
 from cluster.commands.front_flags import given_front_flags
 from cluster.commands.sizes import parse_bytes
 from cluster.openai.plan import Plan
@@ -22,6 +22,8 @@ from engine.errors import ConfigError, RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.text.chat_template import ChatOptions
 from tests.cluster.fakes import small_model, small_tokenizer
+
+DEPLOYED = Path(__file__).parents[2] / "deploy/serve.yaml"
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -153,6 +155,35 @@ def test_wrong_values_are_told_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"kvrelay {words[0]}: {reason}")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("", "", None),
+        ("replicas: 1", "replicas: none", "prefill.replicas: 'none', must be"),
+        ("replicas: 1", "replcas: 1", "prefill.replcas: unknown option"),
+        ("import_path: cluster.app:build", "", "applications.0.import_path: must"),
+        ("port: 8000", "port: many", "http_options.port: must be a valid integer"),
+        ("model: bundled", "model: /no/folder", "/no/folder: no such folder"),
+    ],
+)
+def test_a_serve_config_file_is_checked_and_nothing_started(
+    before: str,
+    after: str,
+    reason: str | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delattr(serve, "_serve")
+    file = tmp_path / "serve.yaml"
+    file.write_text(DEPLOYED.read_text().replace(before, after, 1))
+    status = cli.main(["serve", "--check", "--config", str(file)])
+    said = capsys.readouterr().err
+    assert status == (0 if reason is None else 2)
+    assert said.startswith(f"kvrelay serve: {reason}" if reason else "bundled: nothing of it")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
