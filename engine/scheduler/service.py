@@ -89,8 +89,9 @@ class Service:
         part = draft.drop(victim)
         self.num_preemptions += 1
         state = SequenceState.WAITING
-        # a copy of this very step has not run yet, so there is nothing to take out
-        if not victim.request.forking and not (part and part.copies):
+        # a copy of this very step has not run yet, so there is nothing to take out; and where
+        # somebody comes back in it, his place on the host, which is free now, is read after that
+        if not (victim.request.forking or draft.swap_in or (part and part.copies)):
             copies = self._swap.take_out(victim, self._cache.block_size)
             if copies is not None:
                 draft.swap_out += copies

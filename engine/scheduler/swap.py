@@ -10,7 +10,8 @@ class SwapSpace:
     """Which host blocks are free in each group, and which copies fill and empty them.
 
     Holds no bytes itself. Copies to the host run before those from it and before everything
-    else in a step, so both sides of a copy may be handed out again at once.
+    else in a step, so both sides of a copy may be handed out again at once; but in a step that
+    has copies from the host, nothing is taken out after them.
     """
 
     def __init__(self, num_blocks: Seq[int]) -> None:

@@ -185,6 +185,35 @@ def test_what_is_no_prefix_fails_the_request(wrong: Delivered) -> None:
     assert held(bench) == 0
 
 
+def test_who_gives_up_its_blocks_spares_those_on_their_way_from_the_host() -> None:
+    """A swapped sequence comes back before the next chunk of a longer prompt, which then finds no
+    block and is preempted: not into the places that the first one is still read from."""
+    bench = Bench(groups=(WINDOW,), num_blocks=10, max_overtake_s=100.0, swap_blocks=30)
+    answers = {"first": ([4] * 8, 40), "short": ([5] * 5, 20), "late": ([6] * 6, 12)}
+    arrivals = {"first": -200.0, "short": 1.0, "late": -150.0}
+
+    def add(name: str) -> None:
+        prompt, max_tokens = answers[name]
+        bench.add(name, prompt, max_tokens=max_tokens, ignore_eos=True, arrived_s=arrivals[name])
+
+    add("first")
+    add("short")
+    bench.step()
+    bench.add("long", [1, 2, 3] * 20, prefix=RemotePrefix(24), max_tokens=3, arrived_s=2.0)
+    reservation = reserve(bench)
+    add("late")
+    while ("late", 0) not in bench.reasons:
+        bench.step()
+    assert bench.scheduler.stats().num_swapped_blocks, "to make room for the late one"
+    preemptions = bench.scheduler.stats().num_preemptions
+    deliver(bench, reservation, 24)
+    bench.step()
+    assert bench.scheduler.stats().num_preemptions == preemptions + 1
+    bench.run()
+    for name, (prompt, max_tokens) in {**answers, "long": ([1, 2, 3] * 20, 3)}.items():
+        assert bench.tokens[name, 0] == answer(prompt, 1, 0, max_tokens)
+
+
 def test_a_part_of_a_prompt_is_no_prompt() -> None:
     bench = Bench()
     bench.add("r", PROMPT, fetch_above=0)
