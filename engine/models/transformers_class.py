@@ -78,6 +78,9 @@ def find_decoder(architecture: str, model: Any) -> Any:
         decoder = getattr(model, "model", model)
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         raise _refusal(architecture, "its decoder takes no position_ids")
+    # RoBERTa and its kin begin behind the padding token's id, where nobody tells them positions.
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in decoder.modules()):
+        raise _refusal(architecture, "its positions do not begin at 0")
     return decoder
 
 

@@ -74,4 +74,5 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("doge", {}, "attention mask of its own"),
     ("diffllama", {}, "4 times for its 2 layers"),
     ("bert", {}, "attention"),
+    ("xlm-roberta", {"is_decoder": True}, "its positions do not begin at 0"),
 )
