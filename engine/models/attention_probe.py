@@ -135,6 +135,9 @@ def probe_attention(
     with torch.inference_mode(), torch.device("meta"):
         model = instantiate(PROBE)
         recorder.names = {id(module): name for name, module in model.named_modules()}
+        for module in model.modules():
+            if getattr(module, "rope_type", None) == "dynamic":
+                module.rope_type = "default"  # or it looks how far positions go, and there are none
         find_decoder(model)(
             input_ids=torch.zeros(shape, dtype=torch.int64),
             position_ids=torch.zeros(shape, dtype=torch.int64),
