@@ -24,6 +24,8 @@ from engine.models.transformers_describe import probe
 from kv_cache.layout import KvGroup
 from kv_cache.slab import KvSlab
 
+QUANTISED = ("F8_E4M3", "F8_E5M2", "I8")  # as safetensors spells them
+
 
 class TransformersModel:
     """Runs a step as one flattened sequence; only attention tells its sequences apart."""
@@ -113,7 +115,10 @@ def load_transformers_model(
 
 
 def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch.dtype) -> Any:
-    open_checkpoint(source.folder)  # says which file is broken, and how
+    for stored in open_checkpoint(source.folder).values():  # says which file is broken, and how
+        if stored.dtype in QUANTISED:  # which transformers would take for plain numbers
+            where = f"{stored.file}: {stored.name}"
+            raise ModelError(f"{where}: element type {stored.dtype} is not supported")
     with reported(found.architecture):
         model, info = found.model_class.from_pretrained(
             source.folder,

@@ -129,6 +129,18 @@ def test_random_weights_are_a_function_of_config_and_seed(tmp_path: Path) -> Non
             lambda t: t.update({"transformer.wpe.weight": torch.ones(3, 3)}),
             "mismatched tensors: .*wpe",
         ),
+        (
+            lambda t: t.update(
+                {"transformer.wpe.weight": t["transformer.wpe.weight"].to(torch.float8_e4m3fn)}
+            ),
+            "transformer.wpe.weight: element type F8_E4M3 is not supported",
+        ),
+        (
+            lambda t: t.update(
+                {"transformer.wpe.weight": t["transformer.wpe.weight"].to(torch.int8)}
+            ),
+            "transformer.wpe.weight: element type I8 is not supported",
+        ),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(
