@@ -5,6 +5,7 @@ which any stop string ends, and of several that end there the longest counts.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -15,13 +16,14 @@ class StopMatch(NamedTuple):
 
 
 class StopMatcher:
-    """Watches one choice; single use."""
+    """Watches one choice; single use. What it takes does not grow with the text that it holds."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         self._stops = tuple(stops)
         self._include_stop = include_stop
         self._seen = ""  # the end of the text so far that a stop string may begin with
         self._num_shown = 0  # characters of `_seen` that are out
+        self._begun = [_Begun(stop) for stop in self._stops]
 
     def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that may be shown, and the stop string that ended it, if one did.
@@ -37,7 +39,7 @@ class StopMatcher:
             end = match.end if self._include_stop else match.start
             shown, self._seen = seen[self._num_shown : end], ""
             return shown, match.stop
-        keep_from = len(seen) - self._num_held(seen)
+        keep_from = len(seen) - max(begun.follow(text) for begun in self._begun)
         end = len(seen) if self._include_stop else keep_from
         shown = seen[self._num_shown : end]
         self._seen, self._num_shown = seen[keep_from:], end - keep_from
@@ -59,14 +61,39 @@ class StopMatcher:
                 best = match
         return best
 
-    def _num_held(self, seen: str) -> int:
-        """The length of the longest end of `seen` that some stop string begins with."""
-        num_held = 0
-        for stop in self._stops:
-            start = seen.find(stop[0], max(0, len(seen) - len(stop) + 1))
-            while start >= 0 and len(seen) - start > num_held:
-                if stop.startswith(seen[start:]):
-                    num_held = len(seen) - start
-                    break
-                start = seen.find(stop[0], start + 1)
-        return num_held
+
+class _Begun:
+    """How much of a stop string's beginning, but not all of it, a text ends with."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._shorter: Sequence[int] = ()
+        self._length = 0
+
+    def follow(self, text: str) -> int:
+        """The same with what comes next of the text."""
+        stop, length = self._stop, self._length
+        if not length and stop[0] not in text:
+            return 0
+        shorter = self._shorter = self._shorter or _shorter(stop)
+        for char in text:
+            while length and char != stop[length]:
+                length = shorter[length]
+            length += char == stop[length]
+            if length == len(stop):
+                length = shorter[length]
+        self._length = length
+        return length
+
+
+@lru_cache(maxsize=64)  # choices of one request have the same
+def _shorter(stop: str) -> Sequence[int]:
+    """For each length of a beginning of the stop string, that of the next shorter one with which
+    this beginning ends (Knuth, Morris and Pratt)."""
+    shorter, length = [0, 0], 0
+    for char in stop[1:]:
+        while length and char != stop[length]:
+            length = shorter[length]
+        length += char == stop[length]
+        shorter.append(length)
+    return shorter

@@ -1,5 +1,7 @@
 """Stop strings against an oracle that looks at the text character by character."""
 
+import sys
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -101,3 +103,24 @@ def test_text_that_nearly_stops_comes_out_in_the_end(byte_level: Tokenizer) -> N
     shown = detokenizer.push(byte_level.encode("the fox jumps")).text
     assert shown == "the "
     assert detokenizer.finish().text == "fox jumps"
+
+
+def test_text_that_is_held_costs_no_more_the_longer_it_is() -> None:
+    """A client chooses its stop strings, and may have a model repeat one character."""
+    stops = ["a" * (1023 - length) + "b" * length for length in range(1023, 0, -33)]
+    matcher = StopMatcher(stops)
+    for _ in range(2000):
+        matcher.push("a")
+    num_calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        assert matcher.push("a") == ("a", None)
+    finally:
+        sys.setprofile(before)
+    assert num_calls < 20 * len(stops)
