@@ -1,9 +1,20 @@
-"""Request bodies: JSON to typed values, where every unknown or unsupported field is an error."""
+"""Request bodies: JSON to typed values, where every unknown or unsupported field is an error.
+
+The first error is told, and no type looks for many: a body has room for millions, and while
+pydantic collects them nothing else runs.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from cluster.openai.errors import ApiError, bad_request
@@ -20,11 +31,24 @@ def unless_null(default: Any) -> BeforeValidator:
 No = Annotated[bool, unless_null(False)]
 Yes = Annotated[bool, unless_null(True)]
 
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+
 
 class Part(BaseModel):
     """An object inside a body."""
 
     model_config = ConfigDict(extra="forbid", **_STRICT)  # type: ignore[typeddict-item]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_one_unknown(cls, value: Any) -> Any:
+        """Each unknown name is an error of its own."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in value if name not in known)
+        return {name: value[name] for name in (*(known & value.keys()), unknown)}
 
 
 class Body(BaseModel):

@@ -71,7 +71,7 @@ class ChatMessage(Part):
     role: str
     content: Annotated[Any, BeforeValidator(_check_content, _Content)] = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -88,6 +88,10 @@ class ChatMessage(Part):
         if not self.tool_calls:  # templates ask whether there is a list, and not what it holds
             message.pop("tool_calls", None)
         return message
+
+
+Messages = Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+_Document = Annotated[dict[str, str], Field(fail_fast=True)]
 
 
 def _check_tools(value: Any) -> Any:
@@ -122,7 +126,7 @@ class ChatRequest(SamplingFields):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[Messages, Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     max_completion_tokens: int | None = None
@@ -132,7 +136,7 @@ class ChatRequest(SamplingFields):
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: No = False
-    documents: list[dict[str, str]] | None = None
+    documents: Annotated[list[_Document], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: No = False
 

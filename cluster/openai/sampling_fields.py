@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from cluster.openai.body import Body, No, Part, Yes, unless_null
+from cluster.openai.body import Body, Ids, No, Part, Texts, Yes, unless_null
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_SALT_CHARS, NOT_IN_SALTS
 from cluster.openai.structured import (
     NamedGrammar,
@@ -86,13 +86,13 @@ class SamplingFields(Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    logit_bias: Annotated[dict[int, float], Field(fail_fast=True)] | None = None
+    allowed_token_ids: Ids | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_check_stop, str | list[str] | None)] = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Ids | None = None
     include_stop_str_in_output: No = False
     ignore_eos: No = False
     skip_special_tokens: Yes = True
@@ -103,7 +103,7 @@ class SamplingFields(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     priority: Annotated[int, Field(ge=LEAST_PRIORITY, lt=2**31), unless_null(0)] = 0
     cache_salt: Annotated[

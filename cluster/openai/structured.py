@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from cluster.openai.body import Part
+from cluster.openai.body import Part, Texts
 from engine.errors import RequestError
 from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind
 
@@ -28,7 +28,7 @@ class ResponseFormat(Part):
 class StructuredOutputs(Part):
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Texts | None = None
     grammar: str | None = None
     json_object: bool | None = None
 

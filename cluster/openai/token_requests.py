@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cluster.openai.body import Body, No
-from cluster.openai.chat_request import ChatMessage
+from cluster.openai.body import Body, Ids, No
+from cluster.openai.chat_request import Messages
 from engine.errors import RequestError
 from engine.text.chat_template import ChatOptions
 
@@ -14,12 +14,12 @@ class TokenizeRequest(Body):
     """A prompt, or messages that the chat template makes one of."""
 
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None  # by default with a prompt, not with messages
     return_token_strs: No = False
     add_generation_prompt: bool | None = None
     continue_final_message: No = False
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check_one_source(self) -> None:
@@ -37,4 +37,4 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    tokens: Annotated[list[int], Field(max_length=4_000_000)]
+    tokens: Annotated[Ids, Field(max_length=4_000_000)]

@@ -10,12 +10,13 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from cluster.api_keys import VARIABLE, ApiKeys
 from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
-from cluster.openai.token_requests import TokenizeRequest
+from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from tests.cluster.conftest import Server, check_left, lasting
 from tests.cluster.test_bad_input import error_of
 
@@ -113,6 +114,43 @@ def test_depth_in_any_place(depth: int, text: str) -> None:
     call = {"function": {"name": "f", "arguments": nested}}
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     send("/v1/chat/completions", json.dumps({"messages": chat}).encode())
+
+
+MANY = 1000
+CROWDS = [
+    [1] * MANY,
+    [""] * MANY,
+    [{}] * MANY,
+    [{"role": 1, "x": 1}] * MANY,
+    {f"x{number}": 1 for number in range(MANY)},
+    [{f"x{number}": 1 for number in range(MANY)}],
+]
+
+
+@pytest.mark.parametrize(
+    "kind", [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
+)
+def test_no_body_has_errors_without_number(kind: type[Body]) -> None:
+    """They are collected before one is told, in memory and while nothing else runs: seconds, of a
+    body of some megabytes."""
+    places: list[Any] = [{name: crowd} for name in kind.model_fields for crowd in CROWDS]
+    for crowd in CROWDS:
+        call = {"function": crowd}
+        places += [
+            {"messages": [{"role": "user", "tool_calls": crowd}]},
+            {"messages": [{"role": "user", "tool_calls": [call]}]},
+            {"structured_outputs": {"choice": crowd}},
+            {"response_format": {"type": "json_schema", "json_schema": crowd}},
+        ]
+    assert max(num_errors(kind, place) for place in places) <= 10
+
+
+def num_errors(kind: type[Body], body: Any) -> int:
+    try:
+        kind.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        return error.error_count()
+    return 0
 
 
 @pytest.mark.parametrize("name", ["temperature", "seed", "n", "max_tokens", "logit_bias", "prompt"])
