@@ -21,6 +21,9 @@ _JSON_OPTIONS = {"whitespace_pattern": _JSON_SPACE, "lenient": False, "coerce_on
 _LIMITS = LLParserLimits(
     max_grammar_size=10_000,  # symbols; compiling takes time in their square
     max_lexer_states=50_000,  # 1 to 2 kB each
+    # Of the parser, for a token. They take the whole batch's time, in their square: some 0.15 s, or
+    # 1.9 s by the library's own bound of 50,000.
+    step_max_items=20_000,
     verbose_errors=False,
 )
 _SILENT = 0

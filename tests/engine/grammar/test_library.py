@@ -93,6 +93,22 @@ def test_the_end_is_allowed_only_where_the_grammar_has_one() -> None:
     assert table.accept([Sample(3, b, None)]).keys() == {3}, "it cannot have been drawn"
 
 
+def test_a_token_takes_no_more_work_than_a_batch_can_wait_for() -> None:
+    """Each is read in many more ways than the one before."""
+    table = GrammarTable(VOCAB_SIZE)
+    text = 'start: x\nx: x x | "a" | "b" | "aa" | "ab" | "ba" | "bb" | " "'
+    table.enter(0, vocabulary().compile(Grammar(GrammarKind.GRAMMAR, text)), ())
+    (long,) = spelt(" " * 35)
+    failed: dict[int, str] = {}
+    num_tokens = 0
+    while not failed:
+        table.masks(all_draws(1))
+        failed = table.accept([Sample(0, long, None)])
+        num_tokens += 1
+    assert "Too many items" in failed[0]
+    assert num_tokens < 10, "with the library's own bound 17, the last of them in seconds"
+
+
 def test_a_slot_without_a_grammar_is_free() -> None:
     table = GrammarTable(VOCAB_SIZE)
     compiled = vocabulary().compile(choice("a"))
