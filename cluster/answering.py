@@ -3,8 +3,9 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 from cluster.backend import Backend
 from cluster.exchange import DONE, Exchange
@@ -45,6 +46,7 @@ class Answer:
             options.return_token_ids or options.continuous_usage or options.logprobs is not None
         )
         self._echoes_logprobs = options.echo and options.logprobs is not None
+        self._tells_prompts = options.echo or options.return_token_ids
         self._opened: set[int] = set()
         self._generations: list[Generation] = []
 
@@ -93,20 +95,30 @@ class Answer:
                 if not started:
                     started = True
                     await self._exchange.start_events()
-                if self._echoes_logprobs and self._opens_long(parts):
-                    frames = await asyncio.to_thread(self._all_frames, parts)
-                else:
-                    frames = self._all_frames(parts)
-                if frames:
-                    await self._exchange.send_events(frames)
+                for some in self._runs(parts):
+                    if self._echoes_logprobs and self._opens_long(some):
+                        frames = await asyncio.to_thread(self._all_frames, some)
+                    else:
+                        frames = self._all_frames(some)
+                    if frames:
+                        await self._exchange.send_events(frames)
         end = DONE
         if self._plan.options.include_usage:
             end = self._writer.event([], self._usage()) + DONE
         await self._exchange.send_events(end, last=True)
 
+    def _runs(self, parts: Sequence[ChoicePart]) -> Sequence[Sequence[ChoicePart]]:
+        """What is sent at once. Each choice begins with its prompt, where that is told: many times
+        a long one may be more than there is memory."""
+        if self._tells_prompts and self._opens(parts):
+            return [[part] for part in parts]
+        return [parts]
+
     def _opens_long(self, parts: Sequence[ChoicePart]) -> bool:
-        opens = any(part.choice not in self._opened for part in parts)
-        return opens and self._num_prompt_logprobs > _FEW_LOGPROBS
+        return self._opens(parts) and self._num_prompt_logprobs > _FEW_LOGPROBS
+
+    def _opens(self, parts: Sequence[ChoicePart]) -> bool:
+        return any(part.choice not in self._opened for part in parts)
 
     def _all_frames(self, parts: Sequence[ChoicePart]) -> bytes:
         return b"".join([self._frames(part) for part in parts])
@@ -133,24 +145,37 @@ class Answer:
             async for parts in news:
                 for part in parts:
                     wholes[part.choice].add(part)
-        num_logprobs = self._num_prompt_logprobs + sum(len(whole.logprobs) for whole in wholes)
-        if num_logprobs > _FEW_LOGPROBS:
-            body = await asyncio.to_thread(self._body, wholes)
-        else:
-            body = self._body(wholes)
-        await self._exchange.send_json(body)
+        async with aclosing(self._pieces(wholes)) as pieces:
+            await self._exchange.send_long_json(pieces)
 
-    def _body(self, wholes: Sequence[WholeChoice]) -> bytes:
-        """Choice by choice: `dump` lets no other thread run before its end."""
-        rests = [_rest(self._wording.of_prompt(generation)) for generation in self._generations]
-        pieces = [dump(self._envelope)[:-1].encode(), b',"choices":[']
+    async def _pieces(self, wholes: Sequence[WholeChoice]) -> AsyncGenerator[bytes, None]:
+        """Choice by choice: `dump` lets no other thread run before its end, and all of them,
+        each with its prompt, may be more than there is memory."""
+        num_logprobs = self._num_prompt_logprobs + sum(len(whole.logprobs) for whole in wholes)
+        takes_long = num_logprobs > _FEW_LOGPROBS
+        yield dump(self._envelope)[:-1].encode()
+        before, of_prompt = b',"choices":[', b""
         for choice, whole in enumerate(wholes):
-            own = dump(self._wording.whole(self._generation_of(choice), whole.part(choice)))
-            pieces += [own[:-1].encode(), rests[choice // self._plan.params.n], b","]
-        pieces[-1] = b"]"
+            if choice % self._plan.params.n == 0:
+                of_prompt = await _made(takes_long, self._of_prompt, choice)
+            yield before
+            yield await _made(takes_long, self._whole, choice, whole)
+            yield of_prompt
+            before = b","
+        yield b"]"
+        yield await _made(takes_long, self._beside)
+
+    def _whole(self, choice: int, whole: WholeChoice) -> bytes:
+        """Without its end, which `_of_prompt` is."""
+        words = self._wording.whole(self._generation_of(choice), whole.part(choice))
+        return dump(words)[:-1].encode()
+
+    def _of_prompt(self, choice: int) -> bytes:
+        return _rest(self._wording.of_prompt(self._generation_of(choice)))
+
+    def _beside(self) -> bytes:
         beside = self._wording.beside_choices(self._generations)
-        pieces.append(_rest({"usage": self._usage(), **beside}))
-        return b"".join(pieces)
+        return _rest({"usage": self._usage(), **beside})
 
     @property
     def _num_prompt_logprobs(self) -> int:
@@ -176,6 +201,12 @@ class Answer:
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+
+
+async def _made(takes_long: bool, make: Callable[..., bytes], *arguments: Any) -> bytes:
+    if takes_long:
+        return await asyncio.to_thread(make, *arguments)
+    return make(*arguments)
 
 
 def _rest(fields: Json) -> bytes:

@@ -7,7 +7,7 @@ a response of its own, or the last event of a stream that has begun. Never silen
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
@@ -20,6 +20,7 @@ log = logging.getLogger("kvrelay.http")
 Handler = Callable[["Exchange"], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"  # the end of every stream, also of one that failed
 _LAST_WORDS_S = 3.0  # for a client to take them; then it is as good as gone
+_PART_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -52,6 +53,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._streams = False
+        self._is_half_out = False  # an answer in whose middle no error can be told
         self._failure: ApiError | None = None
         self._work: asyncio.Task[None] | None = None
 
@@ -92,6 +94,29 @@ class Exchange:
         await self._start(status, [_JSON, length, *extra])
         await self._send({"type": "http.response.body", "body": body})
 
+    async def send_long_json(self, pieces: AsyncIterator[bytes]) -> None:
+        """Whose length is not known before its end, unless it is short after all."""
+        part: list[bytes] = []
+        num_bytes, started = 0, False
+        async for piece in pieces:
+            part.append(piece)
+            num_bytes += len(piece)
+            if num_bytes < _PART_BYTES:
+                continue
+            if not started:
+                started = self._is_half_out = True
+                await self._start(200, [_JSON])
+            await self._send_part(part)
+            part, num_bytes = [], 0
+        if started:
+            await self._send_part(part, last=True)
+        else:
+            await self.send_json(b"".join(part))
+
+    async def _send_part(self, part: list[bytes], *, last: bool = False) -> None:
+        body = b"".join(part)
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
     async def send_text(self, body: bytes, content_type: str) -> None:
         length = (b"content-length", str(len(body)).encode())
         await self._start(200, [(b"content-type", content_type.encode()), length])
@@ -108,7 +133,10 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_error(self, error: ApiError) -> None:
-        """Disconnected, if the client reads nothing: else a server that stops would wait for it."""
+        """Disconnected, if the client reads nothing: else a server that stops would wait for it. So
+        it is in the middle of an answer, whose end is then missing."""
+        if self._is_half_out:
+            raise Disconnected
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
                 if self._streams:
