@@ -57,7 +57,7 @@ def _params(
 ) -> SamplingParams:
     if said.stop or said.include_stop_str_in_output:
         raise RequestError("stop", "is for texts; stop_token_ids end an answer in token ids")
-    params = decode_params(_completed(said, model.defaults, room))
+    params = decode_params(_completed(said, model.defaults, room)).without_repeats()
     limits.check_n(params.n, 1)
     params.check_token_ids(model.vocab_size)
     if params.max_tokens is not None and params.max_tokens > room:

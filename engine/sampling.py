@@ -5,7 +5,7 @@ be drawn on another worker than the rest.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.errors import RequestError
 from engine.grammar.value import Grammar
@@ -103,6 +103,19 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    def without_repeats(self) -> "SamplingParams":
+        """The same, with every token id named once: no list is longer than a vocabulary."""
+        allowed, stops = self.allowed_token_ids, self.stop_token_ids
+        return replace(
+            self,
+            allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),
+            stop_token_ids=tuple(dict.fromkeys(stops)),
+        )
+
+    @property
+    def num_named_tokens(self) -> int:
+        return len(self.logit_bias) + len(self.allowed_token_ids or ()) + len(self.stop_token_ids)
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Every token id that the request names must be one of the model's."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cluster.openai.chat_format import Reading
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
-from cluster.openai.request_limits import RequestLimits
+from cluster.openai.request_limits import MAX_NAMED_TOKENS, RequestLimits
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
@@ -164,6 +164,9 @@ def _room(prompt: Prompt, model: ServedModel, param: str) -> int:
 def _checked(plan: Plan, model: ServedModel, most: int, limit: str = "max_tokens") -> Plan:
     """`limit` is where the client wrote params.max_tokens."""
     plan.params.check_token_ids(model.vocab_size)
+    if plan.params.num_named_tokens * len(plan.prompts) > MAX_NAMED_TOKENS:
+        named = "logit_bias, allowed_token_ids and stop_token_ids"
+        raise RequestError("prompt", f"too many for so many tokens in {named}")
     wanted = plan.params.max_tokens
     if wanted is not None and wanted > most:
         raise no_room(limit, wanted, most, model.max_model_len)

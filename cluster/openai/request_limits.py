@@ -7,6 +7,9 @@ from engine.errors import RequestError
 MAX_N = 128
 MAX_PROMPTS = 1024
 MAX_CHOICES = 4096  # of all prompts together
+# Token ids that a request names in its parameters, for each of its prompts: each brings all of them
+# to its worker.
+MAX_NAMED_TOKENS = 1 << 19
 MAX_SALT_CHARS = 128
 NOT_IN_SALTS = frozenset("@/\\\0")
 LEAST_PRIORITY = -(2**31)

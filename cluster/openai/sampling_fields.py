@@ -140,7 +140,7 @@ class SamplingFields(Body):
             max_tokens=max_tokens,
             logprobs=logprobs,
             grammar=None if named is None else named.grammar,
-        )
+        ).without_repeats()
 
     @cached_property
     def named_grammar(self) -> NamedGrammar | None:

@@ -64,7 +64,7 @@ def find_end(sequence: Sequence, eos_token_ids: frozenset[int]) -> End | None:
     token = sequence.tokens[-1]
     num_output = len(sequence.tokens) - request.num_prompt
     old_enough = num_output >= params.min_tokens
-    if old_enough and token in params.stop_token_ids:
+    if old_enough and token in request.stop_token_ids:
         return End(FinishReason.STOP, token)
     # too soon it is drawn only where a grammar leaves nothing else
     if token in eos_token_ids and not params.ignore_eos and (old_enough or params.grammar):

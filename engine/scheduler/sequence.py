@@ -138,11 +138,13 @@ class RunningRequest:
     course: PromptCourse = field(default_factory=PromptCourse)
     num_announced: int = 0  # tokens that a hand-over has announced, or was not asked for
     num_holds: int = 0  # with which it did so
+    stop_token_ids: frozenset[int] = field(init=False)  # of which there may be a vocabulary
     draws: bool = field(init=False)  # whether a token follows the last one that is computed
     reports_prompt_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
         source, handed = self.source, self.source.hand_over
+        self.stop_token_ids = frozenset(source.params.stop_token_ids)
         self.draws = handed is None or handed.draw
         # what has sent tokens has sent these before
         wanted = source.params.prompt_logprobs is not None

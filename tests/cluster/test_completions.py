@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from cluster.openai import completion_wording
 from cluster.openai.generation import Generation
 from cluster.openai.logprobs import completion_logprobs
+from cluster.openai.request_limits import MAX_NAMED_TOKENS
 from cluster.openai.wording import prompt_logprobs_of
 from engine.errors import DeadlineError, QueueFullError
 from engine.request import (
@@ -439,3 +440,21 @@ async def test_where_all_would_be_refused_nothing_is_read(server: Server) -> Non
         assert response.headers["retry-after"] == "3"
         assert response.json()["error"]["message"] == "too many requests wait"
     assert server.backend.streams == []
+
+
+async def test_token_ids_reach_the_engine_once(server: Server) -> None:
+    """They go through lists for every prompt and every token."""
+    ids = [7, 3, 7, 3, 3]
+    await server.ok(PATH, prompt="x", stop_token_ids=ids, allowed_token_ids=ids)
+    params = server.backend.last.params
+    assert (params.stop_token_ids, params.allowed_token_ids) == ((7, 3), (7, 3))
+
+
+async def test_many_prompts_do_not_each_bring_many_token_ids(server: Server) -> None:
+    ids = list(range(300))
+    most = MAX_NAMED_TOKENS // (2 * len(ids))
+    body = {"stop_token_ids": ids, "logit_bias": dict.fromkeys(ids, 0.0)}
+    await server.ok(PATH, prompt=["x"] * most, **body)
+    response = await server.post(PATH, prompt=["x"] * (most + 1), **body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"

@@ -76,6 +76,13 @@ async def test_an_answer_comes_as_it_is_made_and_as_a_whole() -> None:
         assert [one.token_id for one in whole.prompt.logprobs] == PROMPT[1:]
 
 
+async def test_token_ids_reach_the_engine_once() -> None:
+    params = SamplingParams(max_tokens=9, stop_token_ids=[7, 3, 7])
+    async with token_server() as server:
+        await collect(server.stub.Generate(request(params=params)))
+        assert server.backend.last.params.stop_token_ids == (7, 3)
+
+
 async def test_what_is_asked_reaches_the_engine() -> None:
     params = SamplingParams(temperature=0.5, stop_token_ids=[3], seed=-4, max_tokens=9)
     message = request(params=params, priority=-2, cache_salt="tenant", timeout_ms=1500)
