@@ -6,6 +6,7 @@ model knows) is a 400 or a 422 of the server's.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from cluster.openai.body import Body
@@ -26,6 +27,7 @@ _KEY = {"key": {"type": "http", "scheme": "bearer"}}
 _REFS = "#/components/schemas/{model}"
 
 
+@cache  # it takes some 50 ms, and who asks needs no key
 def document() -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     paths = {path: {"post": _post(kind, schemas)} for path, kind in BODIES.items()}

@@ -34,6 +34,11 @@ async def test_anybody_can_have_it(server: Server) -> None:
     assert response.json() == document()
 
 
+def test_it_is_made_once() -> None:
+    """It takes a while, and anybody may ask for it all the time."""
+    assert document() is document()
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_what_is_taken_is_described(server: Server, path: str) -> None:
     jsonschema.validate(GOOD[path], schema_of(path))
