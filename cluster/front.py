@@ -6,7 +6,6 @@ import math
 import time
 import uuid
 from collections.abc import Callable
-from typing import TypeVar
 
 from cluster.answering import Answer
 from cluster.backend import Backend, Pooled, Refusing
@@ -15,6 +14,7 @@ from cluster.gate import Gate
 from cluster.metrics.meter import Meter
 from cluster.metrics.page import CONTENT_TYPE
 from cluster.metrics.record import Origin
+from cluster.off_loop import off_loop
 from cluster.openai.body import parse
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.chat_wording import ChatWording
@@ -34,13 +34,9 @@ from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from protos.version import version
 
-# Reading and tokenising this much takes a millisecond or two of the event loop.
-_SHORT_BODY_BYTES = 8 << 10
 _READY_TIMEOUT_S = 30.0
 _READY_PROMPT = 100  # tokens: more than a block
 _END_PERIOD_S = 0.05
-
-T = TypeVar("T")
 
 
 class Front:
@@ -171,7 +167,7 @@ class Front:
             self._refusing.check_open()
 
         async def work() -> None:
-            plan, wording = await _off_loop(prepare, body)
+            plan, wording = await off_loop(lambda: prepare(body), len(body))
             if plan.params.grammar is not None and plan.grammar_field is not None:
                 await self._model.check_grammar(plan.params.grammar, plan.grammar_field)
             self._gate.spend(exchange, plan.num_prompt_tokens)
@@ -198,7 +194,8 @@ class Front:
         body = await exchange.read_body(self._limits)
 
         async def work() -> None:
-            await exchange.send_json(await _off_loop(lambda body: dump_long(answer(body)), body))
+            written = await off_loop(lambda: dump_long(answer(body)), len(body))
+            await exchange.send_json(written)
 
         await exchange.race(work(), timeout_s)
 
@@ -270,12 +267,6 @@ def _request_id(exchange: Exchange) -> str:
 
 def _has_failed(task: asyncio.Task[None]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-async def _off_loop(work: Callable[[bytes], T], body: bytes) -> T:
-    if len(body) <= _SHORT_BODY_BYTES:
-        return work(body)
-    return await asyncio.to_thread(work, body)
 
 
 async def _send(exchange: Exchange, answer: Json) -> None:

@@ -14,6 +14,7 @@ from cluster.exchange import HttpLimits
 from cluster.gate import Asking, Gate
 from cluster.metrics.meter import Meter
 from cluster.metrics.record import Origin
+from cluster.off_loop import off_loop
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import RequestLimits
 from cluster.request_ids import is_request_id, new_request_id
@@ -128,8 +129,11 @@ class TokenFront:
         most = self._limits.max_body_bytes
         if message.ByteSize() > most:
             raise ApiError(413, f"the request is larger than {most} bytes", param="request")
-        request = read_request(
-            message, self._model, self._request_limits, self._limits.request_timeout_s
+        request = await off_loop(
+            lambda: read_request(
+                message, self._model, self._request_limits, self._limits.request_timeout_s
+            ),
+            message.ByteSize(),
         )
         if request.params.grammar is not None:
             await self._model.check_grammar(request.params.grammar, "grammar")

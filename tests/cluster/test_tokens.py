@@ -1,17 +1,20 @@
 """Token ids in and out by gRPC: answers, refusals with their reasons, and how calls end."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 
+from cluster import token_front
 from cluster.api_keys import VARIABLE, ApiKeys
 from cluster.exchange import HttpLimits
 from cluster.openai.request_limits import RequestLimits
 from cluster.rate_limit import Rates
 from cluster.replicas.token_service import on_this_machine
+from cluster.token_request import TokenRequest, read_request
 from engine.errors import QueueFullError, StepError, UnavailableError
 from engine.request import GenerationRequest, GenerationUpdate
 from protos.generation_pb2 import Failure, Grammar, SamplingParams
@@ -81,6 +84,24 @@ async def test_token_ids_reach_the_engine_once() -> None:
     async with token_server() as server:
         await collect(server.stub.Generate(request(params=params)))
         assert server.backend.last.params.stop_token_ids == (7, 3)
+
+
+async def test_a_long_request_is_read_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(*arguments: Any) -> TokenRequest:
+        threads.append(threading.current_thread())
+        return read_request(*arguments)
+
+    monkeypatch.setattr(token_front, "read_request", noted)
+    async with token_server() as server:
+        await collect(server.stub.Generate(request()))
+        stops = list(range(3, 100)) * 200
+        params = SamplingParams(max_tokens=9, stop_token_ids=stops)
+        await collect(server.stub.Generate(request(params=params)))
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]
 
 
 async def test_what_is_asked_reaches_the_engine() -> None:
