@@ -44,10 +44,10 @@ class ServedModel:
         eos = self.defaults.eos_below(self.vocab_size)
         return GrammarTrial(self.tokenizer.to_json, self.vocab_size, eos)
 
-    async def check_grammar(self, grammar: Grammar, field: str) -> None:
+    async def check_grammar(self, grammar: Grammar, field: str, caller: str = "") -> None:
         """RequestError, naming the field, for what cannot be compiled."""
         try:
-            await self.grammar_trial.check(grammar)
+            await self.grammar_trial.check(grammar, caller)
         except RequestError as error:
             raise error.renamed(field) from None
 

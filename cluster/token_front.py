@@ -103,7 +103,7 @@ class TokenFront:
         self._check_goes_on()
         if isinstance(self._backend, Refusing):
             self._backend.check_open()
-        request = await self._read(message)
+        request = await self._read(message, call.caller)
         self._check_goes_on()  # nobody would end what begins after `end_answers`
         self._gate.spend(call, len(request.token_ids))
         backend = self._meter.observed(self._backend, Origin(name, arrived_s))
@@ -125,7 +125,7 @@ class TokenFront:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _read(self, message: pb.GenerateRequest) -> TokenRequest:
+    async def _read(self, message: pb.GenerateRequest, caller: str) -> TokenRequest:
         most = self._limits.max_body_bytes
         if message.ByteSize() > most:
             raise ApiError(413, f"the request is larger than {most} bytes", param="request")
@@ -136,7 +136,7 @@ class TokenFront:
             message.ByteSize(),
         )
         if request.params.grammar is not None:
-            await self._model.check_grammar(request.params.grammar, "grammar")
+            await self._model.check_grammar(request.params.grammar, "grammar", caller)
         return request
 
 

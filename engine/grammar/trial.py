@@ -16,7 +16,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from engine.errors import QueueFullError, UnavailableError, UnprocessableError
@@ -44,15 +44,16 @@ class _Finding(NamedTuple):
 class _Asked:
     """A grammar that is tried, or waits for it, as long as somebody wants to know."""
 
-    def __init__(self, work: "Future[_Finding]", future: "asyncio.Future[_Finding]") -> None:
-        self.work = work  # of the thread, for which `future` waits
-        self.future = future
+    def __init__(self, finding: "asyncio.Future[_Finding]") -> None:
+        self.finding = finding
         self.num_askers = 0
+        self.callers: set[str] = set()  # in whose lines it waits, or did
 
 
 class GrammarTrial:
-    """Used on one event loop; tries one grammar at a time. The child starts with the first one,
-    and ends with this process or with `close`."""
+    """Used on one event loop; tries one grammar at a time, of each caller in turn: whoever asks for
+    many that take long waits for them alone. The child starts with the first one, and ends with
+    this process or with `close`."""
 
     def __init__(
         self,
@@ -71,14 +72,16 @@ class GrammarTrial:
         self._child: subprocess.Popen[bytes] | None = None
         self._known: OrderedDict[Grammar, _Finding] = OrderedDict()
         self._asked: dict[Grammar, _Asked] = {}
+        self._lines: dict[str, dict[Grammar, None]] = {}  # by caller; who comes next is first
+        self._tried: Grammar | None = None
 
-    async def check(self, grammar: Grammar) -> None:
+    async def check(self, grammar: Grammar, caller: str = "") -> None:
         """UnprocessableError, of the field `grammar`, where it cannot be compiled in time."""
         finding = self._known.get(grammar)
         if finding is not None and self._now() < finding.until:
             self._known.move_to_end(grammar)
         else:
-            finding = await self._learn(grammar)
+            finding = await self._learn(grammar, caller)
         if finding.problem is not None:
             raise UnprocessableError("grammar", finding.problem)
 
@@ -86,32 +89,71 @@ class GrammarTrial:
         self._thread.submit(self._end_child)
         self._thread.shutdown()
 
-    async def _learn(self, grammar: Grammar) -> _Finding:
+    async def _learn(self, grammar: Grammar, caller: str) -> _Finding:
         """Whoever asks for the same meanwhile is told the same; when all of them have left, its
         place is free, unless it is being tried: then what is found is kept."""
-        asked = self._asked.get(grammar)
-        if asked is None:
-            if len(self._asked) >= MAX_WAITING:
-                raise QueueFullError(f"{len(self._asked)} grammars wait to be compiled")
-            work = self._thread.submit(self._try, grammar)
-            asked = _Asked(work, asyncio.wrap_future(work))
-            asked.future.add_done_callback(lambda _: self._keep(grammar, asked))
-            self._asked[grammar] = asked
+        if grammar != self._tried:
+            self._line_up(grammar, caller)
+        asked = self._asked[grammar]
         asked.num_askers += 1
         try:
-            return await asyncio.shield(asked.future)
+            return await asyncio.shield(asked.finding)
         finally:
             asked.num_askers -= 1
-            if not asked.num_askers and asked.work.cancel():
-                self._asked.pop(grammar, None)
+            waits = self._asked.get(grammar) is asked and grammar != self._tried
+            if waits and not asked.num_askers:
+                self._take_out(grammar)
 
-    def _keep(self, grammar: Grammar, asked: "_Asked") -> None:
-        if self._asked.get(grammar) is asked:
-            del self._asked[grammar]
-        future = asked.future
-        if future.cancelled() or future.exception() is not None:
+    def _line_up(self, grammar: Grammar, caller: str) -> None:
+        """Also where it waits in another's line already, which may be a long one."""
+        line = self._lines.get(caller, {})
+        if grammar not in line:
+            tried = self._asked.get(self._tried) if self._tried else None
+            num_waiting = len(line) + (tried is not None and caller in tried.callers)
+            if num_waiting >= MAX_WAITING:
+                raise QueueFullError(f"{num_waiting} grammars wait to be compiled")
+            self._lines.setdefault(caller, {})[grammar] = None
+        finding = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(grammar, _Asked(finding)).callers.add(caller)
+        self._try_next()
+
+    def _take_out(self, grammar: Grammar) -> _Asked | None:
+        """Of all lines."""
+        asked = self._asked.pop(grammar, None)
+        for caller in asked.callers if asked else ():
+            line = self._lines.get(caller, {})
+            line.pop(grammar, None)
+            if not line:
+                self._lines.pop(caller, None)
+        return asked
+
+    def _try_next(self) -> None:
+        if self._tried is not None or not self._lines:
             return
-        self._known[grammar] = future.result()
+        caller, line = next(iter(self._lines.items()))
+        self._lines[caller] = self._lines.pop(caller)  # behind the others
+        grammar = self._tried = next(iter(line))
+        asked = self._take_out(grammar)
+        assert asked is not None
+        self._asked[grammar] = asked
+        work = asyncio.wrap_future(self._thread.submit(self._try, grammar))
+        work.add_done_callback(lambda _: self._note(grammar, work))
+
+    def _note(self, grammar: Grammar, work: "asyncio.Future[_Finding]") -> None:
+        self._tried = None
+        finding = self._asked.pop(grammar).finding
+        if work.cancelled():
+            finding.cancel()
+        elif error := work.exception():
+            finding.set_exception(error)
+            finding.exception()  # nobody may want to know
+        else:
+            finding.set_result(work.result())
+            self._keep(grammar, work.result())
+        self._try_next()
+
+    def _keep(self, grammar: Grammar, finding: _Finding) -> None:
+        self._known[grammar] = finding
         self._known.move_to_end(grammar)
         if len(self._known) > MAX_KEPT:
             self._known.popitem(last=False)

@@ -159,3 +159,32 @@ async def test_no_more_wait_than_may(trial: GrammarTrial, monkeypatch: pytest.Mo
     asked = [asyncio.create_task(trial.check(regex(f"a{i}"))) for i in range(5)]
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert [isinstance(result, QueueFullError) for result in results] == [False] * 2 + [True] * 3
+
+
+async def test_each_caller_has_its_turn(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grammars that take long are waited for by whoever asks for them."""
+    monkeypatch.setattr(module, "MAX_WAITING", 4)
+    tried: list[str] = []
+    may_go_on = threading.Event()
+
+    def noted(grammar: Grammar) -> object:
+        tried.append(grammar.text)
+        assert may_go_on.wait(30)
+        return module._Finding(None)
+
+    monkeypatch.setattr(trial, "_try", noted)
+    asked = [asyncio.create_task(trial.check(regex(f"many {i}"), "many")) for i in range(5)]
+    asked += [asyncio.create_task(trial.check(regex(f"few {i}"), "few")) for i in range(2)]
+    # Which waits in another's long line already.
+    asked += [asyncio.create_task(trial.check(regex("many 3"), "other"))]
+    await asyncio.sleep(0)
+    may_go_on.set()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [isinstance(one, QueueFullError) for one in results] == [False] * 4 + [True] + [
+        False
+    ] * 3
+    assert tried == ["many 0", "many 1", "few 0", "many 3", "many 2", "few 1"]
+    assert not trial._asked
+    assert not trial._lines
