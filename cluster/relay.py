@@ -369,7 +369,8 @@ class RelayStream(Routed):
             if len(self._lost_alive) >= most or len(self._lost) > most:
                 message = f"{len(self._lost)} workers died under request {self.request_id}"
                 raise StepError(f"{message}: {'; '.join(self._lost.values())}") from error
-        else:
+            self._without = frozenset()  # who refused it may have time for it by now
+        elif not isinstance(error, WorkerStuck):  # that one gets nothing until it makes steps again
             self._without |= {placed.worker}
             if not session.is_left and not self._relay.pools.has_decode(self._without):
                 raise error

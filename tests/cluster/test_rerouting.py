@@ -14,6 +14,7 @@ from engine.request import (
     ChoiceSoFar,
     PromptReport,
 )
+from protos.events_pb2 import BlockCounts, LoadReport
 from router.workers import Leg
 from tests.cluster.fake_fleet import (
     END,
@@ -201,6 +202,21 @@ async def test_a_full_worker_s_refusal_goes_to_the_next(fleet: Fleet) -> None:
     stream.close()
 
 
+async def test_who_refused_it_is_asked_again_when_the_next_one_died(fleet: Fleet) -> None:
+    """And not another waited for: it may have room by now."""
+    first, second = await fleet.add(), await fleet.add()
+    second.loads.report.num_waiting = 9  # so that the first is preferred
+    await asyncio.sleep(0.1)
+    stream = fleet.relay.submit(request())
+    (await first.stream()).fail(QueueFullError("the queue is full"))
+    reading = asyncio.create_task(next_tokens(stream))
+    await second.stream()
+    await second.die()
+    (await first.stream(1)).push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await reading == [1]
+    stream.close()
+
+
 async def test_when_all_are_full_the_client_is_told(fleet: Fleet) -> None:
     workers = [await fleet.add(), await fleet.add()]
     stream = fleet.relay.submit(request())
@@ -288,6 +304,24 @@ async def test_a_worker_that_answers_and_makes_no_step_loses_its_requests() -> N
     assert relay.reroutes == {"stuck": 1}
     stream.close()
     await fleet.close()
+
+
+async def test_a_worker_that_was_stuck_and_goes_on_is_as_good_as_any(fleet: Fleet) -> None:
+    stuck = await fleet.add()
+    stream = fleet.relay.submit(request())
+    await stuck.stream()
+    reading = asyncio.create_task(next_tokens(stream))
+    full = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    full.loads.report = LoadReport(max_sequences=1, num_running=1, block_size=16, blocks=room)
+    await fleet.add(worker=full)
+    stuck.loads.report.still_s = 60.0
+    await until(lambda: fleet.relay.router.num_waiting == 1)
+    stuck.loads.report.still_s = 0.0
+    (await stuck.stream(1)).push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await reading == [1]
+    assert not full.answerer.streams
+    stream.close()
 
 
 async def test_workers_that_all_leave_keep_what_they_have(fleet: Fleet) -> None:
