@@ -27,9 +27,9 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Refusing(Protocol):
-    """A backend that knows when it would refuse whatever was asked."""
+    """A backend that knows when it would refuse whatever a caller asked."""
 
-    def check_open(self) -> None:
+    def check_open(self, caller: str) -> None:
         """Raises `RefusedError` then: a request need not be read to be refused."""
         ...
 

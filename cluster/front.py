@@ -164,7 +164,7 @@ class Front:
         body = await exchange.read_body(self._limits)
         self._check_goes_on()  # nobody would end what begins after `end_answers`
         if self._refusing is not None:
-            self._refusing.check_open()
+            self._refusing.check_open(exchange.caller)
 
         async def work() -> None:
             plan, wording = await off_loop(lambda: prepare(body), len(body))

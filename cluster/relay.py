@@ -101,9 +101,9 @@ class Relay:
         if missing is not None:
             raise _nobody(missing)
 
-    def check_open(self) -> None:
+    def check_open(self, caller: str) -> None:
         try:
-            self.router.check_open(time.monotonic())
+            self.router.check_open(caller, time.monotonic())
         except Refused as refused:
             raise _full(refused) from None
 

@@ -102,7 +102,7 @@ class TokenFront:
         self._gate.count(call)
         self._check_goes_on()
         if isinstance(self._backend, Refusing):
-            self._backend.check_open()
+            self._backend.check_open(call.caller)
         request = await self._read(message, call.caller)
         self._check_goes_on()  # nobody would end what begins after `end_answers`
         self._gate.spend(call, len(request.token_ids))

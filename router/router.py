@@ -6,9 +6,9 @@ submit ──> waiting room ──dispatch──> placed ──began──> prom
 ```
 """
 
-import sys
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import islice
 from random import Random
 from typing import NamedTuple
@@ -45,7 +45,7 @@ AIMED = 0.9
 NUM_DECISIONS = 256
 # No bytes to move, no blocks to find.
 UNKNOWN_SHAPE = CacheShape(block_size=1, block_bytes=0)
-_SHORTEST = Ask("", num_tokens=1, num_new=1, priority=-sys.maxsize)
+_SHORTEST = Ask("", num_tokens=1, num_new=1)
 
 
 class _Admitted(NamedTuple):
@@ -154,9 +154,10 @@ class Router:
         decode = [account for account in accounts if account.takes_new(now)]
         return Backlog.of(seen, self._room.sums, max(0.0, work_s), decode)
 
-    def check_open(self, now: float) -> None:
-        """Refused is raised where the shortest prompt would be: others need not be read."""
-        self._admit(_SHORTEST, now)
+    def check_open(self, tenant: str, now: float) -> None:
+        """Refused is raised where the tenant's shortest prompt would be: others need not be
+        read."""
+        self._admit(replace(_SHORTEST, tenant=tenant), now)
 
     def submit(self, ask: Ask, now: float) -> None:
         """It waits from now on, or else Refused is raised."""
@@ -263,8 +264,10 @@ class Router:
         return _Admitted(terms.prefill_s, choice, predicted_s)
 
     def _places_s(self, way: Way, ask: Ask, now: float) -> tuple[float, float]:
-        """Until its decode worker has a place for the first that waits, and for it after them."""
-        num_before = len(self._room) // max(1, len(self._ledger.accounts[Leg.DECODE]))
+        """Until its decode worker has a place for the first that waits, and for it after those
+        whose turn is sooner."""
+        num_workers = len(self._ledger.accounts[Leg.DECODE])
+        num_before = self._room.num_before(ask) // max(1, num_workers)
         num_places = self._num_places(way, ask)
         if num_before + 1 <= num_places:
             return 0.0, 0.0

@@ -125,6 +125,7 @@ class WaitingRoom:
             self._tenants.enter(ask.priority, ask.tenant)
         level.lanes[ask.tenant].add(waiting)
         level.work_s += size_s
+        level.num_waiting += 1
         heappush(self._deadlines, (deadline, waiting.number, ask.request_id))
         return waiting
 
@@ -136,6 +137,7 @@ class WaitingRoom:
             level = self._levels[ask.priority]
             level.lanes[ask.tenant].remove(waiting)
             level.work_s -= waiting.size_s
+            level.num_waiting -= 1
             if not level.lanes[ask.tenant]:
                 del level.lanes[ask.tenant]
                 self._tenants.leave(ask.priority, ask.tenant)
@@ -205,6 +207,13 @@ class WaitingRoom:
             wait_s = (sooner_s + level.shorter_s(ask.tenant, float("inf"))) / num_servers
         return wait_s
 
+    def num_before(self, ask: Ask) -> int:
+        """How many would be given their turns first, if nobody came later."""
+        levels = self._levels.items()
+        num = sum(level.num_waiting for priority, level in levels if priority < ask.priority)
+        level = self._levels.get(ask.priority)
+        return num if level is None else num + level.num_before(ask.tenant)
+
     def _compact(self) -> None:
         """Keeps the heap from growing with those that are gone long before their deadline."""
         if len(self._deadlines) > 2 * len(self._by_id) + 64:
@@ -272,6 +281,12 @@ class _Level:
 
     lanes: dict[str, _Lane] = field(default_factory=dict)  # by tenant
     work_s: float = 0.0
+    num_waiting: int = 0
+
+    def num_before(self, tenant: str) -> int:
+        """All of its own, and of all other tenants no more than a turn each for every one."""
+        num_own = len(self.lanes.get(tenant, ()))
+        return num_own + min(self.num_waiting - num_own, num_own * (len(self.lanes) - 1))
 
     def shorter_s(self, tenant: str, rank: float) -> float:
         """Of all other tenants no more than a turn each for every one of its own."""

@@ -144,7 +144,7 @@ class FakeBackend:
         self.dead: str | None = None
         self.full: QueueFullError | None = None
 
-    def check_open(self) -> None:
+    def check_open(self, caller: str) -> None:
         if self.full is not None:
             raise self.full
 

@@ -20,13 +20,13 @@ from router.router import Router
 async def test_a_full_waiting_room_is_told_without_a_request() -> None:
     router = Router(RouterConfig(max_waiting=1), Random(0))
     relay = Relay(Pools(Plane(), "r", router))
-    relay.check_open()
+    relay.check_open("")
     waits = relay.submit(GenerationRequest(RequestId("a"), [1, 2, 3], SamplingParams()))
     with pytest.raises(QueueFullError, match="too many requests wait") as refused:
-        relay.check_open()
+        relay.check_open("")
     assert refused.value.retry_after_s >= 1
     waits.close()
-    relay.check_open()
+    relay.check_open("")
     assert relay.num_open == 0
 
 

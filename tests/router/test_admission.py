@@ -1,6 +1,7 @@
 """What is refused, and what is predicted for it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_what_waits_for_a_place_to_decode_counts_in_the_prediction(
         here.submit("c", 16, num_new=100)
     assert refused.value.predicted_s == pytest.approx(1.0, abs=0.1)
     with pytest.raises(Refused):
-        here.router.check_open(here.now)
+        here.router.check_open("", here.now)
     here.pass_time(0.8)
     here.submit("c", 16, num_new=100)
     assert here.dispatch() == {}
@@ -163,16 +164,43 @@ def test_whose_turn_would_be_after_many_others_is_told_so() -> None:
     assert refused.value.predicted_s == pytest.approx(1.2, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("many", "one"), [({"tenant": "s"}, {"tenant": "t"}), ({"priority": 1}, {"priority": 0})]
+)
+def test_those_whose_turn_is_later_get_nobody_refused(
+    many: dict[str, Any], one: dict[str, Any]
+) -> None:
+    world = full(max_sequences=2)
+    world.pass_time(0.8)
+    for name in "cd":
+        world.submit(name, 16, num_new=100, **many)
+    with pytest.raises(Refused):
+        world.submit("e", 16, num_new=100, **many)
+    world.router.check_open(one.get("tenant", ""), world.now)
+    world.submit("f", 16, num_new=100, **one)
+    world.router.ended("a", world.now)
+    assert list(world.dispatch()) == ["f" if "priority" in one else "c"]
+
+
+def test_of_a_caller_with_many_that_wait_nothing_need_be_read() -> None:
+    world = full(max_sequences=2)
+    world.pass_time(0.8)
+    for name in "cd":
+        world.submit(name, 16, num_new=100, tenant="s")
+    with pytest.raises(Refused):
+        world.router.check_open("s", world.now)
+
+
 def test_it_is_known_without_a_request_that_all_would_be_refused() -> None:
     world = World(0, 0, RouterConfig(max_waiting=1))
-    world.router.check_open(world.now)
+    world.router.check_open("", world.now)
     world.submit("a", 500)
     with pytest.raises(Refused) as refused:
-        world.router.check_open(world.now)
+        world.router.check_open("", world.now)
     assert refused.value.reason is Refusal.FULL
     assert world.router.stats.refused == {"full": 1}
     world.router.withdraw("a", world.now)
-    world.router.check_open(world.now)
+    world.router.check_open("", world.now)
     assert (world.router.num_waiting, world.router.stats.num_submitted) == (0, 2)
 
 

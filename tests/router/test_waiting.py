@@ -168,6 +168,16 @@ def test_the_work_before_a_tenant_that_has_little_is_its_own_and_as_much_of_othe
     assert room.seconds_before(Ask("y", 100, tenant="many"), 3.0, 1) == pytest.approx(102.0)
 
 
+def test_of_other_tenants_no_more_than_a_turn_each_is_before_each_of_ones_own() -> None:
+    room = WaitingRoom(overdue_s=1000.0)
+    for i in range(50):
+        add(room, str(i), 2.0, tenant="many")
+    add(room, "x", 2.0, tenant="few")
+    add(room, "z", 2.0, tenant="many", priority=-1)
+    for tenant, num_before in (("many", 52), ("few", 3), ("new", 1)):
+        assert room.num_before(Ask("y", 100, tenant=tenant)) == num_before
+
+
 def test_the_first_few_of_ten_thousand_are_found_quickly() -> None:
     """Against a room of a hundred, on the same machine: the bound is wide, since both are short."""
 
@@ -239,6 +249,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(
                 assert lane == obvious_order({key: left[key] for key in lane})
         assert len(room) == len(left)
         assert room.work_s == pytest.approx(sum(one.size_s for one in left.values()))
+        assert room.num_before(Ask("x", 100, priority=2)) == len(left)
     for request_id in list(left):
         room.remove(request_id)
     assert len(room) == 0
