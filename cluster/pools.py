@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,10 +81,10 @@ class Pools:
 
     def usable(self, leg: Leg) -> list[Worker]:
         """Who takes requests now: those with our weights that answer."""
-        return self.router.usable(leg, time.monotonic())
+        return list(self._usable(leg))
 
     def has_decode(self, without: Collection[Worker] = ()) -> bool:
-        return any(worker not in without for worker in self.usable(Leg.DECODE))
+        return any(worker not in without for worker in self._usable(Leg.DECODE))
 
     def missing(self, without: Collection[Worker] = (), may_stay: bool = True) -> Leg | None:
         """The pool of which nobody is there and somebody has to be. `may_stay`: a decode worker
@@ -92,7 +92,7 @@ class Pools:
         if not self.has_decode(without):
             return Leg.DECODE
         may_stay = may_stay and self.router.config.may_stay
-        return None if may_stay or self.usable(Leg.PREFILL) else Leg.PREFILL
+        return None if may_stay or any(self._usable(Leg.PREFILL)) else Leg.PREFILL
 
     def staying(self) -> set[SessionBackend]:
         """Of the usable decode workers, those that keep what they have."""
@@ -130,6 +130,9 @@ class Pools:
         self._gone.clear()
         while self._closing:
             await asyncio.wait(self._closing)
+
+    def _usable(self, leg: Leg) -> Iterator[Worker]:
+        return self.router.usable(leg, time.monotonic())
 
     def _take_back(self, leg: Leg, worker: Worker) -> Member | None:
         """One that has requests under way and has been let go of by nobody yet."""

@@ -70,6 +70,7 @@ class Relay:
         self.config = config or RelayConfig()
         self._streams: dict[str, RelayStream] = {}
         self._tick: asyncio.TimerHandle | None = None
+        self._checked_at = float("-inf")
         self.answer_tokens = float(_FIRST_GUESS)  # of a choice, lately
         self.reroutes: Counter[str] = Counter()  # by what became of the worker
         pools.on_move = self._move
@@ -121,8 +122,17 @@ class Relay:
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
+        self._check_somebody_is_there(now)
         if self.router.num_waiting:
             self._tick = asyncio.get_running_loop().call_later(_TICK_S, self.dispatch)
+
+    def _check_somebody_is_there(self, now: float) -> None:
+        """For all that wait: thousands with a timer each would take what the others need."""
+        if self.router.num_waiting and not 0 <= now - self._checked_at < _CHECK_S:
+            self._checked_at = now
+            if self.pools.missing() is not None:
+                for stream in self._streams.values():
+                    stream.look_around()
 
     def forget(self, stream: RelayStream) -> None:
         self._streams.pop(stream.request_id, None)
@@ -170,7 +180,7 @@ class RelayStream(Routed):
         self._without: frozenset[Worker] = frozenset()
         self._placed: _Placed | None = None
         self._problem: EngineError | None = None  # why it has no worker
-        self._came = asyncio.Event()  # a worker, or a problem
+        self._news = asyncio.Event()  # a worker, a problem, or that nobody is there
         self._closed = False
         self._hopes = False  # somebody was there since it came
         self._began = time.monotonic()
@@ -212,7 +222,6 @@ class RelayStream(Routed):
 
     def enter(self) -> None:
         """Asks the router for workers. The blocks of a long prompt are named off the loop."""
-        self._came.clear()
         self._problem = None
         if self._keys is None and len(self._request.prompt_token_ids) > _SHORT_PROMPT:
             self._naming = asyncio.create_task(self._enter_later())
@@ -234,7 +243,12 @@ class RelayStream(Routed):
         stream.on_whole = self._give_up_place
         self._placed = _Placed(stream, session, placement.decode)
         self.routed_s = time.monotonic() - self._began
-        self._came.set()
+        self._news.set()
+
+    def look_around(self) -> None:
+        """Whether somebody is there whom it could go to."""
+        if self._placed is None:
+            self._news.set()
 
     def expire(self) -> None:
         """It waited for as long as it may."""
@@ -298,7 +312,7 @@ class RelayStream(Routed):
 
     def _fail(self, problem: EngineError) -> None:
         self._problem = problem
-        self._came.set()
+        self._news.set()
 
     async def _wait_for_place(self) -> _Placed:
         """As long as its deadline allows; but not for somebody to come where nobody is."""
@@ -319,9 +333,11 @@ class RelayStream(Routed):
                 self._relay.router.withdraw(self.request_id, now)
                 raise _nobody(missing)
             left_s = most_s if alone_since is None else alone_since + most_s - now
+            is_told = missing is None and self._may_stay and not self._without
+            self._news.clear()
             try:
-                async with asyncio.timeout(min(_CHECK_S, left_s)):
-                    await self._came.wait()
+                async with asyncio.timeout(None if is_told else min(_CHECK_S, left_s)):
+                    await self._news.wait()
             except TimeoutError:
                 pass
         return self._placed

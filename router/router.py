@@ -7,7 +7,7 @@ submit ──> waiting room ──dispatch──> placed ──began──> prom
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from random import Random
@@ -103,9 +103,10 @@ class Router:
         """To look at."""
         return self._ledger.accounts[leg].values()
 
-    def usable(self, leg: Leg, now: float) -> list[Worker]:
+    def usable(self, leg: Leg, now: float) -> Iterator[Worker]:
+        """One at a time: of a thousand, whoever asks whether there is any looks at one."""
         accounts = self._ledger.accounts[leg].values()
-        return [account.worker for account in accounts if account.takes_new(now)]
+        return (account.worker for account in accounts if account.takes_new(now))
 
     def stuck(self, leg: Leg, after_s: float) -> list[Worker]:
         """Who answers, has work, and has made no step for so long, nor for what its steps take."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from random import Random
 
@@ -25,7 +26,7 @@ from protos.events_pb2 import BlockCounts, LoadReport
 from protos.rpc import Plane
 from router.config import RouterConfig
 from router.router import Router
-from router.workers import Leg
+from router.workers import Leg, Worker
 from tests.cluster.fake_fleet import (
     END,
     FINGERPRINT,
@@ -69,6 +70,38 @@ async def test_who_waited_for_a_worker_that_died_waits_for_the_next(fleet: Fleet
     assert await waiting == [7]
     for stream in (first, second):
         stream.close()
+
+
+async def test_many_that_wait_look_around_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by itself twice a second, ten thousand took most of an ingress's core."""
+    monkeypatch.setattr("cluster.relay._CHECK_S", 0.02)
+    relay = Relay(make_pools(), RelayConfig(max_wait_s=0.3))
+    fleet = Fleet(relay)
+    worker = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    worker.loads.report = LoadReport(max_sequences=1, num_running=1, block_size=16, blocks=room)
+    await fleet.add(worker=worker)
+    looks = 0
+    missing = relay.pools.missing
+
+    def counted(without: Collection[Worker] = (), may_stay: bool = True) -> Leg | None:
+        nonlocal looks
+        looks += 1
+        return missing(without, may_stay)
+
+    monkeypatch.setattr(relay.pools, "missing", counted)
+    streams = [relay.submit(request(str(number))) for number in range(50)]
+    waiting = [asyncio.create_task(next_update(stream)) for stream in streams]
+    await asyncio.sleep(0.3)
+    assert not any(one.done() for one in waiting)
+    assert looks < 2 * len(streams)
+    fleet.remove(worker)
+    for one in waiting:
+        with pytest.raises(UnavailableError, match="no decode worker"):
+            await one
+    for stream in streams:
+        stream.close()
+    await fleet.close()
 
 
 async def test_prompts_go_to_the_prefill_worker_with_the_shortest_queue(fleet: Fleet) -> None:
