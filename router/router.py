@@ -35,6 +35,8 @@ PREDICTED_S = 5.0
 # A dispatch looks at so many requests, and chooses anew for so many that then have to wait.
 MOST_LOOKED_AT = 16
 MOST_HELD_ANEW = 8
+# Not counting those that some worker has refused, up to so many.
+MOST_PASSED = 256
 # A request that waits for a worker is chosen for again so often at least: others may be free.
 LOOK_AGAIN_S = 0.25
 # With more that wait than these, there is a look at them so often at most.
@@ -187,7 +189,7 @@ class Router:
         claimed: list[Account] = []
         self._held = []
         num_anew = 0
-        for waiting in list(islice(self._room.in_order(now), MOST_LOOKED_AT)):
+        for waiting in self._first(now):
             num_changes = waiting.look_number
             choice = self._choice(waiting, now)
             if choice is None:
@@ -197,7 +199,7 @@ class Router:
                 _claim(choice, waiting.ask, self._room.is_overdue(waiting, now))
                 claimed += choice.way.computing, choice.way.decode
                 self._held.append(waiting)
-                num_anew += waiting.look_number != num_changes
+                num_anew += waiting.look_number != num_changes and not waiting.ask.without
                 if num_anew >= MOST_HELD_ANEW:
                     break
             else:
@@ -226,6 +228,17 @@ class Router:
         if self.foresight is not None:
             self.foresight.forget(request_id)
         self._arriving.pop(request_id, None)
+
+    def _first(self, now: float) -> list[Waiting]:
+        """Whom a worker has refused waits for the others, before all that may go to that one."""
+        first: list[Waiting] = []
+        num_free = 0
+        for waiting in islice(self._room.in_order(now), MOST_PASSED):
+            first.append(waiting)
+            num_free += not waiting.ask.without
+            if num_free == MOST_LOOKED_AT:
+                break
+        return first
 
     def _is_worth_a_look(self, now: float) -> bool:
         """With many that wait, every worker has enough to do for longer than the next look is

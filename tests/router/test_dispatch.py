@@ -29,6 +29,19 @@ def test_who_waits_for_one_worker_does_not_hold_up_who_goes_to_another() -> None
     assert world.router.num_waiting == 1
 
 
+def test_who_was_refused_by_an_idle_worker_does_not_hold_up_who_may_go_there() -> None:
+    world = busy(1, 2)
+    full, idle = world.decode
+    world.report(Leg.DECODE, full, max_sequences=1000)
+    world.report(Leg.DECODE, idle, num_running=0)
+    for number in range(200):
+        world.submit(f"moved{number}", 100, without=frozenset({idle}), moved=True)
+    world.submit("new", 100)
+    placed = world.dispatch()
+    assert placed.keys() == {"new"}
+    assert placed["new"].decode == idle
+
+
 def test_those_who_wait_for_one_worker_count_as_queued_there() -> None:
     """Or else affinity would fill the waiting room while another worker is idle."""
     world = busy(2, 1)
