@@ -165,7 +165,9 @@ class Ledger:
 
     def remove(self, leg: Leg, worker: Worker) -> None:
         self.measured.forget(leg, worker.incarnation)
-        self.accounts[leg].pop(worker, None)
+        account = self.accounts[leg].pop(worker, None)
+        if account is not None:  # whoever was to go there looks anew
+            account.standing.leaving = True
 
     def note(self, leg: Leg, worker: Worker, load: Load) -> None:
         account = self.accounts[leg].get(worker)

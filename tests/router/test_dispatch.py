@@ -135,6 +135,25 @@ def test_who_waited_for_a_worker_that_falls_silent_goes_elsewhere() -> None:
     assert world.dispatch()["a"].reason == Reason.NO_PREFILL_WORKER
 
 
+def test_who_has_waited_too_long_does_not_go_to_who_is_gone() -> None:
+    """Though there is room where nobody is any more."""
+    world = World(1, 2, RouterConfig(overdue_s=1.0))
+    for one in world.decode:
+        world.report(Leg.DECODE, one, max_sequences=1)
+    where = {world.place(name, 100).decode: name for name in "ab"}
+    assert len(where) == 2
+    world.submit("c", 100)
+    for _ in range(3):
+        assert world.dispatch() == {}
+        world.pass_time(1.0)
+    (held,) = world.router._held
+    assert held.choice is not None
+    gone = held.choice.way.decode.worker
+    world.router.remove(Leg.DECODE, gone)
+    world.router.ended(where[gone], world.now)
+    assert world.dispatch() == {}
+
+
 def test_a_deadline_ends_the_wait_and_is_told() -> None:
     world = World(0, 0, RouterConfig(max_wait_s=600.0))
     world.submit("a", 500, deadline=world.now + 5)
