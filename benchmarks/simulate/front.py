@@ -115,17 +115,14 @@ class Front:
             keys=request.keys[: num_tokens // self._block_tokens],
             num_new=flight.num_left,
             tenant=request.tenant,
-            arrived=self._clock.now,
+            arrived=request.at_s,
             without=frozenset(flight.without),
+            moved=flight.num_attempts > 0,
         )
         try:
             self._router.submit(ask, self._clock.now)
-        except Refused as refusal:
-            if flight.num_attempts:
-                wait_s = max(_TICK_S, refusal.retry_after_s)
-                self._clock.at(self._clock.now + wait_s, partial(self._submit, flight))
-            else:
-                self._refuse(flight)
+        except Refused:
+            self._refuse(flight)
             return
         self._dispatch_soon()
 

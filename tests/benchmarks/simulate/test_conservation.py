@@ -16,8 +16,10 @@ from benchmarks.simulate.synthetic import BestOf, Sessions
 from benchmarks.simulate.traffic import Request
 from cluster.bench.lengths import LogNormal
 from engine.errors import ConfigError
+from router.ask import Ask
 from router.config import RouterConfig
 from router.policies import POLICIES
+from router.router import Router
 from router.workers import Leg
 from tests.benchmarks.simulate.made_up import request
 
@@ -133,6 +135,30 @@ def test_what_cannot_keep_the_objective_is_refused_where_the_operator_wants_it(
     run = simulate(plan, DEVICE, sessions)
     assert 0 < sum(flight.refused for flight in run.flights) < len(sessions)
     assert all(flight.end_at is not None for flight in run.flights if not flight.refused)
+
+
+def test_what_a_worker_had_is_never_refused_and_keeps_its_arrival(
+    sessions: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks: list[Ask] = []
+    submit = Router.submit
+
+    def noted(router: Router, ask: Ask, now: float) -> None:
+        asks.append(ask)
+        submit(router, ask, now)
+
+    monkeypatch.setattr(Router, "submit", noted)
+    router = RouterConfig(ttft_objective_s=0.5)
+    deaths = (Death(10.0, Leg.DECODE, 0, 5.0), Death(20.0, Leg.DECODE, 1, 5.0))
+    run = simulate(replace(PLAN, num_prefill=1, router=router, deaths=deaths), DEVICE, sessions)
+    moved = {ask.request_id for ask in asks if ask.moved}
+    assert moved
+    assert moved == {one.request_id for one in run.flights if one.num_attempts > 1}
+    assert len({ask.request_id for ask in asks if not ask.moved}) == len(sessions)
+    assert len(asks) == len(sessions) + sum(ask.moved for ask in asks)
+    assert all(sessions[int(ask.request_id)].at_s == ask.arrived for ask in asks)
+    for flight in run.flights:
+        assert flight.num_attempts == 0 if flight.refused else flight.end_at is not None
 
 
 def test_a_prompt_that_no_worker_could_hold_is_refused_before_the_run() -> None:
