@@ -37,6 +37,12 @@ class Source:
 
     def requests(self, speed: float) -> list[Request]:
         """A generator is asked for so many times the rate; a trace runs so many times as fast."""
+        requests = self._requests(speed)
+        if not requests:
+            raise ConfigError("seconds", "no request comes in them")
+        return requests
+
+    def _requests(self, speed: float) -> list[Request]:
         if self.trace is None:
             rate = self.arrivals.rate * speed
             faster = Arrivals(
@@ -78,8 +84,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--decode-step-tokens", type=int, default=512)
     group.add_argument("--max-sequences", type=int, default=256)
     group.add_argument("--routers", type=int, default=1, help="of each cell")
-    group.add_argument("--event-delay", type=float, default=0.01, help="seconds")
-    group.add_argument("--report-delay", type=float, default=0.001, help="seconds")
+    group.add_argument("--event-delay", type=_at_least_0, default=0.01, help="seconds")
+    group.add_argument("--report-delay", type=_at_least_0, default=0.001, help="seconds")
     group.add_argument("--report-period", type=_above_0, default=0.5, help="seconds")
     group.add_argument(
         "--death", type=_death, action="append", default=[], metavar="AT:LEG:NUMBER[:RESTART]",
@@ -131,6 +137,20 @@ def _above_0(text: str) -> float:
     return value
 
 
+def _at_least_0(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 0")
+    return value
+
+
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0, and at most 1")
+    return value
+
+
 def _day(text: str) -> Day:
     depth, _, period = text.partition(":")
     try:
@@ -146,9 +166,9 @@ def _death(text: str) -> Death:
     words = text.split(":")
     try:
         at, leg, number, *restart = words
-        (restart_s,) = map(float, restart) if restart else (None,)
-        return Death(float(at), Leg(leg), int(number), restart_s)
-    except ValueError as error:
+        (restart_s,) = map(_at_least_0, restart) if restart else (None,)
+        return Death(_at_least_0(at), Leg(leg), int(number), restart_s)
+    except (ValueError, argparse.ArgumentTypeError) as error:
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be SECONDS:prefill|decode:NUMBER[:SECONDS]"
         ) from error

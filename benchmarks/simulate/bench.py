@@ -9,6 +9,7 @@ from benchmarks.simulate.front import Choosing
 from benchmarks.simulate.plain import PLAIN_POLICIES, PlainRouter
 from benchmarks.simulate.simulation import Apply, MakeRouter, Run, our_router, simulate
 from benchmarks.simulate.traffic import Request
+from engine.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ def under(plan: ClusterPlan, policy: str) -> ClusterPlan:
 
 def _plain(policy: str) -> MakeRouter:
     def make(plan: ClusterPlan, device: Device, seed: int) -> tuple[Choosing, Apply]:
+        if not plan.num_prefill:
+            raise ConfigError("policy", f"{policy} needs prefill workers")
         router = PlainRouter(policy, plan.router.alpha, device, seed)
         return router, router.apply
 

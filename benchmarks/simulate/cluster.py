@@ -6,6 +6,7 @@ from benchmarks.simulate.feed import Delays
 from benchmarks.simulate.roster import Death
 from engine.errors import ConfigError
 from router.config import RouterConfig
+from router.workers import Leg
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,12 @@ class ClusterPlan:
             value = getattr(self, name)
             if value < fewest:
                 raise ConfigError(name, f"{value}, must be at least {fewest}")
+        for death in self.deaths:
+            size = self.num_prefill if death.leg is Leg.PREFILL else self.num_decode
+            if not 0 <= death.number < size:
+                raise ConfigError(
+                    "death", f"{death.leg} worker {death.number}, there are {size}, from 0 on"
+                )
         if self.prefill_step_tokens is not None and self.prefill_step_tokens < 1:
             raise ConfigError("prefill_step_tokens", f"{self.prefill_step_tokens}, at least 1")
 

@@ -61,7 +61,10 @@ class PlainRouter:
             self._decode.append(worker)
 
     def remove(self, leg: Leg, worker: Worker) -> None:
-        self._queues.pop(worker, None)
+        if leg is Leg.PREFILL:
+            self._queues.pop(worker, None)
+        else:
+            self._decode.remove(worker)
 
     def note(self, leg: Leg, worker: Worker, load: Load) -> None:
         pass
@@ -81,20 +84,25 @@ class PlainRouter:
         self.num_waiting = len(self._asks)
 
     def withdraw(self, request_id: str, now: float) -> None:
-        pass
+        self._asks = [ask for ask in self._asks if ask.request_id != request_id]
+        self.num_waiting = len(self._asks)
 
     def dispatch(self, now: float) -> list[tuple[Ask, Placement]]:
+        if not self._queues or not self._decode:
+            return []
         placed = [(ask, self._place(ask, now)) for ask in self._asks]
         self._asks.clear()
         self.num_waiting = 0
         return placed
 
     def began(self, request_id: str, now: float) -> None:
-        queue, num_tokens = self._given.pop(request_id)
-        queue.num_tokens -= num_tokens
+        given = self._given.pop(request_id, None)
+        if given is not None:
+            queue, num_tokens = given
+            queue.num_tokens -= num_tokens
 
     def ended(self, request_id: str, now: float) -> None:
-        pass
+        self.began(request_id, now)
 
     def _place(self, ask: Ask, now: float) -> Placement:
         block = self._device.block_tokens

@@ -10,6 +10,7 @@ from benchmarks.simulate.arguments import (
     objective_of,
     parse_numbers,
     plan_of,
+    share,
     source_of,
 )
 from benchmarks.simulate.bench import Bench
@@ -19,7 +20,7 @@ from benchmarks.simulate.plots import check_plots, plot_sweep
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budgets", default="512,1024,2048,8192", help="tokens a step")
-    parser.add_argument("--least-share", type=float, default=LEAST_SHARE)
+    parser.add_argument("--least-share", type=share, default=LEAST_SHARE)
     parser.add_argument("--only-colocated", action="store_true")
 
 

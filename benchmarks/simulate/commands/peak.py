@@ -10,6 +10,7 @@ from benchmarks.simulate.arguments import (
     device_of,
     objective_of,
     plan_of,
+    share,
     source_of,
 )
 from benchmarks.simulate.bench import Bench
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", action="append", choices=ALL_POLICIES, help="may be repeated; default: ours"
     )
-    parser.add_argument("--least-share", type=float, default=LEAST_SHARE)
+    parser.add_argument("--least-share", type=share, default=LEAST_SHARE)
 
 
 def run(words: argparse.Namespace) -> Mapping[str, Any]:

@@ -65,6 +65,46 @@ def test_what_is_wrong_is_told_in_a_line(
     assert "num_decode: 0, must be at least 1" in error
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("compare", *FEW, "--death", "1:prefill:2"), "death: prefill worker 2, there are 2"),
+        (("compare", *FEW, "--ideal", "--death", "1:decode:1"), "death: decode worker 1"),
+        (("compare", "--rate", "0.001", "--seconds", "1"), "seconds: no request comes in them"),
+        (("describe", "--rate", "0.001", "--seconds", "1"), "seconds: no request comes in them"),
+        (("compare", *FEW, "--prefill", "0", "--policy", "plain-alpha"), "needs prefill workers"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told_in_a_line(
+    command: tuple[str, ...],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, error = said(monkeypatch, capsys, *command)
+    assert code == 2
+    assert told in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("peak", "--least-share", "0"),
+        ("colocated", "--least-share", "nan"),
+        ("compare", "--death", "nan:decode:0"),
+        ("compare", "--death", "1:decode:0:-1"),
+        ("compare", "--event-delay", "nan"),
+        ("compare", "--report-delay", "-1"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_by_the_option_s_name(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        said(monkeypatch, capsys, *words)
+    assert f"argument {words[1]}: " in capsys.readouterr().err
+
+
 def test_the_peak_is_found_between_the_loads_that_are_fine_and_those_that_are_not() -> None:
     def measure(load: float) -> Figures:
         return _figures(good=1.0 if load <= 7.0 else 0.5, rate=load)

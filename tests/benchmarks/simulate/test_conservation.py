@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulate.arrivals import Arrivals
-from benchmarks.simulate.bench import under
+from benchmarks.simulate.bench import Bench, under
 from benchmarks.simulate.cluster import ClusterPlan
 from benchmarks.simulate.device import load_device
+from benchmarks.simulate.figures import Objective
 from benchmarks.simulate.flight import Flight
+from benchmarks.simulate.plain import PLAIN_POLICIES
 from benchmarks.simulate.roster import Death
 from benchmarks.simulate.simulation import Run, simulate
 from benchmarks.simulate.synthetic import BestOf, Sessions
@@ -159,6 +161,16 @@ def test_what_a_worker_had_is_never_refused_and_keeps_its_arrival(
     assert all(sessions[int(ask.request_id)].at_s == ask.arrived for ask in asks)
     for flight in run.flights:
         assert flight.num_attempts == 0 if flight.refused else flight.end_at is not None
+
+
+@pytest.mark.parametrize("policy", PLAIN_POLICIES)
+def test_plain_policies_lose_nothing_either(policy: str, sessions: list[Request]) -> None:
+    deaths = (Death(10.0, Leg.DECODE, 0), Death(12.0, Leg.PREFILL, 1, 4.0))
+    run, _ = Bench(DEVICE, Objective()).run(replace(PLAN, deaths=deaths), sessions, policy)
+    check(run, sessions)
+    alone = replace(PLAN, num_decode=1, deaths=(Death(1.0, Leg.DECODE, 0),))
+    run, _ = Bench(DEVICE, Objective()).run(alone, [request(0, 2.0, 1000, 10)], policy)
+    assert run.flights[0].refused
 
 
 def test_a_prompt_that_no_worker_could_hold_is_refused_before_the_run() -> None:
