@@ -80,11 +80,12 @@ class Way(NamedTuple):
     num_decode_cached: int
 
     def prompt(self, ask: Ask) -> Prompt:
-        """In a queue, where its last step is shared with the next one."""
+        """In a queue, where its last step is shared with the next one. Steps may have become
+        slower than all of it was taken to be when this way was found."""
         num_new = max(1, ask.num_tokens - self.terms.num_cached)
         costs, most = self.computing.costs, self.computing.max_step_tokens
         unshared = num_steps(num_new, most) - num_new / most if most else 0.0
-        return Prompt(num_new, self.terms.prefill_s - unshared * costs.step_s)
+        return Prompt(num_new, max(0.0, self.terms.prefill_s - unshared * costs.step_s))
 
     def seat(self, ask: Ask, now: float) -> Seat:
         context = ask.num_choices * (ask.num_tokens + 0.5 * ask.num_new)

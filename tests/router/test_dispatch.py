@@ -4,7 +4,7 @@ from router.config import RouterConfig
 from router.pairing import Reason
 from router.router import AIMED
 from router.workers import SILENT_AFTER_S, Leg
-from tests.router.world import STEP_TOKENS, World, busy, keys
+from tests.router.world import COSTS, STEP_TOKENS, World, busy, keys
 
 
 def test_a_request_waits_while_its_worker_has_more_than_a_full_step() -> None:
@@ -152,6 +152,19 @@ def test_who_has_waited_too_long_does_not_go_to_who_is_gone() -> None:
     world.router.remove(Leg.DECODE, gone)
     world.router.ended(where[gone], world.now)
     assert world.dispatch() == {}
+
+
+def test_no_prompt_takes_less_than_nothing_when_steps_become_slow_while_it_waits() -> None:
+    """Its worker would look free for as long."""
+    world = busy(1, 1)
+    p = world.prefill[0]
+    world.report(Leg.PREFILL, p, num_queued_tokens=5000)
+    world.submit("a", 16)
+    assert world.dispatch() == {}
+    (held,) = world.router._held
+    world.report(Leg.PREFILL, p, costs=COSTS._replace(step_s=100.0), num_steps=1000)
+    assert held.choice is not None
+    assert held.choice.way.prompt(held.ask).seconds == 0
 
 
 def test_a_deadline_ends_the_wait_and_is_told() -> None:
