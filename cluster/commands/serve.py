@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -88,8 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    has_begun_again = os.environ.pop(_AGAIN, None) is not None
-    again = None if has_begun_again else {**os.environ, _AGAIN: "1"}
     args = cluster_args(arguments)
     front = args.front
     wished = WishedFront.of(arguments)
@@ -98,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         return _check(args)
     with wished.here() if _starts_ray() else nullcontext() as own:
-        return _run(args, wished, own, again)
+        return _run(args, wished, own)
 
 
 def _check(args: ClusterArgs) -> int:
@@ -108,20 +106,14 @@ def _check(args: ClusterArgs) -> int:
     return 0
 
 
-def _run(
-    args: ClusterArgs,
-    wished: WishedFront,
-    own: FrontAddress | None,
-    again: Mapping[str, str] | None,
-) -> int:
-    """`own`: the front of a Ray cluster that is to be started; None to join one. `again`: the
-    environment to begin again in if Ray does not start; None the second time."""
+def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> int:
+    """`own`: the front of a Ray cluster that is to be started; None to join one."""
     text = _text_side(args, weights=args.engine_config.load_format != "dummy")
     say("joining the Ray cluster" if own is None else "starting Ray")
     is_ours = own is not None
     with _stop_signals(while_starting=not is_ours) as stop, _ended_in_time(stop, is_ours=is_ours):
         try:
-            _serve(args, wished, own, text.names[0], stop, again)
+            _serve(args, wished, own, text.names[0], stop)
         except Exception:
             if not stop.lost:
                 raise  # else it has been told already what everything fails without
@@ -190,24 +182,22 @@ def _starts_ray() -> bool:
 
 
 def _serve(
-    args: ClusterArgs,
-    wished: WishedFront,
-    own: FrontAddress | None,
-    name: str,
-    stop: _Stop,
-    again: Mapping[str, str] | None,
+    args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
 ) -> None:
     from cluster.app import APP_NAME
     from cluster.deployment import deployed
     from cluster.ray_cluster import log_folder, own_ray_cluster, ray_cluster
     from cluster.replica_words import hear
 
+    is_second = os.environ.pop(_AGAIN, None) is not None
+    environment = {**os.environ, _AGAIN: "1"}  # as it was before a cluster was started
+
     def lost(how: str) -> None:
         what = f"{how}, and nothing goes on without it"
         where = f"Ray's logs: {log_folder()}"
-        if not stop.serves and again is not None:
+        if not (stop.serves or is_second):
             say(f"{what}: once more from the beginning; {where}")
-            begin_again(again)
+            begin_again(environment)
         then = "stopping; Ctrl-C to stop at once" if stop.serves else "it does not start"
         say(f"{what}: {then}; {where}")
         stop.lose()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.relay import Relay, RelayConfig
+from cluster.relay import Relay, RelayConfig, RelayStream
 from cluster.session import SessionBackend
 from engine.errors import QueueFullError, RequestError, StepError
 from engine.request import (
@@ -190,12 +190,17 @@ async def test_a_worker_that_leaves_hands_its_answers_over(fleet: Fleet) -> None
     stream.close()
 
 
-async def test_a_full_worker_s_refusal_goes_to_the_next(fleet: Fleet) -> None:
+async def refused_by_the_first(fleet: Fleet) -> tuple[FakeWorker, FakeWorker, RelayStream]:
     first, second = await fleet.add(), await fleet.add()
     second.loads.report.num_waiting = 9  # so that the first is preferred
     await asyncio.sleep(0.1)
     stream = fleet.relay.submit(request())
     (await first.stream()).fail(QueueFullError("the queue is full"))
+    return first, second, stream
+
+
+async def test_a_full_worker_s_refusal_goes_to_the_next(fleet: Fleet) -> None:
+    _, second, stream = await refused_by_the_first(fleet)
     reading = asyncio.create_task(next_tokens(stream))
     (await second.stream()).push(ChoiceDelta(0, [1], finish_reason=END))
     assert await reading == [1]
@@ -204,11 +209,7 @@ async def test_a_full_worker_s_refusal_goes_to_the_next(fleet: Fleet) -> None:
 
 async def test_who_refused_it_is_asked_again_when_the_next_one_died(fleet: Fleet) -> None:
     """And not another waited for: it may have room by now."""
-    first, second = await fleet.add(), await fleet.add()
-    second.loads.report.num_waiting = 9  # so that the first is preferred
-    await asyncio.sleep(0.1)
-    stream = fleet.relay.submit(request())
-    (await first.stream()).fail(QueueFullError("the queue is full"))
+    first, second, stream = await refused_by_the_first(fleet)
     reading = asyncio.create_task(next_tokens(stream))
     await second.stream()
     await second.die()
