@@ -35,6 +35,8 @@ PREDICTED_S = 5.0
 # A dispatch looks at so many requests, and chooses anew for so many that then have to wait.
 MOST_LOOKED_AT = 16
 MOST_HELD_ANEW = 8
+# Before somebody who came later goes, so many of those that wait may say that they would.
+MOST_ASKED_AGAIN = 2
 # Not counting those that some worker has refused, up to so many.
 MOST_PASSED = 256
 # A request that waits for a worker is chosen for again so often at least: others may be free.
@@ -181,7 +183,7 @@ class Router:
 
     def dispatch(self, now: float) -> list[tuple[Ask, Placement]]:
         """What goes now, in order. Who waits for one worker does not hold up who is behind it and
-        goes to another; but it counts there as if it were queued."""
+        goes to another; but it counts there as if it were queued, and may go there itself."""
         self._expire(now)
         placed: list[tuple[Ask, Placement]] = []
         if not self._is_worth_a_look(now):
@@ -189,19 +191,30 @@ class Router:
         claimed: list[Account] = []
         self._held = []
         num_anew = 0
-        for waiting in self._first(now):
+        line = deque(self._first(now))
+        while line:
+            waiting = line.popleft()
             num_changes = waiting.look_number
             choice = self._choice(waiting, now)
             if choice is None:
                 continue
             waiting.lack = self._lack(choice, waiting.ask, now)
             if waiting.lack is not None:
-                _claim(choice, waiting.ask, self._room.is_overdue(waiting, now))
+                self._claim(waiting, now)
                 claimed += choice.way.computing, choice.way.decode
                 self._held.append(waiting)
                 num_anew += waiting.look_number != num_changes and not waiting.ask.without
                 if num_anew >= MOST_HELD_ANEW:
                     break
+            elif sooner := self._would_go(now):
+                before, choice = sooner
+                placed.append((before.ask, self._place(before, choice, now)))
+                self._held.remove(before)
+                for account in claimed:
+                    account.forget_claims()
+                for held in self._held:
+                    self._claim(held, now)
+                line.appendleft(waiting)
             else:
                 placed.append((waiting.ask, self._place(waiting, choice, now)))
         for account in claimed:
@@ -240,6 +253,29 @@ class Router:
                 break
         return first
 
+    def _would_go(self, now: float) -> tuple[Waiting, Choice] | None:
+        """One of the first that are held, if it would go where it is free were it the last in its
+        line: or else who comes later would pass all that wait, on the way to another worker."""
+        for held in self._held[:MOST_ASKED_AGAIN]:
+            choice = self._choose(held.ask, now)
+            if choice is not None and self._lack(choice, held.ask, now) is None:
+                self._keep(held, choice, now)
+                return held, choice
+        return None
+
+    def _claim(self, waiting: Waiting, now: float) -> None:
+        """What comes after it in this round sees it as if it were there. A long prompt, or one with
+        many choices, that has waited too long for room keeps it from the others that would fit."""
+        ask = waiting.ask
+        assert waiting.choice is not None
+        way = waiting.choice.way
+        way.computing.claimed_s += way.terms.prefill_s
+        num_tokens = ask.num_tokens - way.num_decode_cached
+        overdue = self._room.is_overdue(waiting, now)
+        if overdue and not way.decode.has_room(num_tokens, ask.num_choices):
+            way.decode.claimed_tokens += num_tokens
+            way.decode.claimed_sequences += ask.num_choices
+
     def _is_worth_a_look(self, now: float) -> bool:
         """With many that wait, every worker has enough to do for longer than the next look is
         put off."""
@@ -269,7 +305,8 @@ class Router:
         if foresight is None or choice is None:
             return _Admitted(guess_s)
         terms = choice.way.terms
-        before_s = self._room.seconds_before(ask, terms.prefill_s, max(1, num_servers))
+        num_uncached = ask.num_tokens - terms.num_cached
+        before_s = self._room.seconds_before(ask, num_uncached, max(1, num_servers))
         first_s, place_s = self._places_s(choice.way, ask, now)
         wait_s = max(before_s + max(terms.wait_s, first_s), place_s)
         predicted_s = wait_s + terms.own_s
@@ -349,12 +386,13 @@ class Router:
         return choice
 
     def _keep(self, waiting: Waiting, choice: Choice, now: float) -> None:
+        terms = choice.way.terms
         if waiting.is_guess:
-            self._guesses.note(waiting.size_s, choice.way.terms.prefill_s)
+            self._guesses.note(waiting.size_s, terms.prefill_s)
         waiting.choice = choice
         waiting.looked_at = now
         waiting.look_number = self._num_changes
-        self._room.resize(waiting, choice.way.terms.prefill_s)
+        self._room.resize(waiting, terms.prefill_s, waiting.ask.num_tokens - terms.num_cached)
 
     def _lack(self, choice: Choice, ask: Ask, now: float) -> Lack | None:
         """What it has to wait for, if for anything: while its worker has enough to do, what is
@@ -402,17 +440,6 @@ class Router:
     def _changed(self) -> None:
         self._num_changes += 1
         self._fields.changed()
-
-
-def _claim(choice: Choice, ask: Ask, is_overdue: bool) -> None:
-    """What comes after it in this round sees it as if it were there. A long prompt, or one with
-    many choices, that has waited too long for room keeps it from the others that would fit."""
-    way = choice.way
-    way.computing.claimed_s += way.terms.prefill_s
-    num_tokens = ask.num_tokens - way.num_decode_cached
-    if is_overdue and not way.decode.has_room(num_tokens, ask.num_choices):
-        way.decode.claimed_tokens += num_tokens
-        way.decode.claimed_sequences += ask.num_choices
 
 
 def _takes_new(choice: Choice, now: float) -> bool:

@@ -1,9 +1,10 @@
 """The requests that wait at the router, and whose turn it is. Pure.
 
 The order: by priority; then by tenant, the one that was given the fewest tokens first; then, of one
-tenant, the shortest for the answers that it gives. A share of the computing is for whoever has
-waited too long, in order of arrival: all of it would make everybody late once more comes than can
-be computed. Looking at the first few costs the same whether ten or ten thousand wait.
+tenant, the shortest for the answers that it gives, and those of nearly one length as they came. A
+share of the computing is for whoever has waited too long, in order of arrival: all of it would make
+everybody late once more comes than can be computed. Looking at the first few costs the same whether
+ten or ten thousand wait.
 """
 
 from bisect import bisect_left, insort
@@ -13,6 +14,7 @@ from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import log2
+from typing import TypeVar
 
 from router.ask import Ask
 from router.pairing import Choice
@@ -21,8 +23,13 @@ from router.tenants import Tenants
 # Of the computing, for those who have waited too long, while there are any.
 OVERDUE_SHARE = 0.1
 
-_NUM_SIZES = 32
-_SMALLEST_S = 1e-4
+# Lengths within a fifth of each other are one: or else whoever is a little shorter would overtake
+# for ever where more comes than can be computed.
+_LENGTHS_OF_DOUBLE = 4
+_NUM_LENGTHS = 96  # of 16 M tokens
+
+
+Key = TypeVar("Key", int, float)
 
 
 class Lack(Enum):
@@ -35,15 +42,18 @@ class Lack(Enum):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """`size_s`: of its computing, as far as it is known; a guess before it is first looked at.
-    `choice`: where it would have gone when it was looked at last, and `lack`: why it did not.
-    `due`: by how much of its size its turn changes what the overdue ones are owed."""
+    """`num_uncached` of its tokens have to be computed, which takes `size_s`, as far as is known; a
+    guess before it is first looked at. What a worker's steps take changes from moment to moment, so
+    it is by tokens that one is shorter than another. `choice`: where it would have gone when it was
+    looked at last, and `lack`: why it did not. `due`: by how much of its size its turn changes what
+    the overdue ones are owed."""
 
     ask: Ask
     number: int
     arrived: float
     deadline: float
     size_s: float
+    num_uncached: int
     choice: Choice | None = None
     looked_at: float = float("-inf")
     look_number: int = -1  # what the router knew then
@@ -52,19 +62,14 @@ class Waiting:
     lack: Lack | None = None
 
     @property
-    def rank(self) -> float:
-        """A prompt with many choices serves many answers. Who was moved here may have a part of
-        its answer, and goes first."""
-        if self.ask.moved:
-            return 0.0
-        return self.size_s / max(1, self.ask.num_choices)
+    def rank(self) -> int:
+        """Who was moved here may have a part of its answer, and goes first."""
+        return 0 if self.ask.moved else _length(self.ask, self.num_uncached)
 
     @property
     def num_tokens(self) -> int:
         """That it takes of the cluster."""
-        ask = self.ask
-        cached = self.choice.way.terms.num_cached if self.choice is not None else 0
-        return ask.num_tokens - cached + ask.num_choices * ask.num_new
+        return self.num_uncached + self.ask.num_choices * self.ask.num_new
 
     @property
     def num_kv_tokens(self) -> int:
@@ -116,7 +121,7 @@ class WaitingRoom:
     def add(self, ask: Ask, deadline: float, size_s: float, now: float) -> Waiting:
         assert ask.request_id not in self._by_id, ask.request_id
         arrived = ask.arrived if 0 < ask.arrived <= now else now
-        waiting = Waiting(ask, next(self._numbers), arrived, deadline, size_s)
+        waiting = Waiting(ask, next(self._numbers), arrived, deadline, size_s, ask.num_tokens)
         self._by_id[ask.request_id] = waiting
         self.sums.count(waiting, 1)
         level = self._levels.setdefault(ask.priority, _Level())
@@ -154,15 +159,15 @@ class WaitingRoom:
         self._levels[ask.priority].lanes[ask.tenant].owed_s += waiting.due * waiting.size_s
         self.remove(request_id)
 
-    def resize(self, waiting: Waiting, size_s: float) -> None:
+    def resize(self, waiting: Waiting, size_s: float, num_uncached: int) -> None:
         """Somebody has looked at it."""
         if waiting.is_guess:
             self.sums.guessed_s -= waiting.size_s
             waiting.is_guess = False
-        if size_s != waiting.size_s:
+        if (size_s, num_uncached) != (waiting.size_s, waiting.num_uncached):
             level = self._levels[waiting.ask.priority]
             level.work_s += size_s - waiting.size_s
-            level.lanes[waiting.ask.tenant].resize(waiting, size_s)
+            level.lanes[waiting.ask.tenant].resize(waiting, size_s, num_uncached)
 
     def expired(self, now: float) -> list[Ask]:
         """Those past their deadline; they wait no more."""
@@ -192,11 +197,11 @@ class WaitingRoom:
     def is_overdue(self, waiting: Waiting, now: float) -> bool:
         return waiting.arrived <= now - self._overdue_s
 
-    def seconds_before(self, ask: Ask, size_s: float, num_servers: int) -> float:
+    def seconds_before(self, ask: Ask, num_uncached: int, num_servers: int) -> float:
         """Until its turn, when so many workers compute what goes before it. What comes later
         and is shorter is not foreseen; if it would be overdue by then, all that is here now
         goes before it."""
-        rank = size_s / max(1, ask.num_choices)
+        rank = _length(ask, num_uncached)
         levels = self._levels.items()
         sooner_s = sum(level.work_s for priority, level in levels if priority < ask.priority)
         level = self._levels.get(ask.priority)
@@ -204,7 +209,7 @@ class WaitingRoom:
             return sooner_s / num_servers
         wait_s = (sooner_s + level.shorter_s(ask.tenant, rank)) / num_servers
         if wait_s > self._overdue_s:
-            wait_s = (sooner_s + level.shorter_s(ask.tenant, float("inf"))) / num_servers
+            wait_s = (sooner_s + level.shorter_s(ask.tenant, _NUM_LENGTHS)) / num_servers
         return wait_s
 
     def num_before(self, ask: Ask) -> int:
@@ -226,9 +231,9 @@ class WaitingRoom:
 class _Lane:
     """Of one tenant, at one priority."""
 
-    by_rank: list[tuple[float, int, Waiting]] = field(default_factory=list)
+    by_rank: list[tuple[int, int, Waiting]] = field(default_factory=list)
     by_arrival: list[tuple[float, int, Waiting]] = field(default_factory=list)
-    work_of_size_s: list[float] = field(default_factory=lambda: [0.0] * _NUM_SIZES)
+    work_of_rank_s: list[float] = field(default_factory=lambda: [0.0] * _NUM_LENGTHS)
     work_s: float = 0.0
     owed_s: float = 0.0  # to the overdue ones
 
@@ -245,10 +250,10 @@ class _Lane:
         _remove(self.by_arrival, waiting.arrived, waiting.number)
         self._count(waiting, -waiting.size_s)
 
-    def resize(self, waiting: Waiting, size_s: float) -> None:
+    def resize(self, waiting: Waiting, size_s: float, num_uncached: int) -> None:
         _remove(self.by_rank, waiting.rank, waiting.number)
         self._count(waiting, -waiting.size_s)
-        waiting.size_s = size_s
+        waiting.size_s, waiting.num_uncached = size_s, num_uncached
         insort(self.by_rank, (waiting.rank, waiting.number, waiting))
         self._count(waiting, size_s)
 
@@ -267,11 +272,12 @@ class _Lane:
             owed_s += waiting.due * waiting.size_s
             yield waiting
 
-    def shorter_s(self, rank: float) -> float:
-        return sum(self.work_of_size_s[: _size(rank) + 1])
+    def shorter_s(self, rank: int) -> float:
+        """With those of the same length."""
+        return sum(self.work_of_rank_s[: rank + 1])
 
     def _count(self, waiting: Waiting, seconds: float) -> None:
-        self.work_of_size_s[_size(waiting.rank)] += seconds
+        self.work_of_rank_s[waiting.rank] += seconds
         self.work_s += seconds
 
 
@@ -288,7 +294,7 @@ class _Level:
         num_own = len(self.lanes.get(tenant, ()))
         return num_own + min(self.num_waiting - num_own, num_own * (len(self.lanes) - 1))
 
-    def shorter_s(self, tenant: str, rank: float) -> float:
+    def shorter_s(self, tenant: str, rank: int) -> float:
         """Of all other tenants no more than a turn each for every one of its own."""
         own = self.lanes.get(tenant)
         if own is None:
@@ -301,14 +307,13 @@ def _unseen(waiting: Iterator[Waiting], seen: Container[int]) -> Waiting | None:
     return next((one for one in waiting if one.number not in seen), None)
 
 
-def _remove(entries: list[tuple[float, int, Waiting]], key: float, number: int) -> None:
+def _remove(entries: list[tuple[Key, int, Waiting]], key: Key, number: int) -> None:
     at = bisect_left(entries, (key, number))
     assert entries[at][1] == number
     del entries[at]
 
 
-def _size(rank: float) -> int:
-    """Sizes double from one to the next."""
-    if rank == float("inf"):
-        return _NUM_SIZES - 1
-    return min(_NUM_SIZES - 1, max(0, int(log2(max(rank, _SMALLEST_S) / _SMALLEST_S))))
+def _length(ask: Ask, num_uncached: int) -> int:
+    """A prompt with many choices serves many answers."""
+    of_each = max(1.0, num_uncached / max(1, ask.num_choices))
+    return min(_NUM_LENGTHS - 1, 1 + int(_LENGTHS_OF_DOUBLE * log2(of_each)))

@@ -55,6 +55,32 @@ def test_those_who_wait_for_one_worker_count_as_queued_there() -> None:
     assert 1 <= len(placed) < 20
 
 
+def test_who_came_first_goes_where_those_behind_it_would_pass_it() -> None:
+    """Each prefers the prefill worker until too many wait for it. What is left to the last of them,
+    to be computed where it is answered, is there for the first one now."""
+    world = World(1, 1)
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=1500)
+    world.report(Leg.DECODE, world.decode[0], num_running=5)
+    for request_id in "abcd":
+        world.submit(request_id, 400)
+    placed = world.dispatch()
+    assert list(placed) == ["a"]
+    assert placed["a"].prefill == ()
+    assert [one.ask.request_id for one in world.router._held] == ["b", "c", "d"]
+
+
+def test_who_holds_much_of_its_prompt_lets_those_behind_it_pass() -> None:
+    world = World(1, 1)
+    (p,), (d,) = world.prefill, world.decode
+    world.hold(p, "a", 24)
+    world.report(Leg.PREFILL, p, num_queued_tokens=1500)
+    world.report(Leg.DECODE, d, num_running=5)
+    world.submit("a", 390, keys=keys("a", 24))
+    for request_id in "bcd":
+        world.submit(request_id, 400)
+    assert list(world.dispatch()) == ["b"]
+
+
 def test_the_shortest_rest_goes_first_when_there_is_room_again() -> None:
     world = busy(1, 1)
     world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=10_000)

@@ -13,6 +13,7 @@ from router.ask import Ask, keys_of
 from router.waiting import OVERDUE_SHARE, Waiting, WaitingRoom
 
 OVERDUE_S = 10.0
+TOKENS_OF_SECOND = 100
 
 
 def add(
@@ -25,8 +26,13 @@ def add(
     priority: int = 0,
     num_choices: int = 1,
 ) -> Waiting:
-    ask = Ask(request_id, 100, tenant=tenant, priority=priority, num_choices=num_choices)
+    tokens = round(size_s * TOKENS_OF_SECOND)
+    ask = Ask(request_id, tokens, tenant=tenant, priority=priority, num_choices=num_choices)
     return room.add(ask, deadline, size_s, now)
+
+
+def resize(room: WaitingRoom, waiting: Waiting, size_s: float) -> None:
+    room.resize(waiting, size_s, round(size_s * TOKENS_OF_SECOND))
 
 
 def order(room: WaitingRoom, now: float = 0.0) -> str:
@@ -38,6 +44,27 @@ def test_the_shortest_goes_first() -> None:
     for request_id, size_s in zip("abc", (3.0, 1.0, 2.0), strict=True):
         add(room, request_id, size_s)
     assert order(room) == "bca"
+
+
+def test_those_of_one_length_go_as_they_came_whatever_a_worker_makes_of_it() -> None:
+    """Seconds are of a moment: a machine that is slow for a while must not put back whoever was
+    looked at then, nor may a guess overtake what is known."""
+    room = WaitingRoom(OVERDUE_S)
+    ask = {name: Ask(name, 512) for name in "abcd"}
+    waiting = {name: room.add(ask[name], 1e9, 1.0, 0.0) for name in "abc"}
+    for name, size_s in zip("abc", (9.0, 1.1, 4.0), strict=True):
+        room.resize(waiting[name], size_s, 512)
+    room.add(ask["d"], 1e9, 0.1, 1.0)
+    assert order(room) == "abcd"
+    room.resize(waiting["c"], 4.0, 32)  # the rest is cached
+    assert order(room) == "cabd"
+
+
+def test_who_is_hardly_shorter_does_not_overtake() -> None:
+    room = WaitingRoom(OVERDUE_S)
+    for name, num_tokens in zip("abcd", (530, 520, 515, 300), strict=True):
+        room.add(Ask(name, num_tokens), 1e9, 1.0, 0.0)
+    assert order(room) == "dabc"
 
 
 def test_what_serves_many_answers_counts_as_shorter() -> None:
@@ -113,7 +140,7 @@ def test_a_size_that_becomes_known_counts() -> None:
     room = WaitingRoom(OVERDUE_S)
     long = add(room, "a", 3.0)
     add(room, "b", 2.0)
-    room.resize(long, 1.0)
+    resize(room, long, 1.0)
     assert order(room) == "ab"
     assert room.work_s == pytest.approx(3.0)
 
@@ -148,15 +175,15 @@ def test_the_work_before_a_request() -> None:
     add(room, "d", 3.0, priority=-1)
     add(room, "e", 3.0, priority=5)
     ask = Ask("x", 100)
-    assert room.seconds_before(ask, 8.0, 1) == pytest.approx(5.5)
-    assert room.seconds_before(ask, 8.0, 2) == pytest.approx(2.75)
+    assert room.seconds_before(ask, 800, 1) == pytest.approx(5.5)
+    assert room.seconds_before(ask, 800, 2) == pytest.approx(2.75)
 
 
 def test_who_waits_so_long_that_it_is_overdue_has_all_before_it() -> None:
     room = WaitingRoom(overdue_s=1.0)
     add(room, "a", 2.0)
     add(room, "b", 64.0)
-    assert room.seconds_before(Ask("x", 100), 8.0, 1) == pytest.approx(66.0)
+    assert room.seconds_before(Ask("x", 800), 800, 1) == pytest.approx(66.0)
 
 
 def test_the_work_before_a_tenant_that_has_little_is_its_own_and_as_much_of_others() -> None:
@@ -164,8 +191,8 @@ def test_the_work_before_a_tenant_that_has_little_is_its_own_and_as_much_of_othe
     for i in range(50):
         add(room, str(i), 2.0, tenant="many")
     add(room, "x", 2.0, tenant="few")
-    assert room.seconds_before(Ask("y", 100, tenant="few"), 3.0, 1) == pytest.approx(4.0)
-    assert room.seconds_before(Ask("y", 100, tenant="many"), 3.0, 1) == pytest.approx(102.0)
+    assert room.seconds_before(Ask("y", 100, tenant="few"), 300, 1) == pytest.approx(4.0)
+    assert room.seconds_before(Ask("y", 100, tenant="many"), 300, 1) == pytest.approx(102.0)
 
 
 def test_of_other_tenants_no_more_than_a_turn_each_is_before_each_of_ones_own() -> None:
@@ -189,7 +216,7 @@ def test_the_first_few_of_ten_thousand_are_found_quickly() -> None:
         for i in range(20):
             began = time.perf_counter()
             first = list(islice(room.in_order(0.0), 64))
-            room.resize(first[40], 0.5)
+            resize(room, first[40], 0.5)
             room.give(first[0].ask.request_id)
             add(room, f"new{i}", float(i))
             best = min(best, time.perf_counter() - began)
@@ -238,7 +265,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(
             room.give(request_id)
             del left[request_id]
         elif kind == "resize" and request_id in left:
-            room.resize(left[request_id], value)
+            resize(room, left[request_id], value)
         every = [one.ask for one in room.in_order(now)]
         assert sorted(ask.request_id for ask in every) == sorted(left)
         assert [ask.priority for ask in every] == sorted(ask.priority for ask in every)
