@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from cluster.openai.crowd import check_crowd
 from cluster.openai.errors import ApiError, bad_request
 
 # Types are strict: "16" is no number and true is none; an integer is a number.
@@ -75,6 +76,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
+    check_crowd(data)
     return _checked(lambda: kind.model_validate_json(data))
 
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import No, Part
+from cluster.openai.crowd import check_crowd
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar
 from cluster.openai.tool_choice import ToolChoice, compact
@@ -45,9 +46,15 @@ def _check_content(value: Any) -> Any:
     return value
 
 
+def _check_arguments(text: str) -> str:
+    """JSON, which is read for the template."""
+    check_crowd(text.encode(errors="replace"), "messages")
+    return text
+
+
 class FunctionCall(Part):
     name: str
-    arguments: str
+    arguments: Annotated[str, AfterValidator(_check_arguments)]
     parsed_arguments: Any = None  # the official client's reading of them, sent back
 
 

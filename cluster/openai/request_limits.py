@@ -10,6 +10,9 @@ MAX_CHOICES = 4096  # of all prompts together
 # Token ids that a request names in its parameters, for each of its prompts: each brings all of them
 # to its worker.
 MAX_NAMED_TOKENS = 1 << 19
+# Arrays and objects of a body, and names in these: of tools, messages and biases there may be many.
+MAX_CONTAINERS = 100_000
+MAX_NAMES = 600_000
 MAX_SALT_CHARS = 128
 NOT_IN_SALTS = frozenset("@/\\\0")
 LEAST_PRIORITY = -(2**31)

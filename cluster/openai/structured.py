@@ -8,7 +8,9 @@ from pydantic import Field
 
 from cluster.openai.body import Part, Texts
 from engine.errors import RequestError
-from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind
+from engine.grammar.value import ANY_JSON_OBJECT, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+
+_MAX_SCHEMA_CHARS = 16 * MAX_GRAMMAR_BYTES  # with the white space of a text that is not compact
 
 
 class JsonSchemaFormat(Part):
@@ -86,6 +88,8 @@ def _of_response_format(value: ResponseFormat) -> dict[str, tuple[str, Any]]:
 
 
 def _read_json(value: str | dict[str, Any]) -> Grammar:
+    if isinstance(value, str) and len(value) > _MAX_SCHEMA_CHARS:
+        raise RequestError("grammar", f"must have at most {_MAX_SCHEMA_CHARS} characters")
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

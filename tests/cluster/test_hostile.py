@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cluster.api_keys import VARIABLE, ApiKeys
-from cluster.openai.body import Body
+from cluster.openai.body import Body, parse
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.errors import ApiError
+from cluster.openai.request_limits import MAX_CONTAINERS, MAX_NAMES
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
+from engine.errors import RequestError
 from tests.cluster.conftest import Server, check_left, lasting
 from tests.cluster.test_bad_input import error_of
 
@@ -151,6 +154,40 @@ def num_errors(kind: type[Body], body: Any) -> int:
     except ValidationError as error:
         return error.error_count()
     return 0
+
+
+@pytest.mark.parametrize(
+    "kind", [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
+)
+@pytest.mark.parametrize("crowd", ["[[]%s]", "[{}%s]", '{"a":0%s}'])
+def test_bodies_of_too_many_values_are_not_read(kind: type[Body], crowd: str) -> None:
+    """No other thread runs while they are."""
+    item = {"[[]%s]": ",[]", "[{}%s]": ",{}", '{"a":0%s}': ',"a":0'}[crowd]
+    text = crowd % (item * max(MAX_CONTAINERS, MAX_NAMES))
+    call = {"function": {"name": "f", "arguments": text}}
+    bodies = [
+        f'{{"prompt": "\\\\", "x": {text}}}',
+        json.dumps({"messages": [{"tool_calls": [call]}]}),
+    ]
+    for body in bodies if kind is ChatRequest else bodies[:1]:
+        with pytest.raises(ApiError, match="arrays and objects") as caught:
+            parse(kind, body.encode())
+        assert caught.value.status == 413
+
+
+@pytest.mark.parametrize("text", ['[{":', '\\"[', "\\\\[", '"'])
+def test_what_stands_in_texts_is_no_crowd(text: str) -> None:
+    long = text * (MAX_NAMES + 1)
+    body = parse(CompletionRequest, json.dumps({"prompt": [long, long]}).encode())
+    assert body.prompt == [long, long]
+
+
+def test_a_schema_as_an_endless_text_is_not_read() -> None:
+    body = parse(
+        CompletionRequest, json.dumps({"prompt": "x", "guided_json": "[" * 2**21}).encode()
+    )
+    with pytest.raises(RequestError, match=r"guided_json: .* at most 1048576 characters"):
+        body.named_grammar  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["temperature", "seed", "n", "max_tokens", "logit_bias", "prompt"])
