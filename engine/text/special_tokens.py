@@ -47,8 +47,8 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any]) -> SpecialToken
         if content is not None:
             named[name] = content
     extra: list[str] = []
-    for source in (fallback, config):
-        for own_name, token in _extra_tokens(source):
+    for path, source in ((map_path, fallback), (folder / "tokenizer_config.json", config)):
+        for own_name, token in _extra_tokens(path, source):
             extra.append(token)
             if own_name is not None:
                 named[own_name] = token
@@ -75,14 +75,17 @@ def _content(token: Any) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _extra_tokens(source: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
+def _extra_tokens(path: Path, source: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
     """Unnamed ones (a list) and those with a name of the model's own (an object)."""
     for key in ("additional_special_tokens", "extra_special_tokens"):
         tokens = source.get(key)
         if isinstance(tokens, Mapping):
             pairs = [(name, _content(token)) for name, token in tokens.items()]
-        else:
+        elif tokens is None or isinstance(tokens, list):
             pairs = [(None, _content(token)) for token in tokens or ()]
+        else:
+            kind = type(tokens).__name__
+            raise ModelError(f"{path}: {key} must be a list or an object, is a {kind}")
         yield from ((name, content) for name, content in pairs if content is not None)
 
 

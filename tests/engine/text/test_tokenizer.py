@@ -103,6 +103,16 @@ def test_broken_config_says_which_file(tmp_path: Path, config: str, reason: str)
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+@pytest.mark.parametrize("value", ["5", "true", '"<a>"'])
+def test_special_tokens_of_a_wrong_type(tmp_path: Path, name: str, key: str, value: str) -> None:
+    save(byte_level(), tmp_path)
+    (tmp_path / name).write_text(f'{{"{key}": {value}}}')
+    with pytest.raises(ModelError, match=f"{name}: {key} must be a list or an object"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_text_that_is_not_unicode_is_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(RequestError, match="prompt: must be Unicode"):
         byte_level.encode("a\ud800")
