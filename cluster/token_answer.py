@@ -47,7 +47,9 @@ class _Choice:
     def add(self, delta: ChoiceDelta) -> None:
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += delta.logprobs
         self.finish_reason = delta.finish_reason
         self.stop_token_id = delta.stop_token_id
 
