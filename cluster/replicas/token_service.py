@@ -12,6 +12,7 @@ import grpc
 from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.openai.errors import ApiError, api_error, internal_error
+from cluster.request_ids import is_request_id, new_request_id
 from cluster.token_front import TokenFront
 from engine.errors import EngineError, UnavailableError
 from protos import ingress_pb2 as pb
@@ -39,8 +40,10 @@ _MAX_CHARS = 500  # errors quote what clients send; HAProxy has 16 KiB for all m
 class ServeCall:
     """One call: who asks, and how it ended."""
 
-    def __init__(self, context: RayServegRPCContext) -> None:
+    def __init__(self, context: RayServegRPCContext, request_id: str = "") -> None:
         self.caller = ""
+        self._request_id = request_id if is_request_id(request_id) else new_request_id()
+        self._is_named = False
         self._context = context
         self._metadata = dict(context.invocation_metadata())
         self._trailing: list[tuple[str, str | bytes]] = []
@@ -55,9 +58,12 @@ class ServeCall:
         return unquote(self._context.peer())
 
     def name_answer(self, request_id: str) -> None:
+        self._is_named = True
         self._trail("x-request-id", request_id)
 
     def fail(self, error: ApiError) -> None:
+        if not self._is_named:
+            self.name_answer(self._request_id)
         code, kind = _STATUSES.get(error.status, _INTERNAL)
         field, message = _text(error.param or ""), _text(error.message)
         self._context.set_code(code)
@@ -82,7 +88,7 @@ class TokenService:
     async def Generate(
         self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[pb.GenerateUpdate]:
-        call = ServeCall(grpc_context)
+        call = ServeCall(grpc_context, request.request_id)
         try:
             self._check_peer(call)
             async with aclosing(self._tokens.generate(request, call)) as updates:
@@ -97,7 +103,7 @@ class TokenService:
     async def GenerateWhole(
         self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
     ) -> pb.GenerateUpdate:
-        call = ServeCall(grpc_context)
+        call = ServeCall(grpc_context, request.request_id)
         try:
             self._check_peer(call)
             return await self._tokens.generate_whole(request, call)

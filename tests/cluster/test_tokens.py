@@ -182,8 +182,9 @@ async def test_a_key_is_asked_for_and_counted_by() -> None:
             error = await refused(server, request(), metadata=metadata)
             assert error.code is grpc.StatusCode.UNAUTHENTICATED
             assert error.trailing["x-request-id"]
-            with pytest.raises(grpc.aio.AioRpcError):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await server.stub.Models(ListModels(), metadata=metadata)
+            assert Refused(caught.value).trailing["x-request-id"]
         first = (("authorization", "Bearer first-key"),)
         assert await collect(server.stub.Generate(request(), metadata=first)) == answer_tokens()
         error = await refused(server, request(), metadata=first)
@@ -205,8 +206,9 @@ async def test_each_key_is_a_tenant_of_its_own() -> None:
 
 async def test_without_keys_it_is_for_its_own_machine() -> None:
     async with token_server(admits=lambda peer: not peer.startswith("ipv4:127.")) as server:
-        error = await refused(server, request())
+        error = await refused(server, request(request_id="mine"))
     assert error.code is grpc.StatusCode.PERMISSION_DENIED
+    assert error.trailing["x-request-id"] == "mine"
 
 
 @pytest.mark.parametrize(
