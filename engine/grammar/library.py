@@ -125,7 +125,8 @@ def _read_choice(text: str) -> str:
         raise ValueError("must be an array of at least one text")
     if not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError("a choice must be a text, and not empty")
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+    # One terminal, for the lexer: the parser takes 2,000 alternatives at most.
+    return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(json.dumps, choices)))
 
 
 def _read_grammar(text: str) -> str:

@@ -20,7 +20,7 @@ from tests.engine.grammar.cases import (
     vocabulary,
 )
 from tests.engine.sampler.cases import TWINS, all_draws, sample, sequence
-from tests.engine.text.small_tokenizers import KINDS, wrapped
+from tests.engine.text.small_tokenizers import KINDS, byte_level, wrapped
 
 
 def allowed(mask: np.ndarray) -> set[int]:
@@ -177,3 +177,15 @@ def test_a_tokenizer_that_cannot_be_is_refused() -> None:
 def test_a_model_without_an_end_is_refused() -> None:
     with pytest.raises(RequestError, match="no end of sequence"):
         Vocabulary(tokenizer().to_json(), VOCAB_SIZE, ()).compile(regex("a"))
+
+
+def test_choices_by_the_thousand() -> None:
+    texts = [f"a{number}" for number in range(3000)]
+    small = wrapped(byte_level())
+    end = small.token_id("</s>")
+    assert end is not None
+    compiled = Vocabulary(small.to_json(), small.vocab_size, (end,)).compile(choice(*texts))
+    state = compiled.start([])
+    for token_id in (*small.encode("a2999", add_special_tokens=False), end):
+        assert state.accept(token_id) is None
+    assert state.is_complete
