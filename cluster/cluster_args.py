@@ -150,6 +150,7 @@ class ClusterArgs(_Args):
             if _identity(config) != _identity(self.engine_config):
                 names = ", ".join(_OF_MODEL[1:])
                 raise ValueError(f"{leg}.engine: the pools must agree on {names}")
+        self._check_lengths()
         for name, placement in (("decode", self.decode), ("ingress", self.ingress)):
             if placement.range.least < 1:
                 raise ValueError(f"{name}.replicas: must be at least 1")
@@ -158,6 +159,19 @@ class ClusterArgs(_Args):
         if self.is_colocated and self.local_prefill == LocalPrefill.NEVER.name.lower():
             raise ValueError("local_prefill: 'never' needs prefill.replicas above 0")
         return self
+
+    def _check_lengths(self) -> None:
+        """What is refused at the door is what the decode workers take: a prefill worker that takes
+        less would fail the rest of it. Without a number both take what the model does."""
+        if self.is_colocated:
+            return
+        prefill, decode = (self.worker(leg, "127.0.0.1").engine.max_model_len for leg in Leg)
+        if prefill is not None and (decode is None or prefill < decode):
+            own = "the model's own" if decode is None else decode
+            raise ValueError(
+                f"prefill.engine.max_model_len: {prefill}, must be at least that of the decode"
+                f" workers, decode.engine.max_model_len: {own}"
+            )
 
     @classmethod
     def checked(cls, options: Mapping[str, Any]) -> Self:

@@ -40,3 +40,17 @@ def test_pools_agree_on_a_format_by_either_name() -> None:
     args["decode"]["engine"]["kv_cache_dtype"] = "int8"
     with pytest.raises(ConfigError, match=r"decode.engine: the pools must agree on .*kv_cache_dt"):
         ClusterArgs.checked({"engine": {"kv_cache_dtype": "fp8"}, **args})
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(100, 200), (100, None)])
+def test_a_prefill_worker_takes_what_a_decode_worker_does(prefill: int, decode: int | None) -> None:
+    """Or else a prompt that was let in would fail at a worker."""
+    args: dict[str, Any] = {
+        "prefill": {"engine": {"max_model_len": prefill}},
+        "decode": {"engine": {"max_model_len": decode}},
+    }
+    wanted = rf"prefill\.engine\.max_model_len: {prefill}, .* decode\.engine\.max_model_len"
+    with pytest.raises(ConfigError, match=wanted):
+        ClusterArgs.checked(args)
+    ClusterArgs.checked({**args, "prefill": {**args["prefill"], "replicas": 0}})
+    ClusterArgs.checked({"prefill": args["decode"], "decode": args["prefill"]})
