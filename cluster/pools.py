@@ -150,7 +150,8 @@ class Pools:
             self.router.note(leg, worker, load)
             self._notice()
 
-        member = Member(leg, worker, WorkerFeed(channel, note), channel.close)
+        feed = WorkerFeed(channel, note, incarnation=worker.incarnation)
+        member = Member(leg, worker, feed, channel.close)
         if leg is Leg.DECODE:
             member.session = SessionBackend(
                 worker.address,

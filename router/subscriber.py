@@ -40,7 +40,10 @@ class WorkerFeed:
         channel: grpc.aio.Channel,
         note: Callable[[Load], None],
         index: WorkerIndex | None = None,
+        incarnation: int = 0,
     ) -> None:
+        """`incarnation`: 0 is whichever is there; another one's reports say nothing of it."""
+        self._incarnation = incarnation
         self._channel = channel
         self._note = note
         self._index = index
@@ -92,6 +95,8 @@ class WorkerFeed:
             check_load(report)
         except TransferError as error:
             logger.warning("a worker's report is not believed: %s", error)
+            return
+        if self._incarnation not in (0, report.incarnation):
             return
         index = self._index
         if index is not None and index.group < len(report.blocks):

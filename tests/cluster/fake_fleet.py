@@ -32,6 +32,7 @@ from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, PushedStream
 
 RELEASE = "r"
 FINGERPRINT = DESCRIPTION.format.fingerprint
+INCARNATION = 5
 END = FinishReason.LENGTH
 
 
@@ -47,6 +48,7 @@ class Loads(WorkerEventsServicer):
         self, request: SubscribeRequest, context: object
     ) -> AsyncIterator[WorkerEvent]:
         while True:
+            self.report.incarnation = INCARNATION
             yield WorkerEvent(load=self.report)
             await asyncio.sleep(0.02)
 
@@ -68,7 +70,7 @@ class FakeWorker:
 
     @property
     def worker(self) -> Worker:
-        return Worker(self.address, 5, FINGERPRINT)
+        return Worker(self.address, INCARNATION, FINGERPRINT)
 
     def deafen(self) -> None:
         """As if it were dead already, and its connection did not know."""

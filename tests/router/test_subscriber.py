@@ -328,3 +328,19 @@ async def test_one_report_is_asked_for_and_no_events() -> None:
     assert report is not None
     assert report.num_steps == 1
     assert not servicer.requests[0].cache_events
+
+
+async def test_who_took_a_workers_address_does_not_report_for_it() -> None:
+    """A worker that is gone would look alive by it, and be given requests."""
+    servicer = Scripted()
+    seen: list[Load] = []
+    others: list[Load] = []
+    async with serving(lambda s: add_WorkerEventsServicer_to_server(servicer, s)) as channel:
+        gone = WorkerFeed(channel, seen.append, incarnation=INCARNATION)
+        there = WorkerFeed(channel, others.append)
+        try:
+            await until(lambda: len(others) > 3 and len(servicer.requests) == 2)
+        finally:
+            await gone.close()
+            await there.close()
+    assert seen == []
