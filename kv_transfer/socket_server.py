@@ -16,12 +16,12 @@ from kv_transfer.carrier import CarriedPool, Carrier, End
 from kv_transfer.errors import TransferError
 
 _SWEEP_S = 0.5
-_NUM_TOLD = 16  # connections beyond the limit that are told so; more are cut off
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """`answer_s`: for a handshake as a whole, and for a request once it has begun;
+    """`max_connections`: of peers, and as many of those who have not shown that they are any;
+    `answer_s`: for a handshake as a whole, and for a request once it has begun;
     `stall_s`: without a byte taken by the reader. Idle connections may stay.
     """
 
@@ -31,10 +31,10 @@ class ServerLimits:
 
 
 class _Connection:
-    def __init__(self, sock: socket.socket, deadline: float, is_excess: bool) -> None:
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
-        self.is_excess = is_excess
-        self.deadline: float | None = deadline  # of what the peer has to say now
+        self.is_peer = False  # it knows the secret, and is served
+        self.deadline: float | None = deadline  # of what it has to say now
         self.thread: threading.Thread | None = None
 
     def cut(self) -> None:
@@ -44,7 +44,10 @@ class _Connection:
 
 
 class SocketServer:
-    """Listens until closed. No reader can stop it, nor keep a thread without taking bytes."""
+    """Listens until closed. No reader can stop it, nor keep a thread without taking bytes.
+
+    Whoever is not a peer yet takes no peer's place, and goes when there are too many: the oldest.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class SocketServer:
         self._tls = tls
         self._limits = limits
         self._lock = threading.Lock()
-        self._connections: set[_Connection] = set()
+        self._connections: dict[_Connection, None] = {}  # in the order in which they came
         self._closing = False
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         both = address[0] == "::" and socket.has_dualstack_ipv6()  # as gRPC's servers listen
@@ -106,25 +109,38 @@ class SocketServer:
             except OSError:  # of that one connection, or no descriptors left
                 time.sleep(0.01)
                 continue
-            with self._lock:
-                num_excess = len(self._connections) - self._limits.max_connections
-            if num_excess >= _NUM_TOLD:
-                sock.close()
-                continue
-            self._start(sock, num_excess >= 0)
+            while (oldest := self._cut_oldest_stranger()) and oldest.thread:
+                oldest.thread.join(_SWEEP_S)
+            self._start(sock)
 
-    def _start(self, sock: socket.socket, is_excess: bool) -> None:
-        connection = _Connection(sock, time.monotonic() + self._limits.answer_s, is_excess)
+    def _cut_oldest_stranger(self) -> _Connection | None:
+        """None while there is room for one more."""
+        with self._lock:
+            strangers = [c for c in self._connections if not c.is_peer]
+            if len(strangers) < self._limits.max_connections:
+                return None
+            strangers[0].cut()
+            return strangers[0]
+
+    def _admit(self, connection: _Connection) -> bool:
+        """It knows the secret; False if as many are served already."""
+        with self._lock:
+            num_peers = sum(c.is_peer for c in self._connections)
+            connection.is_peer = num_peers < self._limits.max_connections
+        return connection.is_peer
+
+    def _start(self, sock: socket.socket) -> None:
+        connection = _Connection(sock, time.monotonic() + self._limits.answer_s)
         connection.thread = threading.Thread(
             target=self._serve, args=(connection,), name="socket-serve", daemon=True
         )
         with self._lock:
-            self._connections.add(connection)
+            self._connections[connection] = None
         try:
             connection.thread.start()
         except RuntimeError:  # no thread is left: nothing for those who are served already
             with self._lock:
-                self._connections.discard(connection)
+                self._connections.pop(connection, None)
             sock.close()
 
     def _sweep(self) -> None:
@@ -143,7 +159,7 @@ class SocketServer:
         finally:
             connection.sock.close()
             with self._lock:
-                self._connections.discard(connection)
+                self._connections.pop(connection, None)
 
     def _talk(self, connection: _Connection) -> None:
         set_options(connection.sock)
@@ -156,7 +172,11 @@ class SocketServer:
             connection.sock.do_handshake()
         deadline = time.monotonic() + self._limits.answer_s
         if not wire.greet_reader(
-            connection.sock, self._secret, self._incarnation, deadline, connection.is_excess
+            connection.sock,
+            self._secret,
+            self._incarnation,
+            deadline,
+            lambda: self._admit(connection),
         ):
             return
         carrier = self._pool.carry(connection.sock, End.HOLDER)

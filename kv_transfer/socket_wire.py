@@ -18,6 +18,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kv_transfer.errors import IncompatiblePeer, TransferError
@@ -62,9 +63,13 @@ def greet_server(sock: socket.socket, secret: bytes, incarnation: int, deadline:
 
 
 def greet_reader(
-    sock: socket.socket, secret: bytes, incarnation: int, deadline: float, busy: bool = False
+    sock: socket.socket,
+    secret: bytes,
+    incarnation: int,
+    deadline: float,
+    admit: Callable[[], bool],
 ) -> bool:
-    """The server's part; False if this is no reader of ours, or one too many."""
+    """The server's part; False if this is no reader of ours, or is not admitted."""
     magic, version, meant, theirs = _HELLO.unpack(receive(sock, _HELLO.size, deadline))
     if magic != _MAGIC:
         return False
@@ -78,7 +83,7 @@ def greet_reader(
         answer = Answer.WRONG_VERSION
     elif meant != incarnation:
         answer = Answer.WRONG_INCARNATION
-    elif busy:
+    elif not admit():
         answer = Answer.BUSY
     send_answer(sock, answer)
     return answer is Answer.OK

@@ -166,16 +166,28 @@ def test_more_connections_than_allowed_are_turned_away(hasty: SocketServer, pool
         ):
             wire.greet_server(one_more, SECRET, INCARNATION, time.monotonic() + 10)
         assert refused.value.retryable
-    silent = [dial(hasty) for _ in range(20)]
-    assert ends(silent[-1])
-    for sock in silent:
-        sock.close()
     for sock in socks:
         sock.close()
     deadline = time.monotonic() + 5
     while hasty._connections and time.monotonic() < deadline:
         os.sched_yield()
     is_served(hasty, pool)
+
+
+def test_strangers_push_out_one_another_and_no_peer(pool: Pool) -> None:
+    limits = replace(LIMITS, answer_s=60.0)
+    with (
+        contextlib.contextmanager(serving)(pool, limits) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        peers = [stack.enter_context(greet(server)) for _ in range(limits.max_connections - 1)]
+        silent = [stack.enter_context(dial(server)) for _ in range(4 * limits.max_connections)]
+        assert ends(silent[0])  # whose time is not over
+        is_served(server, pool)
+        for sock in peers:
+            sock.sendall(request(0))
+            assert wire.receive_answer(sock) is wire.Answer.OK
+        assert len(server._connections) < 2 * limits.max_connections
 
 
 def test_neither_end_trusts_another_secret(server: SocketServer, pool: Pool) -> None:
@@ -186,7 +198,9 @@ def test_neither_end_trusts_another_secret(server: SocketServer, pool: Pool) -> 
         answers: list[bool] = []
         deadline = time.monotonic() + 5
         thread = threading.Thread(
-            target=lambda: answers.append(wire.greet_reader(theirs, SECRET, 1, deadline))
+            target=lambda: answers.append(
+                wire.greet_reader(theirs, SECRET, 1, deadline, lambda: True)
+            )
         )
         thread.start()
         ours.sendall(wire._HELLO.pack(b"KVRS", 1, 1, bytes(32)))
