@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from kv_cache.handover import BlockRun
 from kv_transfer.errors import Refused, TransferError
@@ -122,7 +123,7 @@ class Holder(HandOffServicer):
     async def _first(self, requests: AsyncIterator[PullerMessage]) -> Ask:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                message = await anext(requests, None)
+                message = await _next(requests)
         except TimeoutError:
             raise _refused(Failure.KIND_INVALID, "ask", "nothing was asked for") from None
         if message is None or message.WhichOneof("kind") != "ask":
@@ -196,7 +197,7 @@ class _HandOff:
         self._stream = stream
         self._context = context
         self._requests = requests
-        self._next_message = asyncio.ensure_future(anext(requests, None))
+        self._next_message = asyncio.ensure_future(_next(requests))
         self._committed = False  # says the puller: it has read all
 
     async def run(self) -> None:
@@ -268,7 +269,7 @@ class _HandOff:
         if not self._lease.complete:
             raise _refused(Failure.KIND_INVALID, "commit", "came before the end")
         self._committed = True
-        self._next_message = asyncio.ensure_future(anext(self._requests, None))
+        self._next_message = asyncio.ensure_future(_next(self._requests))
         return True
 
     async def _say_waiting(self, queued: bool) -> None:
@@ -319,6 +320,14 @@ class _HandOff:
         self._holder.tally.num_commits += held
         self._holder.tally.num_refused_commits += not held
         return Verdict(held=held, reason=reason)
+
+
+async def _next(requests: AsyncIterator[PullerMessage]) -> PullerMessage | None:
+    """None at the stream's end."""
+    try:
+        return await anext(requests, None)
+    except DecodeError:
+        raise _refused(Failure.KIND_INVALID, "message", "unreadable") from None
 
 
 def _deadline(ask: Ask) -> float:

@@ -3,12 +3,15 @@
 import asyncio
 
 import pytest
+from grpc.aio import StreamStreamCall
 
 from kv_transfer.errors import Refused, TransferError
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Commit, HolderMessage, PullerMessage
 from protos.rpc import PROTOCOL
 from tests.kv_transfer.handoff_pair import CHUNKS, END, WANTED, Pair, run
+
+OPEN = "/kvrelay.v1.HandOff/Open"
 
 
 async def test_the_holders_refusal_is_the_pullers_error(pair: Pair) -> None:
@@ -97,6 +100,21 @@ async def test_a_stream_begins_with_an_ask(pair: Pair, message: PullerMessage, m
     answer = await stream.read()
     assert isinstance(answer, HolderMessage)
     assert match in answer.failure.message
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_bytes_that_are_no_message_are_refused(pair: Pair, first: bool) -> None:
+    stream: StreamStreamCall[bytes, HolderMessage] = pair.channel.stream_stream(
+        OPEN, response_deserializer=HolderMessage.FromString
+    )()
+    if not first:
+        await stream.write(PullerMessage(ask=pair.ask(WANTED)).SerializeToString())
+        await pair.source.asked.wait()
+    await stream.write(b"\xff")
+    while isinstance(message := await stream.read(), HolderMessage):
+        failure = message.failure
+    assert (failure.kind, failure.field) == (Failure.KIND_INVALID, "message")
+    await pair.idle()
 
 
 async def test_a_commit_before_the_end_is_refused(pair: Pair) -> None:
