@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +197,42 @@ async def test_a_source_that_cannot_be_reached_holds_up_one_prompt(
         await group.forget()
         again = source._replace(incarnation=8)  # may be another process, at any address
         assert planner.plan([source, again], 150) is not None
+
+
+async def test_a_source_whose_time_is_over_is_not_asked(
+    group: WorkerGroup, alone: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = group.decode
+    await group.warm(there, PROMPT[:96])
+    token_s = here.engine.engine.step_times.whole_prompt_token_s
+    monkeypatch.setattr(prefixes, "GRACE_S", -96 * token_s)
+    leases, before = there.exchange.holder.tally.num_leases, Counter(here.fetcher.outcomes)
+    told = await group.ask(PROMPT, HOT, [group.has(there, 96)])
+    told.check_equal(answer(alone, PROMPT, HOT))
+    assert there.exchange.holder.tally.num_leases == leases
+    assert here.fetcher.outcomes - before == {"ComputeHere": 1}
+    await group.forget()
+    monkeypatch.undo()
+    await group.warm(there, PROMPT[:96])
+    told = await group.ask(PROMPT, HOT, [group.has(there, 96)])
+    assert told.prompt is not None
+    assert told.prompt.num_cached_tokens == 96, "it counts as one that can be reached"
+
+
+async def test_what_becomes_of_a_prefix_is_counted_once(group: WorkerGroup) -> None:
+    here, there = group.decode
+    good, forgotten = group.has(there, 96), group.has(group.prefill[1], 96)
+    gone = good._replace(incarnation=there.incarnation ^ 1)
+    nobody = PrefixSource("127.0.0.1:1", 5, 96)
+    failing = [([one], "ComputeHere") for one in (gone, nobody, forgotten)]
+    for sources, outcome in [([good], "Delivered"), *failing, ([gone, good], "Delivered")]:
+        await group.forget()
+        await group.warm(there, PROMPT[:96])
+        before, pulled = Counter(here.fetcher.outcomes), here.fetcher.num_prefix_tokens
+        await group.ask(PROMPT, HOT, sources)
+        assert here.fetcher.outcomes - before == {outcome: 1}, sources
+        num_pulled = here.fetcher.num_prefix_tokens - pulled
+        assert num_pulled == (96 if outcome == "Delivered" else 0)
 
 
 async def test_what_is_computed_sooner_is_not_pulled(group: WorkerGroup, alone: Engine) -> None:
