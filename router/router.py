@@ -352,6 +352,13 @@ class Router:
 
     def _choose(self, ask: Ask, now: float) -> Choice | None:
         """None where nobody takes anything."""
+        choice = self._best(ask, now)
+        if choice is not None and not _takes_new(choice, now):
+            self._fields.changed()  # a standing says so that was written to directly
+            choice = self._best(ask, now)
+        return choice
+
+    def _best(self, ask: Ask, now: float) -> Choice | None:
         weights = Weights(
             self.config.alpha,
             self.config.inter_token_objective_s,
@@ -374,9 +381,6 @@ class Router:
             if is_fresh and self._lack(choice, waiting.ask, now) is not None:
                 return choice
         choice = self._choose(waiting.ask, now)
-        if choice is not None and not _takes_new(choice, now):
-            self._fields.changed()  # a standing says so that was written to directly
-            choice = self._choose(waiting.ask, now)
         if choice is not None:
             before, waits = waiting.choice, self._lack(choice, waiting.ask, now) is not None
             overdue = self._room.is_overdue(waiting, now)
