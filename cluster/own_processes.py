@@ -39,27 +39,32 @@ def own_processes() -> Iterator[Path]:
         guard.communicate()
 
 
-def kill_processes() -> None:
+def kill_processes() -> set[int]:
     """Of a cluster of our own, whatever they wait for, and those that have lost their parents;
-    and the files of its front."""
+    and the files of its front. The ids of those that were there."""
     pid, _, folder = os.environ.get(_MARK, "").partition("-")
-    if folder and pid == str(os.getpid()):
-        _end(folder)
+    return _end(folder) if folder and pid == str(os.getpid()) else set()
 
 
 def begin_again(environment: Mapping[str, str]) -> NoReturn:
     """This command from its first word, in this process, when what it had started has ended."""
-    kill_processes()
+    # Or the next start would find them among its own: a child that gives its memory back has no
+    # environment left to be known by, and is no zombie yet.
+    for pid in kill_processes():
+        with suppress(ChildProcessError):  # a child's child
+            os.waitpid(pid, 0)
     while os.waitpid(-1, os.WNOHANG)[0]:
-        pass  # or the next start would find them among its own
+        pass
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environment))
 
 
-def _end(folder: str) -> None:
+def _end(folder: str) -> set[int]:
+    found: set[int] = set()
     deadline = time.monotonic() + _KILL_S
     # Whoever was started by one that was killed a moment later is found the next time.
     # To look may take longer than that where many cores' worth is asked of few.
     while left := _of_cluster(folder.encode()):
+        found |= left
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -67,6 +72,7 @@ def _end(folder: str) -> None:
             break
         time.sleep(_KILL_S / 100)
     shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def _of_cluster(folder: bytes) -> set[int]:

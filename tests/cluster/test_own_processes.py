@@ -26,8 +26,12 @@ print(os.getpid(), sys.argv[1], os.environ.get("KVRELAY_CLUSTER"), flush=True)
 if child:
     sys.exit(3 if os.path.exists(f"/proc/{child}") else 0)
 environment = dict(os.environ)
+holds = "import sys; held = bytearray(b'x') * 300_000_000; print(flush=True); sys.stdin.read()"
 with own_processes():
-    environment["CHILD"] = str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+    words, pipe = [sys.executable, "-c", holds], subprocess.PIPE
+    child = subprocess.Popen(words, stdin=pipe, stdout=pipe, start_new_session=True)
+    child.stdout.readline()
+    environment["CHILD"] = str(child.pid)
     begin_again(environment)
 """
 GONE_S = 60.0
@@ -50,7 +54,8 @@ def test_what_a_command_started_ends_with_it(is_killed: bool, status: int) -> No
 
 
 def test_a_command_begins_again_as_if_it_had_not_begun() -> None:
-    """In the same process, as whoever has started it waits for that one."""
+    """In the same process, as whoever has started it waits for that one. What it had started is
+    gone, be there much memory to give back, as Ray's processes have."""
     words = [sys.executable, "-c", AGAIN, "word"]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=GONE_S)
     assert done.returncode == 0, "what it had started is there, if only as a zombie"
