@@ -9,17 +9,21 @@ from engine.kernels.cpu.activations import WORDS as ACTIVATION_WORDS
 from engine.kernels.cpu.attention import PagedAttention
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernel import Kernel, share, threads_for
-from engine.kernels.cpu.linear import PanelLinear, Product, make_linear, reorders
+from engine.kernels.cpu.linear import (
+    PanelLinear,
+    Product,
+    make_linear,
+    product_of,
+    reorders,
+    tile_product_of,
+)
 from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
-from engine.kernels.cpu.packing import IN_TILES, PANELS, WeightMemory
-from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
-from engine.kernels.cpu.product import product
+from engine.kernels.cpu.packing import WeightMemory
 from engine.kernels.cpu.recording import OutputPool, empty, recording
 from engine.kernels.cpu.replay import WORDS as CHAIN_WORDS
 from engine.kernels.cpu.replay import Replay, chain
-from engine.kernels.cpu.tile_product import LAY_WORDS, lay_rows, tile_product
 from engine.kernels.cpu.writing import KvWriter
 from engine.kernels.interface import (
     Activation,
@@ -183,10 +187,9 @@ class _DtypeKernels:
         self._caches: dict[str, _CacheKernels] = {}
         self.product: Product | None = None
         if features.multiplies_tiles(dtype):
-            multiply = Kernel(tile_product, "bf16_tiles", PRODUCT_WORDS)
-            self.product = Product(multiply, IN_TILES, Kernel(lay_rows, element, LAY_WORDS))
+            self.product = tile_product_of(element)
         elif features.wide_registers or features.narrow_registers:
-            self.product = Product(Kernel(product, element, PRODUCT_WORDS), PANELS[element])
+            self.product = product_of(element)
         self.norm = Kernel(rms_norm, element, NORM_WORDS)
         self.gated = Kernel(gated_activation, element, ACTIVATION_WORDS)
 

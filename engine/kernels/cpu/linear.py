@@ -1,22 +1,35 @@
 """Linear layers: own packed panels where the CPU has the instructions, torch for the rest."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
+from engine.kernels.cpu.emit import LANES
 from engine.kernels.cpu.kernel import Kernel, threads_for
-from engine.kernels.cpu.packing import Packing, WeightMemory
+from engine.kernels.cpu.packing import IN_TILES, PANELS, Packing, WeightMemory
+from engine.kernels.cpu.product import FEW_ROWS, WIDENED, product, widen_rows
+from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
 from engine.kernels.cpu.recording import empty
-from engine.kernels.cpu.tile_product import MOST_TOGETHER
+from engine.kernels.cpu.tile_product import MOST_TOGETHER, lay_rows, tile_product
 from engine.kernels.cpu.tile_product import ROWS as TOGETHER_ROWS
 from engine.kernels.interface import Linear
 
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
 ONEDNN_PACK_ROWS = 64
 
+LAY_WORDS = "6q"
 TOGETHER_BYTES = 1 << 20  # of panels, which stay in the second cache level
 PRODUCTS_PER_ELEMENT = 8  # that take as long as an element of the other kernels
+
+
+class Laying(NamedTuple):
+    """How many rows lie for a product."""
+
+    lay_rows: Kernel
+    few: int  # rows that stay as they are
+    empty: Callable[[torch.Tensor], torch.Tensor]  # their place
 
 
 class Product(NamedTuple):
@@ -24,11 +37,38 @@ class Product(NamedTuple):
 
     multiply: Kernel
     packing: Packing
-    lay_rows: Kernel | None = None  # if many have to lie in another way
+    laying: Laying | None = None
+    claim_bytes: int | None = None  # of panels that a thread takes at once, at most
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        return (self.multiply,) if self.lay_rows is None else (self.multiply, self.lay_rows)
+        return (self.multiply,) if self.laying is None else (self.multiply, self.laying.lay_rows)
+
+
+def tile_product_of(element: str) -> Product:
+    """With AMX."""
+    multiply = Kernel(tile_product, "bf16_tiles", PRODUCT_WORDS)
+    laying = Laying(Kernel(lay_rows, element, LAY_WORDS), TOGETHER_ROWS, _rows_in_tiles)
+    return Product(multiply, IN_TILES, laying, TOGETHER_BYTES)
+
+
+def product_of(element: str) -> Product:
+    laying = None
+    if element.removesuffix("_narrow") in WIDENED:
+        laying = Laying(Kernel(widen_rows, element, LAY_WORDS), FEW_ROWS, _wide_rows)
+    return Product(Kernel(product, element, PRODUCT_WORDS), PANELS[element], laying)
+
+
+def _rows_in_tiles(x: torch.Tensor) -> torch.Tensor:
+    rows, inputs = x.shape
+    return empty((-(-rows // TOGETHER_ROWS) * TOGETHER_ROWS, inputs), x.dtype)
+
+
+def _wide_rows(x: torch.Tensor) -> torch.Tensor:
+    """A line from row to row that nobody needs, or rows of some lengths would all lie in the same
+    few places of the first cache level."""
+    rows, inputs = x.shape
+    return empty((rows, -(-inputs // LANES) * LANES + LANES), torch.float32)
 
 
 def make_linear(
@@ -67,9 +107,9 @@ class PanelLinear:
         self._bias = None if bias is None else F.pad(bias.float(), (0, missing))
         self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
         self._most_together = MOST_TOGETHER
-        if product.lay_rows is not None:
-            panel_bytes = panels[:1].nbytes
-            self._most_together = min(MOST_TOGETHER, max(1, TOGETHER_BYTES // panel_bytes))
+        if product.claim_bytes is not None:
+            fitting = product.claim_bytes // panels[:1].nbytes
+            self._most_together = min(MOST_TOGETHER, max(1, fitting))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows, inputs = x.shape
@@ -78,15 +118,15 @@ class PanelLinear:
         x = x.contiguous()
         if self._padding:
             x = F.pad(x, (0, self._padding))
-        row_bytes = x.stride(0) * x.itemsize
-        if self._product.lay_rows is not None and rows > TOGETHER_ROWS:
-            x = self._laid(self._product.lay_rows, x)
         out = empty((rows, self._columns), x.dtype)
+        laying = self._product.laying
+        if laying is not None and rows > laying.few:
+            x = self._laid(laying, x)
         threads = threads_for(rows * self._panels.numel() // PRODUCTS_PER_ELEMENT)
         self._product.multiply(
             threads,
             x.data_ptr(),
-            row_bytes,
+            x.stride(0) * x.itemsize,
             self._panels.data_ptr(),
             self._panels.shape[1],
             self._bias_address,
@@ -101,16 +141,16 @@ class PanelLinear:
         """Of the plain weight. A line of memory for every word: 0.2 ms for 32 rows of 768."""
         return self._product.packing.rows(self._panels, token_ids)[:, : self._inputs].contiguous()
 
-    def _laid(self, lay_rows: Kernel, x: torch.Tensor) -> torch.Tensor:
-        rows, inputs = x.shape
-        laid = empty((-(-rows // TOGETHER_ROWS) * TOGETHER_ROWS, inputs), x.dtype)
-        lay_rows(
+    def _laid(self, laying: Laying, x: torch.Tensor) -> torch.Tensor:
+        laid = laying.empty(x)
+        laying.lay_rows(
             threads_for(x.numel()),
             x.data_ptr(),
             x.stride(0) * x.itemsize,
             self._panels.shape[1],
-            rows,
+            x.shape[0],
             laid.data_ptr(),
+            laid.stride(0) * laid.itemsize,
         )
         return laid
 

@@ -3,7 +3,8 @@
 A panel holds its columns' weights step by step, [steps][64], a step being one input, or two in a
 pair where the CPU multiplies pairs of bf16. So weights are one stream through memory, which is
 what decides the time of few rows, while the register tile keeps many rows at the speed of the
-multipliers. What the CPU cannot multiply is widened to fp32: weights in the tile, rows before it.
+multipliers. What the CPU cannot multiply is widened to fp32: weights in the tile, rows before it,
+by `widen_rows` where there are many, since every panel would do so again.
 
 A part of a panel stays in the second cache level while all rows pass it six at a time, and up to
 eight of the passes fetch the part that comes next, so that reading and computing overlap. Where
@@ -50,7 +51,18 @@ FEW_ROWS = 6  # that pass a panel together, as it comes
 MOST_PASSES = 8
 SUMS_ROW = COLUMNS * 4
 WIDENED = ("bf16", "f16")  # element types
-WIDENED_ROW = (PART_BYTES // (2 * COLUMNS) + LANES) * NUMBER_BYTES
+FEW_WIDENED = (PART_BYTES // (2 * COLUMNS) + LANES) * NUMBER_BYTES  # from row to row, of few
+
+
+def widen_rows(job: Any) -> None:
+    """Rows for a product of more than FEW_ROWS, as fp32. Pieces are rows."""
+    x, x_row, count, rows = word(job, 0), word(job, 1), word(job, 2), word(job, 3)
+    out, out_row = word(job, 4), word(job, 5)
+    while True:
+        row = claim(job, 1)
+        if row >= rows:
+            return
+        widen(job, x + row * x_row, count, out + row * out_row)
 
 
 def product(job: Any) -> None:
@@ -93,7 +105,9 @@ def multiply(
 ) -> None:
     """Adds the products of a part of a panel with a block of rows to their sums."""
     x_row, steps, step_bytes = word(job, 1), word(job, 3), panel_step_bytes(job)
-    x = word(job, 0) + row * x_row + step * (step_bytes // COLUMNS)
+    widens_few = widens(job) and word(job, 7) <= FEW_ROWS
+    number_bytes = element_bytes(job) if widens_few else NUMBER_BYTES
+    x = word(job, 0) + row * x_row + step * number_bytes
     count = min(steps - step, part_steps)
     part = word(job, 2) + (panel * steps + step) * step_bytes
     ahead = part + count * step_bytes
@@ -107,9 +121,10 @@ def multiply(
         place, target = x + done * x_row, sums + done * SUMS_ROW
         left = rows - done
         place_row = x_row
-        if widens(job):
-            widen(job, place, x_row, min(left, TILE_ROWS), count, numbers)
-            place, place_row = numbers, WIDENED_ROW
+        if widens_few:
+            for i in range(left):
+                widen(job, place + i * x_row, count, numbers + i * FEW_WIDENED)
+            place, place_row = numbers, FEW_WIDENED
         later, distance = part, 0  # which is there: asking costs nothing
         if turn < passes:
             later, distance = ahead + turn * count * fetched, fetched
@@ -118,13 +133,11 @@ def multiply(
 
 
 @part_of_kernel
-def widen(job: Any, x: Any, x_row: Any, rows: Any, count: Any, numbers: Any) -> None:
-    """So many elements of a tile's rows to fp32."""
-    for row in range(rows):
-        source, target = x + row * x_row, numbers + row * WIDENED_ROW
-        for i in range(0, count, LANES):
-            value = load(job, source + i * element_bytes(job), count - i)
-            store_fp32(target + i * NUMBER_BYTES, value, LANES)
+def widen(job: Any, x: Any, count: Any, out: Any) -> None:
+    """So many elements of a row to fp32, and zeros to the next sixteen."""
+    for i in range(0, count, LANES):
+        value = load(job, x + i * element_bytes(job), count - i)
+        store_fp32(out + i * NUMBER_BYTES, value, LANES)
 
 
 @part_of_kernel
@@ -211,8 +224,8 @@ def block_sums(builder: Any) -> Any:
 
 @instruction(types.int64)
 def tile_numbers(builder: Any) -> Any:
-    """Room on the stack for the widened rows of a tile, 18 kB."""
-    room = ir.ArrayType(FLOATS, TILE_ROWS * WIDENED_ROW // LINE_BYTES)
+    """Room on the stack for few widened rows, 18 kB."""
+    room = ir.ArrayType(FLOATS, FEW_ROWS * FEW_WIDENED // LINE_BYTES)
     return builder.ptrtoint(cgutils.alloca_once(builder, room), I64)
 
 

@@ -11,6 +11,10 @@ The largest has six rows: 24 sums, a row of B and a broadcast number take 29 of 
 there are 16 of half the width, it has 16 columns: 12, two and one. Rows do not see each other, and
 each sums in order of i: a row's result is the same to the last bit, whatever rows are computed
 beside it.
+
+A core that somebody else's thread shares starts half as many instructions for us, which is less
+than a tile of twelve sums needs beside its products. So several of its steps are written out, with
+one counter for all of them.
 """
 
 from collections.abc import Callable
@@ -20,11 +24,13 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from engine.kernels.cpu.emit import (
+    ELEMENT_BYTES,
     F32,
     FLOATS,
     HALVES,
     I32,
     INTS,
+    LANES,
     LINE_BYTES,
     NARROW_INTS,
     PAIRS,
@@ -42,6 +48,7 @@ from engine.kernels.cpu.emit import (
 from engine.kernels.cpu.language import JOB, instruction
 
 COLUMNS = 64
+UNROLLED = 4  # steps that are written out where registers are narrow
 
 
 def dot_pairs(builder: Any, total: Any, x: Any, y: Any) -> Any:
@@ -94,11 +101,13 @@ def _tile(
     fetched: int = 0,
     load_row: Callable[[Any, Any, str, int], list[Any]] = weights_row,
     narrow: bool | None = False,
+    unrolled: int = 1,
 ) -> Any:
     """The tile of so many rows and vectors of columns; distances are in bytes.
 
     On a CPU with other registers it is nothing, unless `narrow` is None. In each step it can ask
-    for so many lines at `ahead`, and goes on by `ahead_step` there.
+    for so many lines at `ahead`, and goes on by `ahead_step` there; of steps that are written out
+    and read half a line, every second one does.
     """
 
     def write(
@@ -120,6 +129,7 @@ def _tile(
             return
         element = job[1]
         number = I32 if element == "bf16_dot" else F32
+        asking = max(1, LINE_BYTES // (vectors * LANES * ELEMENT_BYTES[element]))
         a_rows, c_rows = [a], [c]
         for _ in range(rows - 1):
             a_rows.append(b.add(a_rows[-1], a_row))
@@ -129,17 +139,26 @@ def _tile(
         with b.if_then(add):
             for total, place in zip(sums, places, strict=True):
                 b.store(load_from(b, place, FLOATS, 4), total)
-        with cgutils.for_range(b, steps) as loop:
-            line = b.add(rhs, b.mul(loop.index, rhs_step))
-            columns = load_row(b, line, element, vectors)
-            wanted = b.add(ahead, b.mul(loop.index, ahead_step))
-            for i in range(fetched):
+
+        def step(index: Any, asks: bool) -> None:
+            columns = load_row(b, b.add(rhs, b.mul(index, rhs_step)), element, vectors)
+            wanted = b.add(ahead, b.mul(index, ahead_step))
+            for i in range(fetched if asks else 0):
                 prefetch_line(b, offset(b, wanted, i * LINE_BYTES))
-            along = b.mul(loop.index, a_step)
+            along = b.mul(index, a_step)
             for r, row in enumerate(a_rows):
                 left = splat_of(b, load_from(b, b.add(row, along), number, 2))
                 for total, right in zip(sums[r * vectors :], columns, strict=False):
                     b.store(multiply_add(b, element, b.load(total), left, right), total)
+
+        turns = b.sdiv(steps, const(unrolled))
+        with cgutils.for_range(b, turns) as loop:
+            first = b.mul(loop.index, const(unrolled))
+            for i in range(unrolled):
+                step(b.add(first, const(i)), i % asking == 0)
+        done = b.mul(turns, const(unrolled))
+        with cgutils.for_range(b, b.sub(steps, done)) as loop:
+            step(b.add(done, loop.index), True)
         for total, place in zip(sums, places, strict=True):
             store_to(b, b.load(total), place, 4)
 
@@ -147,10 +166,12 @@ def _tile(
     return instruction(types.void, JOB, i, i, i, i, i, i, i, i, types.boolean, i, i)(write)
 
 
-narrow_1x64, narrow_2x32, narrow_4x16, narrow_6x16 = (
-    _tile(rows, vectors, fetched, load_row=narrow_row, narrow=True)
-    for rows, vectors, fetched in ((1, 4, 2), (2, 2, 1), (4, 1, 1), (6, 1, 1))
+narrow_1x64 = _tile(1, 4, 2, load_row=narrow_row, narrow=True)
+narrow_2x32 = _tile(2, 2, 1, load_row=narrow_row, narrow=True)
+narrow_4x16, narrow_6x16 = (
+    _tile(rows, 1, 1, load_row=narrow_row, narrow=True, unrolled=UNROLLED) for rows in (4, 6)
 )
 tile_1x64, tile_2x64 = (_tile(rows, 4) for rows in (1, 2))
 tile_4x64, tile_6x64 = (_tile(rows, 4, fetched=2) for rows in (4, 6))
-made_4x64, made_4x16 = _tile(4, 4, load_row=fp32_row), _tile(4, 1, load_row=fp32_row, narrow=None)
+made_4x64 = _tile(4, 4, load_row=fp32_row)
+made_4x16 = _tile(4, 1, load_row=fp32_row, narrow=None, unrolled=UNROLLED)

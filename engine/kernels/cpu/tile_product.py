@@ -37,7 +37,6 @@ MOST_TOGETHER = 8  # panels in one claim
 AHEAD_BYTES = 16 << 10  # that what nobody has fetched is asked for
 PANEL_BYTES = COLUMNS * ROWS * 4  # of sums
 SUMS_ROW = COLUMNS * 4
-LAY_WORDS = "5q"
 LAID = LINE_BYTES, BLOCK_BYTES  # from row to row, and from step to step
 PANEL = LINE_BYTES, BLOCK_BYTES, TILE_BYTES
 
