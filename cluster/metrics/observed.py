@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Self
 
 from cluster.backend import Backend, Routed
@@ -19,21 +20,35 @@ class ObservedBackend:
         self._backend = backend
         self._origin = origin
         self._metrics = metrics
+        self._records: list[RequestRecord] = []
 
     def submit(self, request: GenerationRequest) -> ObservedStream:
         waited_s = time.monotonic() - self._origin.arrived_s
         record = RequestRecord(request, self._origin, self._metrics)
-        return ObservedStream(self._backend.submit(request), record, waited_s)
+        self._records.append(record)
+        return ObservedStream(self._backend.submit(request), record, self._fail, waited_s)
 
     def check_health(self) -> None:
         self._backend.check_health()
 
+    def _fail(self, error: Exception) -> None:
+        """All are closed then: nobody has left, nor was out of time."""
+        for record in self._records:
+            record.fail(error)
+
 
 class ObservedStream:
-    def __init__(self, stream: GenerationStream, record: RequestRecord, waited_s: float) -> None:
+    def __init__(
+        self,
+        stream: GenerationStream,
+        record: RequestRecord,
+        fail: Callable[[Exception], None],
+        waited_s: float,
+    ) -> None:
         self._stream = stream
         self._routed = stream if isinstance(stream, Routed) else None
         self._record = record
+        self._fail = fail
         self._waited_s = waited_s
 
     def __aiter__(self) -> Self:
@@ -45,7 +60,7 @@ class ObservedStream:
         except StopAsyncIteration:
             raise
         except Exception as error:
-            self._record.fail(error)
+            self._fail(error)
             raise
         routed_s = 0.0 if self._routed is None else self._routed.routed_s
         self._record.note(update, time.monotonic(), self._waited_s + routed_s)

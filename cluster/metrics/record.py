@@ -105,8 +105,11 @@ class RequestRecord:
             self._reasons[choice] = STOPPED
 
     def fail(self, error: Exception) -> None:
-        """Only what kind of error it was: its words may quote what a client sent. What is refused
-        is no answer, whoever noticed and when."""
+        """By an error of the HTTP request that it is a part of, which the first one ends. Only what
+        kind of error it was: its words may quote what a client sent. What is refused is no answer,
+        whoever noticed and when."""
+        if self._error is not None or None not in self._reasons.values():
+            return
         self._error = type(error).__name__
         self._is_refused = self._first_s is None and isinstance(error, (RequestError, RefusedError))
 

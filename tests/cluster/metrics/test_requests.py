@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ from engine.request import (
 )
 from engine.sampling import SamplingParams
 from tests.cluster.conftest import Server, make_server
-from tests.cluster.fakes import say, small_tokenizer
+from tests.cluster.fakes import Step, say, small_tokenizer
 from tests.cluster.metrics.samples import Samples, read, value
 
 TIMES = PromptTimes(queued_s=0.5, prefill_s=1.0, transfer_s=0.25)
@@ -146,6 +147,39 @@ def test_what_fails_after_its_first_token_is_an_answer() -> None:
     samples = samples_of(metrics)
     assert value(samples, "request_success_total", finished_reason="error") == 1
     assert value(samples, "prompt_tokens_total") == 3
+
+
+@pytest.mark.parametrize("error", [RefusedError("too many wait"), StepError("broke")])
+async def test_what_fails_with_its_sibling_was_not_given_up_by_its_client(
+    error: EngineError,
+) -> None:
+    """Of four prompts one fails; one has ended, one has begun and one waits."""
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    def script(request: GenerationRequest) -> Iterator[Step]:
+        match request.prompt_token_ids:
+            case [1]:
+                yield begun.wait()
+                yield error
+            case [2]:
+                yield update(7, end=FinishReason.LENGTH)
+                return
+            case [3]:
+                yield update(7)
+                begun.set()
+        yield never.wait()
+
+    server = make_server(script)
+    async with server.client:
+        prompts = [[1], [2], [3], [4, 4, 4]]
+        response = await server.post("/v1/completions", prompt=prompts, max_tokens=4)
+        samples = read((await server.client.get("/metrics")).content)
+    assert response.status_code == (429 if isinstance(error, RefusedError) else 500)
+    ends = {r: value(samples, "request_success_total", finished_reason=r) for r in ENDS}
+    num_failed = 1 if isinstance(error, RefusedError) else 3
+    assert ends == {"stop": 0, "length": 1, "abort": 0, "error": num_failed}
+    assert value(samples, "request_prompt_tokens_count") == 1 + num_failed
+    assert value(samples, "num_requests_open") == 0
 
 
 def test_inter_token_bounds_begin_at_a_millisecond() -> None:
