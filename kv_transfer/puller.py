@@ -201,9 +201,9 @@ class HandOff:
                 raise TransferError("the holder speaks of what this version does not know")
 
     def _note_verdict(self, verdict: Verdict) -> None:
-        self._ended = FAILED if verdict.held else NOT_HELD
+        if self._pull.state is PullState.COMMITTING:
+            self._ended = DONE if verdict.held else NOT_HELD
         self._pull.note_verdict(verdict.held, verdict.reason)
-        self._ended = DONE
 
     def _start(self, now: float, chunk: Chunk) -> None:
         runs = [RemoteRun(r.group, r.first_entry, r.blocks, r.checksums) for r in chunk.blocks]

@@ -10,6 +10,7 @@ from kv_transfer.link import Link
 from kv_transfer.probe import LinkFigures
 from kv_transfer.puller import HandOff, Pulled, PullerConfig
 from kv_transfer.source import ReadyEnd
+from kv_transfer.tally import PullTally
 from protos.generation_pb2 import SamplingParams, TokenLogprobs
 from protos.handoff_pb2 import Ask, Compute, FirstToken
 from protos.handoff_pb2_grpc import add_HandOffServicer_to_server
@@ -38,6 +39,7 @@ class Pair:
         self.puller_faults = Faults(puller_faults)
         self.plane = Plane()
         self.pool = FakePeerPool(self.ours, self.theirs)
+        self.tally = PullTally()  # of what is pulled
 
     async def start(self) -> None:
         self.server = self.plane.server()
@@ -77,6 +79,7 @@ class Pair:
             wanted,
             self.ours.checksum,
             self.puller_faults,
+            tally=self.tally,
         )
 
     async def idle(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from kv_transfer.errors import TransferError
 from kv_transfer.holder import Context
 from kv_transfer.link import Link
+from kv_transfer.tally import FAILED
 from protos.generation_pb2 import TokenLogprobs
 from protos.handoff_pb2 import (
     BlockRun,
@@ -50,6 +51,7 @@ FIRST, SECOND = said(8, 16, [21]), said(16, 28, [22, 23])
 WAITING = HolderMessage(waiting=Waiting(wait_s=1.0, num_turns=1))
 FINISHED = HolderMessage(finished=Finished(tokens=END.tokens))
 HELD = HolderMessage(verdict=Verdict(held=True))
+NOT_HELD = HolderMessage(verdict=Verdict(held=False))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,7 @@ HELD = HolderMessage(verdict=Verdict(held=True))
         ((FIRST, SECOND, FINISHED, WAITING), "'waiting' while ARRIVING"),
         ((FIRST, SECOND, FINISHED, FIRST), "a chunk while ARRIVING"),
         ((FIRST, SECOND, FINISHED, HELD), "a verdict while ARRIVING"),
+        ((FIRST, SECOND, FINISHED, NOT_HELD), "a verdict while ARRIVING"),
     ],
 )
 async def test_what_a_holder_says_twice_or_late_fails_the_hand_off(
@@ -78,6 +81,7 @@ async def test_what_a_holder_says_twice_or_late_fails_the_hand_off(
             await asyncio.wait_for(hand_off.run(), 30)
         assert not any(read.wanted for read in pair.pool.reads)
         assert len(await hand_off.unfinished()) == len(pair.pool.reads) > 0
+    assert pair.tally.ends == {FAILED: 1}, "no commit was refused: there was none"
 
 
 async def test_a_holder_that_computed_too_little_is_not_believed(pair: Pair) -> None:
