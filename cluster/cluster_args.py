@@ -19,6 +19,7 @@ from cluster.autoscaling import Objectives
 from cluster.exchange import HttpLimits
 from cluster.front_args import FrontArgs
 from cluster.log_format import LogArgs
+from cluster.openai.request_limits import RequestLimits
 from cluster.router_args import RouterArgs
 from cluster.scaling_args import ScalingArgs
 from cluster.validation import checked
@@ -194,6 +195,11 @@ class ClusterArgs(_Args):
     @property
     def local_prefill_mode(self) -> LocalPrefill:
         return LocalPrefill[self.local_prefill.upper()]
+
+    def soonest_priority(self, limits: RequestLimits) -> int:
+        """The lowest that a request may have: decode workers may refuse all but 0."""
+        policy = self.worker(Leg.DECODE, "127.0.0.1").engine.scheduling_policy
+        return limits.least_priority if policy == "priority" else 0
 
     @property
     def router_config(self) -> RouterConfig:

@@ -47,7 +47,7 @@ class RelayConfig:
     whole machine goes; one such more is forgiven. `max_wait_s`: for a worker to come, where
     there is none, of a request that has seen one; `max_new_wait_s`: of a new one, whose client can
     ask elsewhere. `stall_s`: a worker that has made no step for so long, though it answers, loses
-    its requests to others."""
+    its requests to others. `soonest_priority`: the lowest that a request may have."""
 
     local_prefill: LocalPrefill = LocalPrefill.AUTO
     max_lost_workers: int = 2
@@ -55,6 +55,7 @@ class RelayConfig:
     max_new_wait_s: float = 0.8
     max_candidates: int = 3
     stall_s: float = 10.0
+    soonest_priority: int = 0
 
 
 class WorkerStuck(UnavailableError):
@@ -104,7 +105,7 @@ class Relay:
 
     def check_open(self, caller: str) -> None:
         try:
-            self.router.check_open(caller, time.monotonic())
+            self.router.check_open(caller, self.config.soonest_priority, time.monotonic())
         except Refused as refused:
             raise _full(refused) from None
 

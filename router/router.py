@@ -159,10 +159,10 @@ class Router:
         decode = [account for account in accounts if account.takes_new(now)]
         return Backlog.of(seen, self._room.sums, max(0.0, work_s), decode)
 
-    def check_open(self, tenant: str, now: float) -> None:
-        """Refused is raised where the tenant's shortest prompt would be: others need not be
-        read."""
-        self._admit(replace(_SHORTEST, tenant=tenant), now)
+    def check_open(self, tenant: str, priority: int, now: float) -> None:
+        """Refused is raised where the tenant's shortest prompt would be, with the soonest priority
+        that it may have: others need not be read."""
+        self._admit(replace(_SHORTEST, tenant=tenant, priority=priority), now)
 
     def submit(self, ask: Ask, now: float) -> None:
         """It waits from now on, or else Refused is raised."""

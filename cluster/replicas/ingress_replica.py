@@ -89,10 +89,13 @@ class IngressReplica(TokenService):
             limits.vocab_size,
             read_generation_defaults(text.source.folder),
         )
-        self._relay = Relay(self._pools, RelayConfig(args.local_prefill_mode))
+        request_limits = args.front.limits(keys)
+        soonest = args.soonest_priority(request_limits)
+        config = RelayConfig(args.local_prefill_mode, soonest_priority=soonest)
+        self._relay = Relay(self._pools, config)
         http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
         meter = Meter(model, [RelayCollector(self._relay)])
-        self._gate, request_limits = args.front.gate(keys), args.front.limits(keys)
+        self._gate = args.front.gate(keys)
         self._http, self._front = build_app(
             self._relay,
             args.front.model(model),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cluster.cluster_args import ClusterArgs
+from cluster.openai.request_limits import LEAST_PRIORITY, RequestLimits
 from engine.errors import ConfigError
 
 
@@ -54,3 +55,14 @@ def test_a_prefill_worker_takes_what_a_decode_worker_does(prefill: int, decode: 
         ClusterArgs.checked(args)
     ClusterArgs.checked({**args, "prefill": {**args["prefill"], "replicas": 0}})
     ClusterArgs.checked({"prefill": args["decode"], "decode": args["prefill"]})
+
+
+def test_nobody_goes_before_others_by_a_priority_that_is_refused() -> None:
+    def soonest(least: int, decode: str, prefill: str = "fcfs") -> int:
+        pools = {"decode": decode, "prefill": prefill}
+        args = {leg: {"engine": {"scheduling_policy": policy}} for leg, policy in pools.items()}
+        return ClusterArgs.checked(args).soonest_priority(RequestLimits(least_priority=least))
+
+    for least in (LEAST_PRIORITY, 0, 3):
+        assert soonest(least, "priority") == least
+    assert soonest(LEAST_PRIORITY, "fcfs", "priority") == 0

@@ -99,7 +99,7 @@ def test_what_waits_for_a_place_to_decode_counts_in_the_prediction(
         here.submit("c", 16, num_new=100)
     assert refused.value.predicted_s == pytest.approx(1.0, abs=0.1)
     with pytest.raises(Refused):
-        here.router.check_open("", here.now)
+        here.router.check_open("", 0, here.now)
     here.pass_time(0.8)
     here.submit("c", 16, num_new=100)
     assert here.dispatch() == {}
@@ -176,7 +176,7 @@ def test_those_whose_turn_is_later_get_nobody_refused(
         world.submit(name, 16, num_new=100, **many)
     with pytest.raises(Refused):
         world.submit("e", 16, num_new=100, **many)
-    world.router.check_open(one.get("tenant", ""), world.now)
+    world.router.check_open(one.get("tenant", ""), one.get("priority", 0), world.now)
     world.submit("f", 16, num_new=100, **one)
     world.router.ended("a", world.now)
     assert list(world.dispatch()) == ["f" if "priority" in one else "c"]
@@ -188,19 +188,19 @@ def test_of_a_caller_with_many_that_wait_nothing_need_be_read() -> None:
     for name in "cd":
         world.submit(name, 16, num_new=100, tenant="s")
     with pytest.raises(Refused):
-        world.router.check_open("s", world.now)
+        world.router.check_open("s", 0, world.now)
 
 
 def test_it_is_known_without_a_request_that_all_would_be_refused() -> None:
     world = World(0, 0, RouterConfig(max_waiting=1))
-    world.router.check_open("", world.now)
+    world.router.check_open("", 0, world.now)
     world.submit("a", 500)
     with pytest.raises(Refused) as refused:
-        world.router.check_open("", world.now)
+        world.router.check_open("", 0, world.now)
     assert refused.value.reason is Refusal.FULL
     assert world.router.stats.refused == {"full": 1}
     world.router.withdraw("a", world.now)
-    world.router.check_open("", world.now)
+    world.router.check_open("", 0, world.now)
     assert (world.router.num_waiting, world.router.stats.num_submitted) == (0, 2)
 
 

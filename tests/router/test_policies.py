@@ -55,7 +55,7 @@ def test_round_robin_does_so_where_choices_are_made_for_a_prediction_too() -> No
     world = World(0, 3, RouterConfig(policy="round-robin", ttft_objective_s=60.0))
     decode: Counter[Worker] = Counter()
     for i in range(9):
-        world.router.check_open("", world.now)
+        world.router.check_open("", 0, world.now)
         world.submit(str(i), 160)
         world.now += 1e-5
         (placement,) = world.dispatch().values()
