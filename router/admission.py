@@ -36,12 +36,6 @@ class Refused(Exception):
         )
 
 
-def check_room(num_waiting: int, most: int, drained_s: float) -> None:
-    """`drained_s`: until about all that waits has gone."""
-    if num_waiting >= most:
-        raise Refused(Refusal.FULL, max(MIN_RETRY_S, drained_s))
-
-
 def check_time(predicted_s: float, objective_s: float) -> None:
     """The excess is what has to be worked off before such a request could be taken."""
     if predicted_s > objective_s:

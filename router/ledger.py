@@ -118,6 +118,12 @@ class Account:
         free = seats.num_free_tokens - limits.headroom - self.claimed_tokens
         return min(num, free / num_tokens) if num_tokens > 0 else num
 
+    def place_in_s(self, num_before: int, now: float) -> float:
+        """Until there is one after so many others."""
+        seats = self.seats
+        each_s = self.step_s(seats.num_context_tokens, seats.num_sequences)
+        return seats.place_in_s(num_before, each_s, now)
+
     def will_have_room(self, num_tokens: int, num_sequences: int) -> bool:
         """Not now, but once what runs there has ended. What never fits has to be told so by the
         worker."""

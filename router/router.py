@@ -13,7 +13,7 @@ from itertools import islice
 from random import Random
 from typing import NamedTuple
 
-from router.admission import Refused, check_room
+from router.admission import MIN_RETRY_S, Refusal, Refused
 from router.ask import Ask, Placement
 from router.backlog import Backlog, Guesses
 from router.config import RouterConfig
@@ -298,9 +298,8 @@ class Router:
         )
         foresight = None if ask.moved else self.foresight
         guess_s = self._ledger.measured.mean(Leg.PREFILL).prompt_token_s * ask.num_tokens
-        drained_s = self._room.work_s / max(1, num_servers)
-        if not ask.moved:
-            check_room(len(self._room), self.config.max_waiting, drained_s)
+        if not ask.moved and len(self._room) >= self.config.max_waiting:
+            raise Refused(Refusal.FULL, max(MIN_RETRY_S, self._drained_s(num_servers, now)))
         choice = self._choose(ask, now) if foresight is not None else None
         if foresight is None or choice is None:
             return _Admitted(guess_s)
@@ -314,6 +313,17 @@ class Router:
             foresight.check(predicted_s, now)
         return _Admitted(terms.prefill_s, choice, predicted_s)
 
+    def _drained_s(self, num_servers: int, now: float) -> float:
+        """Until about all that waits has gone: prompts are computed, and answers have places, where
+        the last dispatch found that these are lacking."""
+        prompts_s = self._room.work_s / max(1, num_servers)
+        lacking = (one.choice for one in self._held if one.lack is Lack.ROOM and one.choice)
+        choice = next(lacking, None)
+        if choice is None:
+            return prompts_s
+        num_each = len(self._room) // max(1, len(self._ledger.accounts[Leg.DECODE]))
+        return max(prompts_s, choice.way.decode.place_in_s(num_each, now))
+
     def _places_s(self, way: Way, ask: Ask, now: float) -> tuple[float, float]:
         """Until its decode worker has a place for the first that waits, and for it after those
         whose turn is sooner."""
@@ -323,10 +333,8 @@ class Router:
         if num_before + 1 <= num_places:
             return 0.0, 0.0
         num_later = num_before - int(num_places)
-        seats = way.decode.seats
-        each_s = way.decode.step_s(seats.num_context_tokens, seats.num_sequences)
-        first_s = 0.0 if num_places else seats.place_in_s(0, each_s, now)
-        return first_s, seats.place_in_s(num_later, each_s, now)
+        first_s = 0.0 if num_places else way.decode.place_in_s(0, now)
+        return first_s, way.decode.place_in_s(num_later, now)
 
     def _num_places(self, way: Way, ask: Ask) -> float:
         """How many like it its decode worker could take now: none until somebody there ends, or if

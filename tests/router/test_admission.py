@@ -35,6 +35,19 @@ def test_no_more_than_so_many_wait() -> None:
     assert world.router.stats.refused == {"full": 1}
 
 
+def test_where_places_are_lacking_it_is_they_that_are_waited_for() -> None:
+    """Prompts of a hundredth of a second, and answers of a second, two at once."""
+    world = World(1, 1, RouterConfig(max_waiting=20))
+    world.report(Leg.DECODE, world.decode[0], max_sequences=2)
+    for i in range(2 + 20):
+        world.submit(str(i), 16, num_new=100)
+        world.dispatch()
+    assert world.router.num_waiting == 20
+    with pytest.raises(Refused) as refused:
+        world.submit("late", 16, num_new=100)
+    assert refused.value.retry_after_s == pytest.approx(11.0, rel=0.05)
+
+
 def test_who_would_come_too_late_is_told_when_to_come_again() -> None:
     world = busy(1, 1, RouterConfig(ttft_objective_s=3.0))
     p = world.prefill[0]
