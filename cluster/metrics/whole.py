@@ -19,6 +19,9 @@ from cluster.metrics.targets import KEY, Target, document, write_document
 logger = logging.getLogger("kvrelay.metrics")
 
 TIMEOUT_S = 1.0
+# Whether one that is leaving is still there; so many times in vain, and it is not.
+LOOK_S = 5.0
+MOST_MISSED = 2
 
 
 class Pages(Protocol):
@@ -51,22 +54,35 @@ class WholeCluster:
         self._model_name = model_name
         self._file = file
         self._pools: dict[str, Mapping[str, Target]] = {}
+        self._leaving: dict[Target, asyncio.Task[None]] = {}  # not named any more
         self._write()
 
     def update(self, pool: str, replicas: Replicas) -> None:
-        """A replica that published no address has no page."""
+        """A replica that published no address has no page. One that is not named any more drains,
+        and stays for as long as it answers."""
+        before = set(self._pools.get(pool, {}).values())
         self._pools[pool] = {
             replica: Target(pool, replica, metadata[KEY])
             for replica, metadata in replicas.items()
             if isinstance(metadata.get(KEY), str)
         }
+        for target in before - self._named - self._leaving.keys():
+            self._leaving[target] = asyncio.create_task(self._see_off(target))
         self._write()
+
+    def close(self) -> None:
+        for task in self._leaving.values():
+            task.cancel()
+
+    @property
+    def _named(self) -> set[Target]:
+        """This process is there even while nobody else has heard of it."""
+        named = {target for pool in self._pools.values() for target in pool.values()}
+        return named | {self._own}
 
     @property
     def all(self) -> list[Target]:
-        """This process is there even while nobody else has heard of it."""
-        known = {target for pool in self._pools.values() for target in pool.values()}
-        return sorted(known | {self._own})
+        return sorted(self._named | self._leaving.keys())
 
     def targets(self) -> list[dict[str, Any]]:
         return document(self.all)
@@ -74,14 +90,30 @@ class WholeCluster:
     async def page(self) -> bytes:
         targets = self.all
         pages = await asyncio.gather(*(self._scrape(target) for target in targets))
-        heard = {target: page is not None for target, page in zip(targets, pages, strict=True)}
+        named = self._named
+        heard = {
+            target: page is not None
+            for target, page in zip(targets, pages, strict=True)
+            if page is not None or target in named
+        }
         up = Page({"model_name": self._model_name}, [_Up(heard)]).render()
         return await asyncio.to_thread(merge, [up, *(page for page in pages if page is not None)])
 
     async def _scrape(self, target: Target) -> bytes | None:
         if target == self._own:
             return self._page.render()
-        return await scrape(target.address, TIMEOUT_S)
+        page = await scrape(target.address, TIMEOUT_S)
+        # Another process may have the port of one that is gone.
+        is_its_own = page is not None and f'replica="{target.replica}"'.encode() in page
+        return page if is_its_own else None
+
+    async def _see_off(self, target: Target) -> None:
+        num_missed = 0
+        while num_missed < MOST_MISSED and target not in self._named:
+            num_missed = 0 if await self._scrape(target) is not None else num_missed + 1
+            await asyncio.sleep(LOOK_S)
+        del self._leaving[target]
+        self._write()
 
     def _write(self) -> None:
         if self._file is None:

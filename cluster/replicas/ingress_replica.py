@@ -168,6 +168,8 @@ class IngressReplica(TokenService):
             await self._access.stop()
         if hasattr(self, "_fellows"):
             await self._fellows.stop()
+        if hasattr(self, "_cluster"):
+            self._cluster.close()
         if hasattr(self, "_metrics_address"):
             await self._metrics.stop()
         if hasattr(self, "_pools"):

@@ -69,6 +69,35 @@ async def test_all_pages_are_one(worker: str) -> None:
     assert len([line for line in lines if line.startswith("# TYPE kvrelay:things")]) == 1
 
 
+async def test_who_is_named_no_more_stays_for_as_long_as_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker does that drains."""
+    monkeypatch.setattr("cluster.metrics.whole.LOOK_S", 0.05)
+    server = MetricsServer(page_of("decode", "d", 5).render)
+    address = await server.start("127.0.0.1")
+    cluster = cluster_of("i1", tmp_path / "targets.json")
+    cluster.update("decode", {"d": {KEY: address}})
+    cluster.update("decode", {})
+    assert things(await cluster.page()) == {"i1": 1, "d": 5}
+    assert address in (tmp_path / "targets.json").read_text()
+    await server.stop()
+    page = await cluster.page()
+    assert up(page) == {("ingress", "i1"): 1}, "it is gone, and nothing is wrong with it"
+    async with asyncio.timeout(30):
+        while len(cluster.targets()) > 1:
+            await asyncio.sleep(0.01)
+    assert address not in (tmp_path / "targets.json").read_text()
+
+
+async def test_who_has_the_port_of_one_that_is_gone_is_not_taken_for_it(worker: str) -> None:
+    cluster = cluster_of("i1")
+    cluster.update("decode", {"gone": {KEY: worker}})
+    cluster.update("decode", {"d": {KEY: worker}})
+    assert things(await cluster.page()) == {"i1": 1, "d": 5}
+    cluster.close()
+
+
 async def test_a_process_that_is_stopped_holds_nobody_up(worker: str) -> None:
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -117,23 +146,28 @@ def test_bounds_are_counted_cumulatively() -> None:
     assert buckets == [("0.5", 0), ("1.0", 1), ("+Inf", 1)]
 
 
-async def test_the_targets_are_a_document_and_a_file(tmp_path: Path) -> None:
+async def test_the_targets_are_a_document_and_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "targets.json"
     cluster = cluster_of("i1", file)
-    cluster.update("decode", {"d": {KEY: "10.0.0.7:4000"}})
+    cluster.update("decode", {"d": {KEY: "127.0.0.1:2"}})
     expected = [
         {
             "targets": [address],
             "labels": {"__meta_kvrelay_pool": pool, "__meta_kvrelay_replica": replica},
         }
         for pool, replica, address in (
-            ("decode", "d", "10.0.0.7:4000"),
+            ("decode", "d", "127.0.0.1:2"),
             ("ingress", "i1", "127.0.0.1:1"),
         )
     ]
     assert cluster.targets() == json.loads(file.read_text()) == expected
+    monkeypatch.setattr("cluster.metrics.whole.LOOK_S", 0.05)
     cluster.update("decode", {})
-    assert json.loads(file.read_text()) == expected[1:]
+    async with asyncio.timeout(30):
+        while json.loads(file.read_text()) != expected[1:]:
+            await asyncio.sleep(0.01)
     assert [one.name for one in tmp_path.iterdir()] == ["targets.json"]
 
 
