@@ -79,6 +79,7 @@ class Reporter:
             num_prefix_tokens=worker.num_prefix_tokens,
             max_sequences=engine.limits.max_num_seqs,
             max_step_tokens=_step_tokens(engine, self._last),
+            max_model_len=engine.limits.max_model_len,
             block_size=engine.info.shape.block_size,
             still_s=worker.engine.still_s,
             step_s=engine.expected_s,

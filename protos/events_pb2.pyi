@@ -278,6 +278,7 @@ class LoadReport(_message.Message):
     STILL_S_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     num_steps: _builtins.int
     num_running: _builtins.int
@@ -307,6 +308,8 @@ class LoadReport(_message.Message):
     """with work and without a step, though the counts may be older"""
     step_s: _builtins.float
     """that the step under way should take, as predicted; or the last one did"""
+    max_model_len: _builtins.int
+    """tokens of a sequence, prompt and answer together; 0: unknown"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockCounts]:
         """of each group"""
@@ -347,10 +350,11 @@ class LoadReport(_message.Message):
         still_s: _builtins.float = ...,
         cores: Global___CoreReport | None = ...,
         step_s: _builtins.float = ...,
+        max_model_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "step_times", b"step_times", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "cores", b"cores", "draining", b"draining", "incarnation", b"incarnation", "links", b"links", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "num_context_tokens", b"num_context_tokens", "num_fetching", b"num_fetching", "num_hit_tokens", b"num_hit_tokens", "num_leases", b"num_leases", "num_prefix_tokens", b"num_prefix_tokens", "num_query_tokens", b"num_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "step_s", b"step_s", "step_times", b"step_times", "still_s", b"still_s", "transfer", b"transfer", "unhealthy", b"unhealthy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks", b"blocks", "cores", b"cores", "draining", b"draining", "incarnation", b"incarnation", "links", b"links", "max_model_len", b"max_model_len", "max_sequences", b"max_sequences", "max_step_tokens", b"max_step_tokens", "num_context_tokens", b"num_context_tokens", "num_fetching", b"num_fetching", "num_hit_tokens", b"num_hit_tokens", "num_leases", b"num_leases", "num_prefix_tokens", b"num_prefix_tokens", "num_query_tokens", b"num_query_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "step_s", b"step_s", "step_times", b"step_times", "still_s", b"still_s", "transfer", b"transfer", "unhealthy", b"unhealthy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

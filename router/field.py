@@ -19,11 +19,14 @@ class Group(NamedTuple):
     prefill: Sequence[Account]
     decode: Sequence[Account]
     workers: Sequence[Worker]  # prefill, then decode
+    shortest: float  # of what their prefill workers take, in tokens
 
     @classmethod
     def of(cls, prefill: Iterable[Account], decode: Iterable[Account]) -> "Group":
         legs = list(prefill), list(decode)
-        return cls(*legs, [account.worker for leg in legs for account in leg])
+        workers = [account.worker for leg in legs for account in leg]
+        shortest = min((account.max_model_len for account in legs[0]), default=float("inf"))
+        return cls(*legs, workers, shortest)
 
     def without(self, workers: frozenset[Worker]) -> "Group":
         if workers.isdisjoint(self.workers):
@@ -32,6 +35,14 @@ class Group(NamedTuple):
             (account for account in self.prefill if account.worker not in workers),
             (account for account in self.decode if account.worker not in workers),
         )
+
+    def for_prompt(self, num_tokens: int) -> "Group":
+        """Without the prefill workers that would refuse it: while workers are replaced by others
+        that take longer ones, there are both."""
+        if num_tokens < self.shortest:
+            return self
+        takers = (account for account in self.prefill if num_tokens < account.max_model_len)
+        return Group.of(takers, self.decode)
 
 
 class Field(NamedTuple):
@@ -80,7 +91,11 @@ class Fields:
     def of(self, ask: Ask, block_size: int, now: float) -> Iterator[Field]:
         for group in self.groups(now):
             left = group.without(ask.without) if ask.without else group
-            if left.decode and (left.prefill or (self._may_stay and ask.may_stay)):
+            may_stay = self._may_stay and ask.may_stay
+            takers = left.for_prompt(ask.num_tokens)
+            if takers.prefill or may_stay:  # or else a worker says why it refuses
+                left = takers
+            if left.decode and (left.prefill or may_stay):
                 matches = self._index.matches(left.workers, ask.keys, now) if ask.keys else []
                 yield Field.of(left, matches, block_size, ask, now)
 

@@ -39,6 +39,7 @@ class Account:
         "leg",
         "limits",
         "links",
+        "max_model_len",
         "max_step_tokens",
         "prompts",
         "seats",
@@ -56,6 +57,7 @@ class Account:
         self.costs = costs
         self.cores: Cores | None = None
         self.max_step_tokens = 0
+        self.max_model_len = float("inf")
         self.limits = Limits()
         self.links: Mapping[int, LinkSpeed] = {}  # from peers, by incarnation
         self.prompts = PromptQueue()
@@ -73,6 +75,7 @@ class Account:
         self.costs = costs
         self.cores = load.cores
         self.max_step_tokens = load.max_step_tokens
+        self.max_model_len = load.max_model_len or float("inf")
         self.links = {peer: link for peer, link in load.links.items() if link.bytes_per_s > 0}
         self.limits = Limits(load.max_sequences or float("inf"), HEADROOM * load.num_total_tokens)
         token_s = prompt_token_s(costs, load.max_step_tokens)

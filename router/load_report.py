@@ -21,6 +21,7 @@ def read_load(report: LoadReport, now: float) -> Load:
         num_total_tokens=num_total_tokens,
         max_sequences=report.max_sequences,
         max_step_tokens=report.max_step_tokens,
+        max_model_len=report.max_model_len,
         costs=_costs(report.step_times),
         links={link.peer_incarnation: _speed(link) for link in report.links},
         cores=Cores.read(report.cores),

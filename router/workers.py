@@ -59,6 +59,7 @@ class Load:
     num_total_tokens: int = 0
     max_sequences: int = 0  # 0: unknown; so below
     max_step_tokens: int = 0
+    max_model_len: int = 0
     costs: StepCosts = StepCosts()
     links: Mapping[int, LinkSpeed] = field(default_factory=dict)  # from peers, by incarnation
     cores: Cores | None = None  # None: it computes on another device

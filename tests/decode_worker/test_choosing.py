@@ -123,3 +123,18 @@ async def test_many_at_once_are_shared_out(group: WorkerGroup) -> None:
     under_way = group.decode[0].answerer._under_way
     left = (under_way.num_queued, under_way.num_fetched, under_way.num_running)
     assert left == (0, 0, 0)
+
+
+async def test_a_worker_of_shorter_sequences_fails_nobody(tmp_path: Path) -> None:
+    """It says so; the next one computes the prompt, or else the decode worker does."""
+    folder = str(make_tiny("llama", tmp_path).folder)
+    short = make_engine(folder, max_model_len=100, max_num_batched_tokens=32)
+    group = await WorkerGroup.start(
+        [make_engine(folder)], [short, make_engine(folder)], "inprocess"
+    )
+    await group.ask(PROMPTS[0], PARAMS, computed_by=group.prefill[:1])
+    assert group.decode[0].fetcher.outcomes == {"ComputeHere": 1}
+    await group.ask(PROMPTS[1], PARAMS, computed_by=group.prefill, local=LocalPrefill.NEVER)
+    assert num_steps(group)[0] == 0 < num_steps(group)[1]
+    await group.check_idle()
+    await group.stop()

@@ -19,6 +19,7 @@ def test_everything_arrives() -> None:
         block_size=16,
         max_sequences=7,
         max_step_tokens=8,
+        max_model_len=9,
         step_times=StepTimes(
             base_s=1.0, prompt_token_s=2.0, context_token_s=3.0, sequence_s=4.0, prompt_pair_s=5.0
         ),
@@ -40,6 +41,7 @@ def test_everything_arrives() -> None:
         num_total_tokens=10 * 16,
         max_sequences=7,
         max_step_tokens=8,
+        max_model_len=9,
         costs=StepCosts(
             step_s=1.0,
             prompt_token_s=2.0,

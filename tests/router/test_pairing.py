@@ -117,6 +117,22 @@ def test_without_prefill_workers_the_decode_worker_computes() -> None:
     assert (placement.prefill, placement.reason) == ((), Reason.NO_PREFILL_WORKER)
 
 
+def test_no_prompt_goes_to_prefill_workers_that_take_only_shorter_ones() -> None:
+    world = World(6, 1, RouterConfig(max_backlog_steps=None))
+    busy_decoders(world, 1000)
+    *short, long = world.prefill
+    for worker in short:
+        world.report(Leg.PREFILL, worker, max_model_len=100)
+    world.report(Leg.PREFILL, long, num_queued_tokens=5000)
+    assert world.place("longer", 100).prefill == (long,)
+    assert world.place("fits", 99).prefill[0] in short
+    world.router.remove(Leg.PREFILL, long)
+    stays = world.place("nobody's", 100)
+    assert (stays.prefill, stays.reason) == ((), Reason.NO_PREFILL_WORKER)
+    told = world.place("may not stay", 100, may_stay=False)
+    assert told.prefill, "they say why it cannot be computed"
+
+
 def test_siblings_in_a_burst_land_together() -> None:
     world = World(4, 1, NO_WAITING)
     busy_decoders(world)

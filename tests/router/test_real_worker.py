@@ -47,6 +47,7 @@ async def test_an_index_of_a_real_cache(tmp_path: Path, model: str) -> None:
         await feed.close()
     load = loads[-1]
     assert (load.max_sequences, load.max_step_tokens) == (5, 16)  # not 32, in 0.24 s
+    assert load.max_model_len == limits.max_model_len
     assert load.num_total_tokens == index.capacity * block_size
     assert 0 < load.num_free_tokens <= load.num_total_tokens
     assert load.costs.prompt_token_s == 1e-2  # of `SlowSteps`
