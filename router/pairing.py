@@ -92,11 +92,21 @@ def _order(way: Way) -> tuple[int, float]:
 
 
 def _of_equals(best: Sequence[Way], weights: Weights) -> Way:
-    """Two of those that cost about the same are drawn, and the one with less before it is taken.
-    Several routers that see the same then do not all go the same way."""
+    """Of those that cost about the same. Who would wait though there is one that is free would be
+    overtaken by its equals that draw that one."""
     first = best[0]
     most_s = first.terms.cost_s * (1 + TIE)
     equals = [way for way in best if way.fit == first.fit and way.terms.cost_s <= most_s]
+    drawn = _drawn(equals, weights)
+    if len(equals) <= 2 or weights.goes(drawn):
+        return drawn
+    free = [way for way in equals if weights.goes(way)]
+    return _drawn(free, weights) if free else drawn
+
+
+def _drawn(equals: Sequence[Way], weights: Weights) -> Way:
+    """Two are drawn, and the one with less before it is taken. Several routers that see the same
+    then do not all go the same way."""
     if len(equals) > 2:
         kept = int(weights.draw() * len(equals))
         other = int(weights.draw() * (len(equals) - 1))

@@ -198,7 +198,7 @@ class Router:
             choice = self._choice(waiting, now)
             if choice is None:
                 continue
-            waiting.lack = self._lack(choice, waiting.ask, now)
+            waiting.lack = self._lack(choice.way, waiting.ask, now)
             if waiting.lack is not None:
                 self._claim(waiting, now)
                 claimed += choice.way.computing, choice.way.decode
@@ -258,7 +258,7 @@ class Router:
         line: or else who comes later would pass all that wait, on the way to another worker."""
         for held in self._held[:MOST_ASKED_AGAIN]:
             choice = self._choose(held.ask, now)
-            if choice is not None and self._lack(choice, held.ask, now) is None:
+            if choice is not None and self._lack(choice.way, held.ask, now) is None:
                 self._keep(held, choice, now)
                 return held, choice
         return None
@@ -373,6 +373,7 @@ class Router:
             self._shape or UNKNOWN_SHAPE,
             self._ledger.measured.link,
             self._draw,
+            lambda way: self._lack(way, ask, now) is None,
             self.config.may_stay and ask.may_stay,
         )
         fields = self._fields.of(ask, weights.shape.block_size, now)
@@ -386,11 +387,11 @@ class Router:
             if waiting.look_number == self._num_changes and waiting.looked_at == now:
                 return choice
             is_fresh = now - waiting.looked_at < LOOK_AGAIN_S
-            if is_fresh and self._lack(choice, waiting.ask, now) is not None:
+            if is_fresh and self._lack(choice.way, waiting.ask, now) is not None:
                 return choice
         choice = self._choose(waiting.ask, now)
         if choice is not None:
-            before, waits = waiting.choice, self._lack(choice, waiting.ask, now) is not None
+            before, waits = waiting.choice, self._lack(choice.way, waiting.ask, now) is not None
             overdue = self._room.is_overdue(waiting, now)
             if before is not None and waits and overdue and _takes_new(before, now):
                 choice = before  # whose worker is kept free for it
@@ -406,13 +407,12 @@ class Router:
         waiting.look_number = self._num_changes
         self._room.resize(waiting, terms.prefill_s, waiting.ask.num_tokens - terms.num_cached)
 
-    def _lack(self, choice: Choice, ask: Ask, now: float) -> Lack | None:
+    def _lack(self, way: Way, ask: Ask, now: float) -> Lack | None:
         """What it has to wait for, if for anything: while its worker has enough to do, what is
         known of all of them gets better."""
         most = self.config.max_backlog_steps
         if most is None or not self._policy.rebinds:
             return None
-        way = choice.way
         computing = way.computing
         step_s = full_step_s(computing.costs, computing.max_step_tokens)
         if computing.max_step_tokens and computing.prompts.left_s(now) > most * step_s:

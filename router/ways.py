@@ -23,13 +23,14 @@ from router.workers import CacheShape, LinkSpeed
 @dataclass(frozen=True, slots=True)
 class Weights:
     """What is weighed, and how. `draw`: a number from 0 to 1, so that equals are not always taken
-    in the same order."""
+    in the same order. `goes`: whether nothing keeps the prompt from going that way now."""
 
     alpha: float
     inter_token_objective_s: float | None
     shape: CacheShape
     link: LinkSpeed | None  # as a rule
     draw: Callable[[], float]
+    goes: Callable[["Way"], bool]
     may_stay: bool = True  # a decode worker may compute the prompt, where prefill workers are
 
 

@@ -1,5 +1,7 @@
 """What waits at the router, for what, and what goes before what."""
 
+import pytest
+
 from router.config import RouterConfig
 from router.pairing import Reason
 from router.router import AIMED
@@ -291,3 +293,25 @@ def test_who_has_waited_too_long_stays_with_the_worker_that_is_kept_free_for_it(
     world.report(Leg.DECODE, kept, num_running=1000)
     world.now += 1.0
     assert world.dispatch()["many"].decode == kept
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_prompts_do_not_pass_each_other_on_ways_that_cost_the_same(seed: int) -> None:
+    """To one prefill worker and any of three others, or to these alone: there is often a way that
+    is free, and one as cheap whose worker has enough to do."""
+    world = World(1, 3, seed=seed)
+    names = iter(map(str, range(100)))
+    gone: list[str] = []
+    ends: list[tuple[float, str]] = []
+    while len(gone) < 100:
+        while world.router.num_waiting < 30 and (name := next(names, None)) is not None:
+            world.submit(name, 400, num_new=50)
+        now = list(world.dispatch())
+        gone += now
+        ends += [(world.now + 1.5, name) for name in now]
+        world.pass_time(0.05)
+        while ends and ends[0][0] <= world.now:
+            _, name = ends.pop(0)
+            world.router.began(name, world.now)
+            world.router.ended(name, world.now)
+    assert gone == sorted(gone, key=int)
