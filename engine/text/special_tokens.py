@@ -39,15 +39,16 @@ class SpecialTokens:
 
 def read_special_tokens(folder: Path, config: Mapping[str, Any]) -> SpecialTokens:
     """From tokenizer_config.json, and special_tokens_map.json for what that leaves out."""
-    map_path = folder / "special_tokens_map.json"
+    map_path, config_path = folder / "special_tokens_map.json", folder / "tokenizer_config.json"
     fallback = read_json_object(map_path) if map_path.is_file() else {}
     named: dict[str, str] = {}
     for name in NAMES:
-        content = _content(config.get(name, fallback.get(name)))
+        path, source = (config_path, config) if name in config else (map_path, fallback)
+        content = _content(path, name, source.get(name))
         if content is not None:
             named[name] = content
     extra: list[str] = []
-    for path, source in ((map_path, fallback), (folder / "tokenizer_config.json", config)):
+    for path, source in ((map_path, fallback), (config_path, config)):
         for own_name, token in _extra_tokens(path, source):
             extra.append(token)
             if own_name is not None:
@@ -68,11 +69,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _content(token: Any) -> str | None:
-    """Tokens stand as plain strings or as objects with their options."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+def _content(path: Path, name: str, token: Any) -> str | None:
+    """Tokens stand as plain strings or as objects with their options; null is none."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    if isinstance(content, str) or token is None:
+        return content
+    told = "an object without one" if isinstance(token, Mapping) else type(token).__name__
+    raise ModelError(f"{path}: {name}: a token must be a text or an object with content, is {told}")
 
 
 def _extra_tokens(path: Path, source: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
@@ -80,9 +83,11 @@ def _extra_tokens(path: Path, source: Mapping[str, Any]) -> Iterator[tuple[str |
     for key in ("additional_special_tokens", "extra_special_tokens"):
         tokens = source.get(key)
         if isinstance(tokens, Mapping):
-            pairs = [(name, _content(token)) for name, token in tokens.items()]
+            pairs = [
+                (name, _content(path, f"{key}.{name}", token)) for name, token in tokens.items()
+            ]
         elif tokens is None or isinstance(tokens, list):
-            pairs = [(None, _content(token)) for token in tokens or ()]
+            pairs = [(None, _content(path, key, token)) for token in tokens or ()]
         else:
             kind = type(tokens).__name__
             raise ModelError(f"{path}: {key} must be a list or an object, is a {kind}")

@@ -113,6 +113,25 @@ def test_special_tokens_of_a_wrong_type(tmp_path: Path, name: str, key: str, val
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("token", ["5", "true", "[]", "{}", '{"content": null}'])
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("bos_token", "%s", "bos_token"),
+        ("additional_special_tokens", '["<a>", %s]', "additional_special_tokens"),
+        ("extra_special_tokens", '{"own": %s}', "extra_special_tokens.own"),
+    ],
+)
+def test_a_special_token_that_is_none(
+    tmp_path: Path, name: str, token: str, key: str, value: str, named: str
+) -> None:
+    save(byte_level(), tmp_path)
+    (tmp_path / name).write_text(f'{{"{key}": {value % token}}}')
+    with pytest.raises(ModelError, match=f"{name}: {named}: a token must be a text"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_text_that_is_not_unicode_is_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(RequestError, match="prompt: must be Unicode"):
         byte_level.encode("a\ud800")
