@@ -17,7 +17,7 @@ from cluster.metrics.record import Origin
 from cluster.off_loop import off_loop
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import RequestLimits
-from cluster.request_ids import is_request_id, new_request_id
+from cluster.request_ids import is_request_id
 from cluster.served_model import ServedModel
 from cluster.token_answer import WholeAnswer, messages
 from cluster.token_request import TokenRequest, read_request
@@ -32,7 +32,7 @@ _END_PERIOD_S = 0.05
 class Call(Asking, Protocol):
     """One call of a client's."""
 
-    def name_answer(self, request_id: str) -> None: ...
+    request_id: str  # that the answer is named by
 
 
 class TokenFront:
@@ -96,8 +96,7 @@ class TokenFront:
         self, message: pb.GenerateRequest, call: Call
     ) -> AsyncGenerator[GenerationUpdate, None]:
         arrived_s = time.monotonic()
-        name = _name(message)
-        call.name_answer(name)
+        _check_name(message)
         self._gate.enter(call)
         self._gate.count(call)
         self._check_goes_on()
@@ -106,7 +105,7 @@ class TokenFront:
         request = await self._read(message, call.caller)
         self._check_goes_on()  # nobody would end what begins after `end_answers`
         self._gate.spend(call, len(request.token_ids))
-        backend = self._meter.observed(self._backend, Origin(name, arrived_s))
+        backend = self._meter.observed(self._backend, Origin(call.request_id, arrived_s))
         reading = _Reading(
             backend.submit(_generation(request, call.caller)), arrived_s + request.timeout_s
         )
@@ -183,9 +182,7 @@ def _generation(request: TokenRequest, tenant: str) -> GenerationRequest:
     )
 
 
-def _name(message: pb.GenerateRequest) -> str:
+def _check_name(message: pb.GenerateRequest) -> None:
     """The client's own id, if it sends one, comes back with the answer."""
-    value = message.request_id or new_request_id()
-    if not is_request_id(value):
+    if message.request_id and not is_request_id(message.request_id):
         raise RequestError("request_id", "must be 1 to 128 visible ASCII characters")
-    return value

@@ -42,11 +42,11 @@ class ServeCall:
 
     def __init__(self, context: RayServegRPCContext, request_id: str = "") -> None:
         self.caller = ""
-        self._request_id = request_id if is_request_id(request_id) else new_request_id()
-        self._is_named = False
+        self.request_id = request_id if is_request_id(request_id) else new_request_id()
         self._context = context
         self._metadata = dict(context.invocation_metadata())
         self._trailing: list[tuple[str, str | bytes]] = []
+        self._trail("x-request-id", self.request_id)
 
     def header(self, name: str) -> str | None:
         value = self._metadata.get(name)
@@ -57,13 +57,7 @@ class ServeCall:
         """`ipv4:address:port`, or `ipv6:[address]:port` with percents."""
         return unquote(self._context.peer())
 
-    def name_answer(self, request_id: str) -> None:
-        self._is_named = True
-        self._trail("x-request-id", request_id)
-
     def fail(self, error: ApiError) -> None:
-        if not self._is_named:
-            self.name_answer(self._request_id)
         code, kind = _STATUSES.get(error.status, _INTERNAL)
         field, message = _text(error.param or ""), _text(error.message)
         self._context.set_code(code)
@@ -125,10 +119,11 @@ class TokenService:
     async def Ready(
         self, request: pb.ReadyRequest, grpc_context: RayServegRPCContext
     ) -> pb.ReadyAnswer:
+        call = ServeCall(grpc_context)
         try:
             return self._tokens.ready()
         except Exception as error:  # noqa: BLE001
-            ServeCall(grpc_context).fail(_told(error))
+            call.fail(_told(error))
             return pb.ReadyAnswer()
 
     def _check_peer(self, call: ServeCall) -> None:

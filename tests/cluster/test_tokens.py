@@ -160,7 +160,9 @@ async def test_another_model_is_not_found() -> None:
     async with token_server() as server:
         error = await refused(server, request(model="gpt"))
         assert await collect(server.stub.Generate(request(model="tiny"))) == answer_tokens()
-        models = (await server.stub.Models(ListModels())).models
+        call = server.stub.Models(ListModels())
+        models = (await call).models
+        assert dict(await call.trailing_metadata())["x-request-id"]
     assert error.code is grpc.StatusCode.NOT_FOUND
     assert error.failure.field == "model"
     assert [model.name for model in models] == list(small_model().names)
@@ -287,7 +289,9 @@ async def test_a_server_that_stops_tells_its_clients() -> None:
 
 async def test_ready_is_whether_something_can_be_generated() -> None:
     async with token_server() as server:
-        await server.stub.Ready(ReadyRequest())
+        call = server.stub.Ready(ReadyRequest())
+        await call
+        assert dict(await call.trailing_metadata())["x-request-id"]
         server.backend.dead = "no decode worker answers"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await server.stub.Ready(ReadyRequest())
