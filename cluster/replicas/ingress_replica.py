@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from cluster.access import check_access
 from cluster.api_keys import ApiKeys
 from cluster.autoscaling import INGRESS
+from cluster.bounded_http import bound_all
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
 from cluster.exchange import HttpLimits
@@ -60,6 +61,7 @@ class IngressReplica(TokenService):
     ) -> None:
         began = time.monotonic()
         raise_limit()
+        bound_all()
         args = ClusterArgs.model_validate(options)
         show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
         keys = args.front.keys(os.environ)

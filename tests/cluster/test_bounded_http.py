@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -12,15 +12,16 @@ from cluster import bounded_http
 from cluster.bounded_http import BoundedHttp
 from cluster.http import build_app
 from cluster.metrics.server import MetricsServer
-from tests.cluster.fakes import FakeBackend, small_model
+from engine.request import GenerationRequest
+from tests.cluster.fakes import FakeBackend, Step, say, small_model
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 WHOLE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Connection]:
-    app, _ = build_app(FakeBackend(), small_model())
+async def connected(backend: FakeBackend | None = None) -> AsyncIterator[Connection]:
+    app, _ = build_app(backend or FakeBackend(), small_model())
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http=BoundedHttp))
     listener = socket.create_server(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve([listener]))
@@ -78,6 +79,77 @@ async def test_a_body_is_no_header() -> None:
             writer.write(head + body)
             assert (await in_time(reader.readuntil(b"\r\n"))).startswith(b"HTTP/1.1 400")
             assert b"context_length_exceeded" in await in_time(reader.readuntil(b"}}"))
+
+
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("line", [b"X: " + b"a" * 997, b"X: a\r\n" * 200])
+@pytest.mark.parametrize("ended", [b"", b"\r\n"])
+async def test_what_follows_a_body_has_a_bound(line: bytes, ended: bytes) -> None:
+    async with connected() as (reader, writer):
+        writer.write(CHUNKED + b'\r\ne\r\n{"prompt": "a"\r\n0\r\n')
+        for _ in range(1000):
+            writer.write(line + ended)
+        assert await rest(reader) == b""
+
+
+async def test_trailers_are_no_headers() -> None:
+    body = b'f\r\n{"prompt": "a"}\r\n0\r\nX-Request-Timeout: never\r\n\r\n'
+    async with connected() as (reader, writer):
+        writer.write(CHUNKED + b"\r\n" + body)
+        assert (await in_time(reader.readuntil(b"\r\n"))).startswith(b"HTTP/1.1 200")
+
+
+STREAM = b'{"prompt": "a", "stream": true}'
+STREAMED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(STREAM),
+    STREAM,
+)
+UPGRADE = WHOLE[:-2] + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+
+
+@pytest.mark.parametrize("behind", [WHOLE, UPGRADE, WHOLE * 5])
+async def test_who_leaves_a_stream_with_requests_behind_it(behind: bytes) -> None:
+    backend = FakeBackend(endless)
+    async with connected(backend) as (reader, writer):
+        writer.write(STREAMED)
+        await in_time(reader.readuntil(b"data: "))
+        writer.write(behind)
+        await asyncio.wait_for(writer.drain(), 30)
+        writer.close()
+        async with asyncio.timeout(30):
+            await backend.streams[0].closed.wait()
+
+
+async def test_answers_come_in_the_order_of_their_requests() -> None:
+    other = WHOLE.replace(b"health", b"version")
+    async with connected() as (reader, writer):
+        writer.write((WHOLE + other) * (bounded_http.MAX_UNANSWERED // 2))
+        for end in [b"ok", b"version"] * (bounded_http.MAX_UNANSWERED // 2):
+            assert end in await in_time(reader.readuntil(b"}"))
+
+
+async def test_requests_at_once_have_a_bound() -> None:
+    async with connected(FakeBackend(endless)) as (reader, writer):
+        writer.write(STREAMED)
+        await in_time(reader.readuntil(b"data: "))
+        writer.write(WHOLE * 2 * bounded_http.MAX_UNANSWERED)
+        await rest(reader)
+
+
+def test_others_servers_get_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
+    monkeypatch.setattr(bounded_http, "HTTP_PROTOCOLS", uvicorn.config.HTTP_PROTOCOLS)
+    bounded_http.bound_all()
+    config = uvicorn.Config(lambda: None)
+    config.load()
+    assert config.http_protocol_class is BoundedHttp
+
+
+def endless(request: GenerationRequest) -> Iterator[Step]:
+    yield from list(say()(request))[:2]
+    yield asyncio.Event().wait()
 
 
 async def test_a_page_of_metrics_is_had_in_spite_of_who_says_nothing(
