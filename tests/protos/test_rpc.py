@@ -1,8 +1,11 @@
 """Channels and servers against each other over real sockets."""
 
 import asyncio
+import json
 import signal
 import time
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +145,15 @@ async def test_a_port_is_not_shared() -> None:
             Plane().listen(Plane().server(), address)
 
 
+# What OpenSSL says of a certificate, and gRPC.
+WRONG = {
+    "expired": "certificate has expired",
+    "early": "certificate is not yet valid",
+    "signer": "unable to get local issuer certificate",
+}
+WRONG_NAME = "Hostname Verification Check failed"
+
+
 class TestTls:
     @pytest.fixture
     def authority(self, tmp_path: Path) -> trustme.CA:
@@ -149,8 +161,17 @@ class TestTls:
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         return authority
 
-    def config(self, folder: Path, signer: trustme.CA, name: str, **more: str) -> RpcConfig:
-        certificate = signer.issue_cert(name)
+    def config(
+        self,
+        folder: Path,
+        signer: trustme.CA,
+        name: str,
+        begins: int = -1,  # days from now
+        ends: int = 1,
+        **more: str,
+    ) -> RpcConfig:
+        begin, end = (datetime.now(UTC) + timedelta(days=days) for days in (begins, ends))
+        certificate = signer.issue_cert(name, not_before=begin, not_after=end)
         certificate.private_key_pem.write_to_path(str(folder / f"{name}.key"))
         certificate.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
         return RpcConfig(
@@ -171,6 +192,46 @@ class TestTls:
                     await describe(Plane.load(config, {}), address)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert echo.num_calls == 1
+
+    @pytest.mark.parametrize(("fault", "reason"), [*WRONG.items(), ("name", WRONG_NAME)])
+    async def test_a_client_says_what_is_wrong_with_a_certificate(
+        self, tmp_path: Path, authority: trustme.CA, fault: str, reason: str
+    ) -> None:
+        bad, good = self.bad_and_good(tmp_path, authority, fault)
+        async with echo_server(Plane.load(bad, {})) as (echo, address):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await describe(Plane.load(good, {}), address)
+        assert reason in failure_of(caught.value).message
+        assert echo.num_calls == 0
+
+    async def test_a_server_says_it_where_grpc_may_speak(
+        self, tmp_path: Path, authority: trustme.CA
+    ) -> None:
+        """The client, whose certificate it is, sees that it was hung up on. It has no name that
+        anyone could know."""
+        configs = {fault: self.bad_and_good(tmp_path, authority, fault) for fault in WRONG}
+        _, good = configs["signer"]
+        log, words = tmp_path / "log", ("-c", SERVER, json.dumps(asdict(good)))
+        async with python(*words, log=log, GRPC_VERBOSITY="info") as (_, address):
+            for bad, _ in configs.values():
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await describe(Plane.load(bad, {}), address)
+                assert "not take our certificate" in failure_of(caught.value).message
+            named, _ = self.bad_and_good(tmp_path, authority, "name")
+            assert await describe(Plane.load(named, {}), address) == "tests"
+        told = log.read_text()
+        assert [reason for reason in WRONG.values() if reason not in told] == []
+
+    def bad_and_good(
+        self, folder: Path, authority: trustme.CA, fault: str
+    ) -> tuple[RpcConfig, RpcConfig]:
+        (folder / fault).mkdir()
+        authority.cert_pem.write_to_path(str(folder / fault / "ca.pem"))
+        signer = trustme.CA() if fault == "signer" else authority
+        name = "elsewhere" if fault == "name" else "127.0.0.1"
+        begins, ends = {"expired": (-2, -1), "early": (1, 2)}.get(fault, (-1, 1))
+        bad = self.config(folder / fault, signer, name, begins, ends)
+        return bad, self.config(folder, authority, "127.0.0.1")
 
     async def test_one_name_for_all_workers(self, tmp_path: Path, authority: trustme.CA) -> None:
         shared = self.config(tmp_path, authority, "worker.cluster")
@@ -202,12 +263,12 @@ class TestTls:
 
 
 SERVER = """
-import asyncio
-from protos.rpc import Plane
-from tests.processes import python
+import asyncio, json, sys
+from protos.rpc import Plane, RpcConfig
 from tests.protos.echo import echo_server
 async def main():
-    async with echo_server(Plane()) as (_, address):
+    plane = Plane.load(RpcConfig(**json.loads(sys.argv[1])), {})
+    async with echo_server(plane) as (_, address):
         print(address, flush=True)
         await asyncio.Event().wait()
 asyncio.run(main())
@@ -228,7 +289,7 @@ asyncio.run(main())
 
 
 async def test_a_stopped_server_breaks_the_stream() -> None:
-    async with python("-c", SERVER) as (child, address), Plane().channel(address) as channel:
+    async with python("-c", SERVER, "{}") as (child, address), Plane().channel(address) as channel:
         call = WorkerStub(channel).Drain(DrainRequest())
         await call.read()
         child.send_signal(signal.SIGSTOP)
