@@ -112,9 +112,13 @@ class Agent:
             name: bytes = self._agent.add_remote_agent(metadata)
         except self._errors as e:
             raise TransferError(f"nixl does not accept the peer: {e}") from e
-        return RemoteName(name.decode())
+        try:
+            return RemoteName(name.decode())
+        except UnicodeDecodeError as e:
+            self.remove_peer(name)
+            raise TransferError("nixl does not accept the peer: its name is no text") from e
 
-    def remove_peer(self, name: RemoteName) -> None:
+    def remove_peer(self, name: RemoteName | bytes) -> None:
         with contextlib.suppress(*self._errors):  # it is gone either way
             self._agent.remove_remote_agent(name)
 

@@ -14,6 +14,7 @@ from kv_transfer import nixl
 from kv_transfer.connector import Connector, PeerPool, PoolRegion
 from kv_transfer.errors import IncompatiblePeer, LinkLost, OneSidedRefused, TransferError
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
+from kv_transfer.pool_description import PoolDescription
 from kv_transfer.registry import NAMES, ConnectorConfig, new_incarnation, open_connector
 from tests.kv_transfer.pools import GROUPS, Pool
 
@@ -330,6 +331,23 @@ async def test_a_nixl_holder_that_expects_nobody_is_asked_once() -> None:
     assert np.array_equal(own.blobs[0][[4, 6]], pool.blobs[0][[3, 5]])
     await reader.close()
     await holder.close()
+
+
+async def test_a_nixl_agent_whose_name_is_no_text_is_refused_and_does_no_harm() -> None:
+    pools = [Pool(groups=((4, 4096),), seed=seed) for seed in (None, 1)]
+    ours = await open_connector("nixl", pools[0].regions, 1, CONFIG)
+    theirs = await open_connector("nixl", pools[1].regions, 2, CONFIG)
+    theirs.expect_peer()
+    told = PoolDescription.decode(theirs.metadata(), "nixl", CONFIG.secret)
+    size = (32).to_bytes(8, "little")  # of its name, which is 32 characters
+    at = told.payload.index(size) + len(size)
+    payload = told.payload[:at] + b"\xff" * 32 + told.payload[at + 32 :]
+    with pytest.raises(TransferError, match="its name is no text"):
+        await ours.connect(2, replace(told, payload=payload).encode(CONFIG.secret))
+    peer = await ours.connect(2, theirs.metadata())
+    await ended(peer.read(0, [0], [0]).ended)
+    await ours.close()
+    await theirs.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
