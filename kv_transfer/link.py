@@ -12,7 +12,7 @@ from kv_transfer.connector import PeerPool, Read
 from kv_transfer.errors import TransferError
 from kv_transfer.load_messages import check_load
 from kv_transfer.probe import LinkFigures
-from protos.events_pb2 import LoadReport, SubscribeRequest
+from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsStub
 from protos.handoff_pb2 import HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
@@ -88,7 +88,8 @@ class Link:
         wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=LOAD_PERIOD_MS)
         try:
             async for event in WorkerEventsStub(self._channel).Subscribe(wanted):
-                self._take(event.load)
+                if isinstance(event, WorkerEvent):  # or else None: gRPC could not read it
+                    self._take(event.load)
             self.lose("its load reports ended")
         except grpc.aio.AioRpcError as error:
             self.lose(f"its load reports broke off: {error.details()}")

@@ -51,16 +51,19 @@ class LinkMaker:
 
     async def _describe(self, address: str, channel: grpc.aio.Channel) -> WorkerDescription:
         try:
-            return await WorkerStub(channel).Describe(self._me, timeout=DESCRIBE_TIMEOUT_S)
+            said = await WorkerStub(channel).Describe(self._me, timeout=DESCRIBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             reason = f"{address}: {error.details()}"
             match error.code():
                 case grpc.StatusCode.FAILED_PRECONDITION:  # `ours` is its own there
-                    said = f"{address} says: {error.details()}"
-                    raise IncompatiblePeer("peer", said) from None
+                    words = f"{address} says: {error.details()}"
+                    raise IncompatiblePeer("peer", words) from None
                 case grpc.StatusCode.UNAUTHENTICATED:
                     raise TransferError(reason, retryable=False) from None
             raise Unreachable(reason) from None
+        if not isinstance(said, WorkerDescription):  # but None: gRPC could not read it
+            raise TransferError(f"{address}: what it says of itself is unreadable", retryable=False)
+        return said
 
     async def _connect(self, address: str, channel: grpc.aio.Channel) -> Link:
         """By the first connector that can. One that fails while the peer still answers, as behind

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import math
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -417,6 +418,53 @@ async def test_a_link_knows_its_peers_load_and_its_end(peer: Peer, make_links: M
         while link.lost is None:
             await asyncio.sleep(0)
     assert "load reports broke off" in link.lost
+
+
+class Raw(grpc.GenericRpcHandler):
+    """Says these bytes of itself, and reports these."""
+
+    def __init__(self, description: bytes, *reports: bytes) -> None:
+        self._description = description
+        self._reports = reports
+
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        async def describe(request: bytes, context: object) -> bytes:
+            return self._description
+
+        async def report(request: bytes, context: object) -> AsyncIterator[bytes]:
+            for report in self._reports:
+                yield report
+            await asyncio.Event().wait()
+
+        if details.method.endswith("Describe"):
+            return grpc.unary_unary_rpc_method_handler(describe)
+        return grpc.unary_stream_rpc_method_handler(report)
+
+
+async def test_a_peer_that_says_no_message_of_itself_is_refused(make_links: MakeLinks) -> None:
+    async with raw(Raw(b"\xff")) as address:
+        with pytest.raises(TransferError, match="what it says of itself is unreadable"):
+            await make_links(FakeConnector("fast")).get(address)
+
+
+async def test_a_report_that_is_no_message_is_none(make_links: MakeLinks) -> None:
+    report = WorkerEvent(load=LoadReport(num_queued_tokens=7)).SerializeToString()
+    described = Describer().description.SerializeToString()
+    async with raw(Raw(described, b"\xff", report)) as address, asyncio.timeout(30):
+        link = await make_links(FakeConnector("fast")).get(address)
+        while link.load is None:
+            await asyncio.sleep(0)
+        assert link.load.num_queued_tokens == 7
+
+
+@asynccontextmanager
+async def raw(handler: Raw) -> AsyncIterator[str]:
+    server = Plane().server()
+    server.add_generic_rpc_handlers([handler])
+    address = Plane().listen(server, "127.0.0.1:0")
+    await server.start()
+    yield address
+    await server.stop(0)
 
 
 async def begun(connector: FakeConnector) -> None:
