@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_UNANSWERED = 64  # requests of one connection, whose client does not wait for their answers
 HEADER_TIMEOUT_S = 60.0
+_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -22,9 +24,11 @@ class BoundedHttp(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _num_bytes = 0  # since a header ended, or a piece of a body
     _is_header = True  # or else trailers
+    _is_known = False  # what the parser tells of a header
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = _Parser(self)
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._expect_header()
 
@@ -46,16 +50,24 @@ class BoundedHttp(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_message_begin(self) -> None:
+        if self._is_known:
+            return
         if len(self._unanswered) > MAX_UNANSWERED:
             raise ValueError("too many requests at once")
         super().on_message_begin()
         self._is_header = True
 
+    def on_url(self, url: bytes) -> None:
+        if not self._is_known:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_header:
+        if self._is_header and not self._is_known:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._is_known:
+            return
         super().on_headers_complete()
         self.flow.resume_reading()  # or a client that leaves would be missed
         self._unanswered.append(self.cycle)
@@ -66,6 +78,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._num_bytes = 0
         super().on_body(body)
 
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():  # or else its body is still to come
+            super().on_message_complete()
+
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
         super().on_response_complete()
@@ -75,6 +91,17 @@ class BoundedHttp(HttpToolsProtocol):
         answers that are under way."""
         return False
 
+    def stay_with_http(self, rest: bytes) -> None:
+        """Where a client would rather speak another protocol, as every one of the JDK's offers
+        HTTP/2 with its first request, the parser leaves what follows the header to that: another
+        parser is told how long the body is, and reads on."""
+        framing = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _FRAMING]
+        self.parser = _Parser(self)
+        self._is_known = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
+        self._is_known = False
+        self.parser.feed_data(rest)
+
     def _expect_header(self) -> None:
         self._timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.close)
 
@@ -82,6 +109,19 @@ class BoundedHttp(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Parser(HttpRequestParser):
+    def __init__(self, protocol: BoundedHttp) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # nothing else comes
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._protocol.stay_with_http(data[upgrade.args[0] :])
 
 
 def bound_all() -> None:

@@ -101,6 +101,34 @@ async def test_trailers_are_no_headers() -> None:
         assert (await in_time(reader.readuntil(b"\r\n"))).startswith(b"HTTP/1.1 200")
 
 
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAA\r\n\r\n"
+BODY = b'{"prompt": "a"}'
+WITH_LENGTH = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(BODY))
+
+
+@pytest.mark.parametrize("head", [CHUNKED, WITH_LENGTH])
+@pytest.mark.parametrize("cut", [0, 1, 9, 1000])
+async def test_who_offers_another_protocol_is_answered_as_if_not(head: bytes, cut: int) -> None:
+    """Also to what comes behind it, and not before its body is whole."""
+    body = BODY if head is WITH_LENGTH else b"8\r\n" + BODY[:8] + b"\r\n7\r\n" + BODY[8:]
+    body += b"" if head is WITH_LENGTH else b"\r\n0\r\n\r\n"
+    behind = WHOLE[:-2] + OFFER + WHOLE.replace(b"health", b"version")
+    async with connected() as (reader, writer):
+        for _ in range(2):
+            writer.write(head + OFFER + body[:cut])
+            await asyncio.sleep(0)
+            writer.write(body[cut:] + behind)
+            for end in (b'"count":1', b"ok", b"version"):
+                assert end in await in_time(reader.readuntil(b"}"))
+
+
+@pytest.mark.parametrize("body", [b"+f\r\n" + BODY, b"\xff\r\n"])
+async def test_a_body_behind_such_an_offer_is_checked(body: bytes) -> None:
+    async with connected() as (reader, writer):
+        writer.write(CHUNKED + OFFER + body)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400")
+
+
 STREAM = b'{"prompt": "a", "stream": true}'
 STREAMED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
     len(STREAM),
@@ -130,11 +158,12 @@ async def test_answers_come_in_the_order_of_their_requests() -> None:
             assert end in await in_time(reader.readuntil(b"}"))
 
 
-async def test_requests_at_once_have_a_bound() -> None:
+@pytest.mark.parametrize("one", [WHOLE, WHOLE[:-2] + OFFER])
+async def test_requests_at_once_have_a_bound(one: bytes) -> None:
     async with connected(FakeBackend(endless)) as (reader, writer):
         writer.write(STREAMED)
         await in_time(reader.readuntil(b"data: "))
-        writer.write(WHOLE * 2 * bounded_http.MAX_UNANSWERED)
+        writer.write(one * 20 * bounded_http.MAX_UNANSWERED)
         await rest(reader)
 
 
