@@ -43,10 +43,11 @@ serve: setup
 test: setup
 	$(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal $(TESTS)
 
+# 2: the type checker's processes did not find each other, as on a machine that is very busy.
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers $(JOBS) .
+	$(BIN)/mypy --num-workers $(JOBS) . || { test $$? = 2 && $(BIN)/mypy .; }
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/python -m pytest tests/test_imports.py
 
