@@ -51,19 +51,23 @@ def _target(pool: Pool, now: float) -> Sequence[str]:
     num_running = sum(one.state.upper() == "RUNNING" for one in pool.replicas)
     if pool.target is None:
         why = "Serve lists no pools while it builds a new version, nor when that has failed"
-        return (pool.name, f"{num_running} known", why)
+        return (pool.name, f"{num_running} known", why, "")
     counts = f"{num_running} of {pool.target}"
-    if pool.message:
-        counts += f" ({pool.state.lower()}: {in_one_line(pool.message)})"
+    # Last, as it may be long.
+    remark = f"{pool.state.lower()}: {in_one_line(pool.message)}" if pool.message else ""
+    return (pool.name, counts, _scaling(pool, now), remark)
+
+
+def _scaling(pool: Pool, now: float) -> str:
     if not pool.is_scaled:
-        return (pool.name, counts, "fixed")
+        return "fixed"
     scaling = pool.scaling
     if scaling is None:
-        return (pool.name, counts, "a range; no policy of ours has looked at it yet")
+        return "a range; no policy of ours has looked at it yet"
     words = f"{scaling.least}-{scaling.most}; {_ago(now - scaling.at)}: {scaling.why}"
     if scaling.changed_at is not None:
         words += f"; {_ago(now - scaling.changed_at)}: {scaling.change}"
-    return (pool.name, counts, words)
+    return words
 
 
 def in_one_line(message: str) -> str:

@@ -194,8 +194,9 @@ def test_what_everybody_says_is_joined() -> None:
     assert " ".join(line["i1"]) == "ingress i1 running 10.0.0.7 pid 41 7 2"
     assert line["d2"][-3:] == ["does", "not", "answer"]
     assert " ".join(line["p1"]).endswith("- draining, unhealthy: stuck")
-    assert "2 of 3 (upscaling: 1 replica has not started)" in text
-    assert "1-4; 1 s ago: sequences 95%; 2 min ago: 2 -> 3: sequences 95%" in text
+    scaled = "1-4; 1 s ago: sequences 95%; 2 min ago: 2 -> 3: sequences 95%"
+    assert f"decode   2 of 3  {scaled}  upscaling: 1 replica has not started\n" in text
+    assert "\nprefill  1 of 1  fixed\n" in text
     assert text.count("fixed") == 2  # whose load Serve only tells the policy of, too
     assert "10.0.0.7:500 from 10.0.0.9:500  nixl (ucx)" in text
 
@@ -244,5 +245,5 @@ def test_the_end_of_a_traceback_says_what_was_wrong() -> None:
     }
     application = {"status": "DEPLOY_FAILED", "deployments": {"decode": failed}}
     status = status_of("http://x/v1", "10.0.0.1:6379", application, {}, {}, {}, {})
-    told = "(deploy_failed: failed to start. Error: ConfigError: max_model_len: too long)"
+    told = "fixed  deploy_failed: failed to start. Error: ConfigError: max_model_len: too long"
     assert told in as_text(status, 1000.0)
