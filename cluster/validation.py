@@ -22,6 +22,19 @@ def checked(kind: type[Options], options: Mapping[str, Any]) -> Options:
         raise _config_error(".".join(map(str, first["loc"])), first) from error
 
 
+def check_known(said: object, read: object, place: str = "") -> None:
+    """For others' types, which drop what they do not know: ConfigError names what of `said` is not
+    in what was read of it."""
+    if isinstance(said, dict) and isinstance(read, dict):
+        for key, value in said.items():
+            if key not in read:
+                raise ConfigError(f"{place}{key}", "unknown option")
+            check_known(value, read[key], f"{place}{key}.")
+    elif isinstance(said, list) and isinstance(read, list):
+        for number, pair in enumerate(zip(said, read, strict=True)):
+            check_known(*pair, f"{place}{number}.")
+
+
 def _config_error(path: str, error: ErrorDetails) -> ConfigError:
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
     if not path:  # said by a check of the whole, which names the key itself

@@ -32,7 +32,7 @@ from cluster.front_address import LOOPBACK, FrontAddress, front_url
 from cluster.own_processes import begin_again, kill_processes
 from cluster.status.local_clusters import LocalCluster, forget, noted
 from cluster.text_side import TextSide, load_text_side
-from cluster.validation import checked
+from cluster.validation import check_known, checked
 from cluster.worker_config import ConnectorChoice, merged, read_options
 from decode_worker.answerer import LocalPrefill
 from engine.errors import ConfigError, UnavailableError
@@ -169,7 +169,7 @@ def _of_file(path: Path) -> dict[str, Any]:
         return options
     from ray.serve.schema import ServeDeploySchema
 
-    checked(ServeDeploySchema, options)
+    check_known(options, checked(ServeDeploySchema, options).model_dump(exclude_unset=True))
     try:
         (application,) = options["applications"]
         return dict(application.get("args") or {})

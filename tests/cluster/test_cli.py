@@ -165,6 +165,8 @@ def test_wrong_values_are_told_in_one_line(
         ("replicas: 1", "replcas: 1", "prefill.replcas: unknown option"),
         ("import_path: cluster.app:build", "", "applications.0.import_path: must"),
         ("port: 8000", "port: many", "http_options.port: must be a valid integer"),
+        ("port: 8000", "prot: 8000", "http_options.prot: unknown option"),
+        ("    args:", "    arg:", "applications.0.arg: unknown option"),
         ("model: bundled", "model: /no/folder", "/no/folder: no such folder"),
     ],
 )
