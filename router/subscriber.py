@@ -13,6 +13,8 @@ from kv_transfer.event_messages import decode_batch, decode_part
 from kv_transfer.load_messages import check_load
 from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsStub
+from protos.failures import failure_of
+from protos.generation_pb2 import Failure
 from protos.limits import PROTOCOL
 from router.held import BadEvents
 from router.load_report import read_load
@@ -140,8 +142,8 @@ def _refused(error: Exception) -> Outcome:
     return Outcome.BAD_EVENTS
 
 
-async def one_report(channel: grpc.aio.Channel, timeout_s: float) -> LoadReport | None:
-    """The worker's next one; None if it does not answer in time."""
+async def one_report(channel: grpc.aio.Channel, timeout_s: float) -> LoadReport | Failure:
+    """The worker's next one, or why there is none in time."""
     wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=PERIOD_MS)
     try:
         async for event in WorkerEventsStub(channel).Subscribe(wanted, timeout=timeout_s):
@@ -150,4 +152,5 @@ async def one_report(channel: grpc.aio.Channel, timeout_s: float) -> LoadReport 
                 return report
     except grpc.aio.AioRpcError as error:
         logger.debug("no load report: %s", error.details())
-    return None
+        return failure_of(error)
+    return Failure(kind=Failure.KIND_UNAVAILABLE, message="it has ended")

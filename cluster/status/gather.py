@@ -24,6 +24,8 @@ from cluster.ray_cluster import address
 from cluster.serve_details import check_controller, front_address, serve_details
 from cluster.status.view import Heard, IngressLoad, Status, status_of
 from engine.errors import UnavailableError
+from protos.events_pb2 import LoadReport
+from protos.generation_pb2 import Failure
 from protos.rpc import Plane
 from router.subscriber import one_report
 from router.workers import Leg
@@ -115,10 +117,13 @@ async def _ask(published: Published, plane: Plane) -> Heard:
     worker = published.worker
     channel = plane.channel(worker.address)
     try:
-        report = await one_report(channel, _REPORT_S)
+        said = await one_report(channel, _REPORT_S)
     finally:
         await channel.close()
-    return Heard(worker.address, worker.incarnation, report)
+    if isinstance(said, LoadReport):
+        return Heard(worker.address, worker.incarnation, said)
+    refusal = "" if said.kind == Failure.KIND_UNAVAILABLE else said.message
+    return Heard(worker.address, worker.incarnation, None, refusal)
 
 
 def _ingresses() -> dict[str, IngressLoad]:

@@ -31,8 +31,8 @@ def _row(pool: Pool, one: Replica) -> Sequence[str]:
         num_waiting = one.ingress.num_waiting
         return (*head, str(one.ingress.num_open - num_waiting), str(num_waiting), "", "", "", "")
     if load is None:
-        silent = one.address is not None
-        return (*head, "", "", "", "", "", "does not answer" if silent else "")
+        silent = "" if one.address is None else "does not answer"
+        return (*head, "", "", "", "", "", one.refusal or silent)
     remarks = ["draining"] if load.draining else []
     if load.unhealthy:
         remarks.append(f"unhealthy: {load.unhealthy}")

@@ -53,6 +53,7 @@ class Replica:
     address: str | None
     load: Load | None
     ingress: IngressLoad | None = None
+    refusal: str = ""  # a worker's, to say its load
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,13 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Of one worker: what it published of itself, and its load report if it answered."""
+    """Of one worker: what it published of itself, and its load report if it answered, or in which
+    words it refused to."""
 
     address: str
     incarnation: int
     report: LoadReport | None
+    refusal: str = ""
 
 
 def status_of(
@@ -179,6 +182,7 @@ def _replica(
         None if worker is None else worker.address,
         load,
         ingresses.get(name),
+        "" if worker is None else worker.refusal,
     )
 
 

@@ -155,7 +155,9 @@ def test_what_everybody_says_is_joined() -> None:
     application = {
         "status": "RUNNING",
         "deployments": {
-            "decode": deployment(3, replica("d1"), replica("d2"), autoscaling_config=RANGE),
+            "decode": deployment(
+                4, replica("d1"), replica("d2"), replica("d3"), autoscaling_config=RANGE
+            ),
             "prefill": deployment(1, replica("p1")),
             "ingress": deployment(
                 2, replica("i1"), replica("i2", "STARTING"), autoscaling_config=NO_RANGE
@@ -165,6 +167,7 @@ def test_what_everybody_says_is_joined() -> None:
     heard = {
         "d1": Heard("10.0.0.7:500", 7, REPORT),
         "d2": Heard("10.0.0.8:500", 8, None),
+        "d3": Heard("10.0.0.8:600", 9, None, "the secret is wrong"),
         "p1": Heard("10.0.0.9:500", 9, LoadReport(draining=True, unhealthy="stuck")),
     }
     status = status_of(
@@ -193,9 +196,10 @@ def test_what_everybody_says_is_joined() -> None:
     assert " ".join(line["d1"]) == "decode d1 running 10.0.0.7:500 5 3 1234 tok 35% 25%"
     assert " ".join(line["i1"]) == "ingress i1 running 10.0.0.7 pid 41 7 2"
     assert line["d2"][-3:] == ["does", "not", "answer"]
+    assert " ".join(line["d3"]) == "decode d3 running 10.0.0.8:600 the secret is wrong"
     assert " ".join(line["p1"]).endswith("- draining, unhealthy: stuck")
     scaled = "1-4; 1 s ago: sequences 95%; 2 min ago: 2 -> 3: sequences 95%"
-    assert f"decode   2 of 3  {scaled}  upscaling: 1 replica has not started\n" in text
+    assert f"decode   3 of 4  {scaled}  upscaling: 1 replica has not started\n" in text
     assert "\nprefill  1 of 1  fixed\n" in text
     assert text.count("fixed") == 2  # whose load Serve only tells the policy of, too
     assert "10.0.0.7:500 from 10.0.0.9:500  nixl (ucx)" in text

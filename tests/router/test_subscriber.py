@@ -21,6 +21,9 @@ from protos.events_pb2 import (
     WorkerEvent,
 )
 from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
+from protos.generation_pb2 import Failure
+from protos.rpc import Plane
+from protos.secret import Secret
 from router import subscriber
 from router.ask import key_of
 from router.subscriber import WorkerFeed, one_report
@@ -325,9 +328,24 @@ async def test_one_report_is_asked_for_and_no_events() -> None:
     servicer = Scripted()
     async with serving(lambda s: add_WorkerEventsServicer_to_server(servicer, s)) as channel:
         report = await one_report(channel, timeout_s=5)
-    assert report is not None
+    assert isinstance(report, LoadReport)
     assert report.num_steps == 1
     assert not servicer.requests[0].cache_events
+
+
+async def test_who_gets_no_report_is_told_why() -> None:
+    guarded = Plane(Secret(b"x" * 32)).server()
+    add_WorkerEventsServicer_to_server(Scripted(), guarded)
+    address = Plane().listen(guarded, "127.0.0.1:0")
+    await guarded.start()
+    async with Plane().channel(address) as channel:
+        refused = await one_report(channel, timeout_s=5)
+        await guarded.stop(None)
+        gone = await one_report(channel, timeout_s=5)
+    assert isinstance(refused, Failure)
+    assert refused.message == "the cluster secret is missing or wrong"
+    assert isinstance(gone, Failure)
+    assert gone.kind == Failure.KIND_UNAVAILABLE
 
 
 async def test_who_took_a_workers_address_does_not_report_for_it() -> None:
