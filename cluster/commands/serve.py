@@ -299,7 +299,7 @@ def _wait_until_running(args: ClusterArgs, stop: _Stop) -> bool:
 
 
 def _watch_application(stop: _Stop) -> None:
-    """Whoever deletes it (`serve delete`, `serve shutdown`) leaves nothing here to wait for. Looks
+    """Whoever deletes it (`serve.delete`, `serve shutdown`) leaves nothing here to wait for. Looks
     twice: Serve's controller may have come back this moment."""
     from cluster.app import APP_NAME
     from cluster.serve_details import application_details
