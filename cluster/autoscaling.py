@@ -263,7 +263,7 @@ def _prefill_needs(
     workers = [load for load in sample.loads if isinstance(load, WorkerLoad)]
     num_prompts = waiting.num_prompts + sum(load.num_sequences for load in workers)
     demand = state.demand or 0.0
-    reason = f"{_wait(sample, waiting, state)}, workers {demand:.2g} busy"
+    reason = f"{_wait(sample, waiting, state)}, workers {round(demand, 2):g} busy"
     busy = max(demand, sum(load.busy for load in workers))
     load = max(
         busy / max(state.capacity, _LEAST_CAPACITY), state.queued_s / sample.objectives.ttft_s
@@ -325,7 +325,8 @@ def _decode_needs(
     enough = math.ceil(total.num_sequences)
     prompts = _prompts_load(sample, total.num_sequences, state, now)
     loads = (*total.loads(objectives)[:3], prompts)
-    fewest = [_fewest_decoding(total, objectives, which, sample.target) for which in range(4)]
+    most = min(sample.target, max(1, enough))
+    fewest = [_fewest_decoding(total, objectives, which, most) for which in range(4)]
     return [
         _Need(reason, min(load, enough), fewest)
         for reason, load, fewest in zip(told, loads, fewest, strict=True)

@@ -166,6 +166,15 @@ EMPTY = IngressLoad(0, 2.0)
 BACKLOG = EMPTY._replace(num_requests=500, prefill_prompts=498, prefill_queued_s=255)
 
 
+def test_one_sequence_that_never_ends_is_no_reason_for_two_decode_workers() -> None:
+    """Whose step is hardly more than its own part of it: one worker does as well as two."""
+    one = IDLE._replace(step_base_s=0.001, step_load_s=0.005, num_sequences=0.5, num_running=0.5)
+    pool = Pool("decode")
+    assert pool.after(HOLD_S + 1, sample(2, one, one)) == 1
+    two = one._replace(step_load_s=0.01, num_sequences=1.0, num_running=1.0)
+    assert Pool("decode").after(HOLD_S + 1, sample(2, two, two)) == 2
+
+
 def test_prompts_that_wait_at_the_router_add_as_many_prefill_workers_as_they_take() -> None:
     pool = Pool("prefill")
     assert pool.after(120, sample(1, BUSY), EMPTY) == 1
