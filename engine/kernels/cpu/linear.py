@@ -19,7 +19,7 @@ from engine.kernels.interface import Linear
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
 ONEDNN_PACK_ROWS = 64
 
-LAY_WORDS = "6q"
+LAY_WORDS = "6q"  # the last, from row to row of what is laid, is for rows alone, not for tiles
 TOGETHER_BYTES = 1 << 20  # of panels, which stay in the second cache level
 PRODUCTS_PER_ELEMENT = 8  # that take as long as an element of the other kernels
 
