@@ -1,6 +1,7 @@
 """What can go wrong between two workers."""
 
 from protos.generation_pb2 import Failure
+from protos.limits import shortened
 
 
 class TransferError(Exception):
@@ -48,7 +49,7 @@ class Refused(TransferError):
     """The peer, or we, said no in so many words."""
 
     def __init__(self, failure: Failure) -> None:
-        where = f"{failure.field}: " if failure.field else ""
+        where = f"{shortened(failure.field)}: " if failure.field else ""
         retryable = failure.kind not in FINAL
-        super().__init__(f"{where}{failure.message}", retryable=retryable)
+        super().__init__(f"{where}{shortened(failure.message)}", retryable=retryable)
         self.failure = failure

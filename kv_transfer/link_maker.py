@@ -10,6 +10,7 @@ from kv_transfer.connector import Connector, PeerPool
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
 from kv_transfer.link import Link
 from kv_transfer.probe import LinkFigures, probe
+from protos.limits import shortened
 from protos.worker_pb2 import DescribeRequest, WorkerDescription
 from protos.worker_pb2_grpc import WorkerStub
 
@@ -88,7 +89,7 @@ class LinkMaker:
                     raise
             else:
                 return Link(address, channel, description, connector.name, pool, figures)
-        raise self._none(f"{address} offers {sorted(offers)}", failures)
+        raise self._none(f"{address} offers {shortened(str(sorted(offers)))}", failures)
 
     async def _try(
         self, connector: Connector, incarnation: int, metadata: bytes

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kv_cache.handover import BlockRun, HeldRange
 from kv_transfer.errors import TransferError
+from protos.limits import shortened
 
 PATIENCE = 3.0  # times what the holder predicted
 PATIENCE_S = 1.0  # and so much more
@@ -156,7 +157,7 @@ class Pull:
         if self.state is not PullState.COMMITTING:
             raise TransferError(f"a verdict while {self.state.name}")
         if not held:
-            raise TransferError(f"the holder let go too early: {reason}")
+            raise TransferError(f"the holder let go too early: {shortened(reason)}")
         self.state = PullState.DONE
 
     def fail(self) -> None:

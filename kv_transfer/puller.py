@@ -194,9 +194,10 @@ class HandOff:
             case "verdict":
                 self._note_verdict(message.verdict)
             case "failure":
+                refused = Refused(message.failure)
                 if message.failure.field == "holder_incarnation":
-                    self._link.lose(message.failure.message)
-                raise Refused(message.failure)
+                    self._link.lose(str(refused))
+                raise refused
             case _:
                 raise TransferError("the holder speaks of what this version does not know")
 

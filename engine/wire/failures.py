@@ -9,8 +9,7 @@ from engine.errors import (
     UnavailableError,
 )
 from protos.generation_pb2 import Failure
-
-MAX_MESSAGE_CHARS = 1000
+from protos.limits import shortened
 
 
 def encode_failure(error: EngineError) -> Failure:
@@ -31,11 +30,12 @@ def encode_failure(error: EngineError) -> Failure:
 
 def decode_failure(failure: Failure) -> EngineError:
     """A worker that does not fit, or forgot, is one that cannot serve this: another may."""
-    message = failure.message or "no reason was given"
-    named = f"{failure.field}: {message}" if failure.field else message
+    field = shortened(failure.field)
+    message = shortened(failure.message) or "no reason was given"
+    named = f"{field}: {message}" if field else message
     match failure.kind:
         case Failure.KIND_INVALID:
-            return RequestError(failure.field or "request", message)
+            return RequestError(field or "request", message)
         case Failure.KIND_BUSY:
             return QueueFullError(named)
         case Failure.KIND_UNAVAILABLE | Failure.KIND_INCOMPATIBLE | Failure.KIND_STALE:
@@ -52,4 +52,4 @@ def _failure(kind: Failure.Kind.ValueType, message: str, field: str = "") -> Fai
 
 
 def _text(text: str) -> str:
-    return text[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
+    return shortened(text).encode(errors="backslashreplace").decode()

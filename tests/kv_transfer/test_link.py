@@ -296,8 +296,10 @@ async def test_a_peer_that_does_not_fit_is_refused_by_name(
 async def test_a_peer_without_a_common_connector_is_refused(
     peer: Peer, make_links: MakeLinks
 ) -> None:
-    with pytest.raises(IncompatiblePeer, match="connectors"):
+    peer.describer.description.connectors.add(name="slow" * 100_000)
+    with pytest.raises(IncompatiblePeer, match=r"connectors: .* this worker has") as refused:
         await make_links(FakeConnector("other")).get(peer.address)
+    assert len(str(refused.value)) < 1200
 
 
 async def test_nobody_there_is_an_error_at_once(peer: Peer, make_links: MakeLinks) -> None:

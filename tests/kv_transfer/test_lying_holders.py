@@ -9,7 +9,7 @@ from kv_transfer.errors import TransferError
 from kv_transfer.holder import Context
 from kv_transfer.link import Link
 from kv_transfer.tally import FAILED
-from protos.generation_pb2 import TokenLogprobs
+from protos.generation_pb2 import Failure, TokenLogprobs
 from protos.handoff_pb2 import (
     BlockRun,
     Chunk,
@@ -82,6 +82,20 @@ async def test_what_a_holder_says_twice_or_late_fails_the_hand_off(
         assert not any(read.wanted for read in pair.pool.reads)
         assert len(await hand_off.unfinished()) == len(pair.pool.reads) > 0
     assert pair.tally.ends == {FAILED: 1}, "no commit was refused: there was none"
+
+
+@pytest.mark.parametrize("field", ["", "holder_incarnation", "f" * (1 << 20)])
+async def test_no_more_is_kept_of_what_a_holder_says_than_a_reader_wants(
+    pair: Pair, field: str
+) -> None:
+    failure = Failure(field=field, message="m" * (1 << 20))
+    scripted = Scripted(HolderMessage(failure=failure))
+    async with serving(lambda server: add_HandOffServicer_to_server(scripted, server)) as channel:
+        pair.link = Link("x", channel, WorkerDescription(), "fake", pair.pool, FIGURES)
+        with pytest.raises(TransferError, match="mmm") as caught:
+            await asyncio.wait_for(pair.hand_off(WANTED).run(), 30)
+        assert len(str(caught.value)) < 2100
+        assert len(pair.link.lost or "") < 2100
 
 
 async def test_a_holder_that_computed_too_little_is_not_believed(pair: Pair) -> None:

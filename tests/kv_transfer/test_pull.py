@@ -170,8 +170,9 @@ def test_nothing_is_committed_before_the_bytes_are_there() -> None:
     pull.note_read()
     assert (before, pull.may_commit) == (False, True)
     pull.note_commit(1.0)
-    with pytest.raises(TransferError, match="let go"):
-        pull.note_verdict(False, "its pool was reset")
+    with pytest.raises(TransferError, match="let go too early: its pool was reset") as caught:
+        pull.note_verdict(False, "its pool was reset" + " and so on" * 100_000)
+    assert len(str(caught.value)) < 1100
     assert pull.state is not PullState.DONE
 
 

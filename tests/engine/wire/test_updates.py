@@ -254,6 +254,15 @@ def test_a_worker_that_does_not_fit_is_unavailable(kind: Failure.Kind.ValueType)
     assert str(error) == "block_size: 16 and 64"
 
 
+@pytest.mark.parametrize("kind", Failure.Kind.values())
+def test_no_more_is_kept_of_what_a_worker_says_than_a_reader_wants(
+    kind: Failure.Kind.ValueType,
+) -> None:
+    error = decode_failure(Failure(kind=kind, field="f" * (1 << 20), message="m" * (1 << 20)))
+    assert len(str(error)) < 2100
+    assert "mmm" in str(error)
+
+
 def test_any_failure_is_an_error() -> None:
     assert isinstance(decode_failure(Failure()), StepError)
     unknown = Failure.FromString(b"\x08\x63")  # kind 99
