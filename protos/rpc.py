@@ -4,6 +4,7 @@ RpcConfig    what a user says: names of files, nothing secret
 Plane        what it comes to: makes channels and servers that fit together
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Self
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from protos.address import Address
 from protos.errors import PlaneError
@@ -47,6 +49,21 @@ _SERVER = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not shared
 )
+
+
+# Who logs it when bytes that came are no message: a server's end, and a client's.
+_READERS = ("grpc._cython.cygrpc", "grpc._common")
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Where gRPC was when it read a peer's bytes says nothing: one line for each is enough."""
+    if record.exc_info and isinstance(record.exc_info[1], DecodeError):
+        record.exc_info = None
+    return True
+
+
+for _reader in _READERS:
+    logging.getLogger(_reader).addFilter(_without_traceback)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import signal
 import time
 from dataclasses import asdict
@@ -21,7 +22,13 @@ from protos.limits import MAX_MESSAGE_BYTES
 from protos.rpc import Plane, RpcConfig, Tls
 from protos.secret import Secret
 from protos.session_pb2_grpc import SessionStub
-from protos.worker_pb2 import DescribeRequest, DrainProgress, DrainRequest, HealthRequest
+from protos.worker_pb2 import (
+    DescribeRequest,
+    DrainProgress,
+    DrainRequest,
+    HealthRequest,
+    WorkerDescription,
+)
 from protos.worker_pb2_grpc import WorkerStub
 from tests.processes import python
 from tests.protos.echo import echo_server
@@ -127,6 +134,24 @@ async def test_messages_are_bounded() -> None:
         assert end.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         half = DescribeRequest(version="x" * (MAX_MESSAGE_BYTES // 2))
         assert len((await WorkerStub(channel).Describe(half, timeout=10)).model) == 2 << 20
+
+
+async def test_bytes_that_are_no_message_are_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with echo_server(Plane()) as (echo, address), Plane().channel(address) as channel:
+        call: Any = channel.unary_unary("/kvrelay.v1.Worker/Describe")
+        end = await ended(call(b"\xff", timeout=10))
+        misread: Any = channel.unary_unary(
+            "/kvrelay.v1.Worker/Describe",
+            response_deserializer=lambda _: WorkerDescription.FromString(b"\xff"),
+        )
+        assert await misread(b"", timeout=10) is None
+    assert "Error parsing message" in (end.details() or "")
+    assert echo.num_calls == 1
+    lines = [logging.Formatter().format(record) for record in caplog.records]
+    assert [line for line in lines if "\n" in line or len(line) > 200] == []
+    assert len(lines) == 2, lines
 
 
 async def test_without_a_secret_only_this_machine_is_served() -> None:
