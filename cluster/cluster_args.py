@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from cluster.api_keys import ApiKeys
 from cluster.autoscaling import Objectives
 from cluster.exchange import HttpLimits
 from cluster.front_args import FrontArgs
@@ -196,10 +197,10 @@ class ClusterArgs(_Args):
     def local_prefill_mode(self) -> LocalPrefill:
         return LocalPrefill[self.local_prefill.upper()]
 
-    def soonest_priority(self, limits: RequestLimits) -> int:
-        """The lowest that a request may have: decode workers may refuse all but 0."""
+    def request_limits(self, keys: ApiKeys | None) -> RequestLimits:
+        """With what decode workers would refuse, so that no router gives it a place in its line."""
         policy = self.worker(Leg.DECODE, "127.0.0.1").engine.scheduling_policy
-        return limits.least_priority if policy == "priority" else 0
+        return replace(self.front.limits(keys), by_priority=policy == "priority")
 
     @property
     def router_config(self) -> RouterConfig:

@@ -24,6 +24,7 @@ class RequestLimits:
     max_n: int = MAX_N
     max_prompts: int = MAX_PROMPTS
     least_priority: int = LEAST_PRIORITY  # the soonest
+    by_priority: bool = True  # or else the workers take none but 0
 
     def check_num_prompts(self, num_prompts: int) -> None:
         if num_prompts > self.max_prompts:
@@ -35,7 +36,13 @@ class RequestLimits:
         if n * num_prompts > MAX_CHOICES:
             raise RequestError("n", f"more than {MAX_CHOICES} choices in one request")
 
+    @property
+    def soonest_priority(self) -> int:
+        return self.least_priority if self.by_priority else 0
+
     def check_priority(self, priority: int) -> None:
+        if priority and not self.by_priority:
+            raise RequestError("priority", "needs the scheduling_policy 'priority'")
         if priority < self.least_priority:
             least = self.least_priority
             raise RequestError("priority", f"{priority}, must be at least {least} on this server")

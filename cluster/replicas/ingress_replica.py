@@ -91,9 +91,10 @@ class IngressReplica(TokenService):
             limits.vocab_size,
             read_generation_defaults(text.source.folder),
         )
-        request_limits = args.front.limits(keys)
-        soonest = args.soonest_priority(request_limits)
-        config = RelayConfig(args.local_prefill_mode, soonest_priority=soonest)
+        request_limits = args.request_limits(keys)
+        config = RelayConfig(
+            args.local_prefill_mode, soonest_priority=request_limits.soonest_priority
+        )
         self._relay = Relay(self._pools, config)
         http = HttpLimits(args.max_body_bytes, request_timeout_s=args.request_timeout_s)
         meter = Meter(model, [RelayCollector(self._relay)])

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.cluster_args import ClusterArgs
 from cluster.openai.request_limits import LEAST_PRIORITY, RequestLimits
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestError
 
 
 def release(**engine: Any) -> str:
@@ -57,12 +57,20 @@ def test_a_prefill_worker_takes_what_a_decode_worker_does(prefill: int, decode: 
     ClusterArgs.checked({"prefill": args["decode"], "decode": args["prefill"]})
 
 
-def test_nobody_goes_before_others_by_a_priority_that_is_refused() -> None:
-    def soonest(least: int, decode: str, prefill: str = "fcfs") -> int:
+def test_nobody_goes_before_others_by_a_priority_that_workers_refuse() -> None:
+    def limits(least: int, decode: str, prefill: str = "fcfs") -> RequestLimits:
         pools = {"decode": decode, "prefill": prefill}
         args = {leg: {"engine": {"scheduling_policy": policy}} for leg, policy in pools.items()}
-        return ClusterArgs.checked(args).soonest_priority(RequestLimits(least_priority=least))
+        front = {"front": {"least_priority": least}}
+        return ClusterArgs.checked({**args, **front}).request_limits(None)
 
     for least in (LEAST_PRIORITY, 0, 3):
-        assert soonest(least, "priority") == least
-    assert soonest(LEAST_PRIORITY, "fcfs", "priority") == 0
+        by_priority = limits(least, "priority")
+        assert by_priority.soonest_priority == least
+        by_priority.check_priority(5)
+    by_arrival = limits(LEAST_PRIORITY, "fcfs", "priority")
+    assert by_arrival.soonest_priority == 0
+    by_arrival.check_priority(0)
+    for priority in (-1, 1):
+        with pytest.raises(RequestError, match="priority: needs the scheduling_policy 'priority'"):
+            by_arrival.check_priority(priority)
