@@ -197,6 +197,11 @@ class ClusterArgs(_Args):
     def local_prefill_mode(self) -> LocalPrefill:
         return LocalPrefill[self.local_prefill.upper()]
 
+    def max_model_len(self, answering: int) -> int:
+        """What decode workers take, or will: the one that answers first, which takes `answering`,
+        may be of before these arguments, while Serve replaces all of them."""
+        return self.worker(Leg.DECODE, "127.0.0.1").engine.max_model_len or answering
+
     def request_limits(self, keys: ApiKeys | None) -> RequestLimits:
         """With what decode workers would refuse, so that no router gives it a place in its line."""
         policy = self.worker(Leg.DECODE, "127.0.0.1").engine.scheduling_policy

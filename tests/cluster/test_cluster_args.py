@@ -57,6 +57,14 @@ def test_a_prefill_worker_takes_what_a_decode_worker_does(prefill: int, decode: 
     ClusterArgs.checked({"prefill": args["decode"], "decode": args["prefill"]})
 
 
+def test_the_length_that_is_said_counts_whatever_an_older_worker_takes() -> None:
+    """An ingress is there before the decode workers of its own arguments."""
+    said = {"decode": {"engine": {"max_model_len": 8192}}, "prefill": {"replicas": 0}}
+    assert ClusterArgs.checked(said).max_model_len(4096) == 8192
+    assert ClusterArgs.checked({"engine": {"max_model_len": 2048}}).max_model_len(4096) == 2048
+    assert ClusterArgs.checked({}).max_model_len(4096) == 4096
+
+
 def test_nobody_goes_before_others_by_a_priority_that_workers_refuse() -> None:
     def limits(least: int, decode: str, prefill: str = "fcfs") -> RequestLimits:
         pools = {"decode": decode, "prefill": prefill}
