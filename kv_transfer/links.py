@@ -65,6 +65,7 @@ class Links:
     ) -> None:
         self._maker = LinkMaker(me, connectors, open_channel, slow_bytes_per_s)
         self._peers: dict[str, _Peer] = {}
+        self._closed = False
 
     async def get(self, address: str, incarnation: int = 0) -> Link:
         """The link to whoever is there, or to that incarnation; TransferError if there is none,
@@ -98,7 +99,8 @@ class Links:
         return [link for peer in self._peers.values() if (link := peer.live) is not None]
 
     async def close(self) -> None:
-        for peer in self._peers.values():
+        self._closed = True
+        for peer in list(self._peers.values()):  # whoever asks meanwhile adds to them
             if peer.making is not None:
                 peer.making.cancel()
                 await asyncio.wait({peer.making})
@@ -135,6 +137,8 @@ class Links:
         return await self._maker.incarnation(link.address) != link.incarnation
 
     async def _renew(self, address: str, peer: _Peer) -> Link:
+        if self._closed:
+            raise TransferError("this worker's links are closed")
         now = time.monotonic()
         if peer.making is None:
             if peer.problem is not None and now < peer.not_before:

@@ -525,3 +525,19 @@ async def test_a_link_that_fails_when_nobody_waits_for_it_is_no_error(
     await asyncio.sleep(0)
     gc.collect()  # asyncio complains of a task whose end nobody saw when that is gone
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_whoever_asks_while_links_are_closed_leaves_none_open(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    plain, slow = FakeConnector("plain"), FakeConnector("fast", by_hand=True)
+    links = make_links(slow, plain)
+    asking = asyncio.ensure_future(links.get(peer.address))
+    await begun(slow)
+    closing = asyncio.ensure_future(links.close())
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(links.get("127.0.0.1:1"))
+    await asyncio.wait_for(closing, 30)
+    with pytest.raises(TransferError, match="links are closed"):
+        await late
+    await asyncio.wait({asking})
