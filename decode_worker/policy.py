@@ -90,7 +90,7 @@ def fetch_above(here: Station, prospects: Sequence[Prospect], num_prompt_tokens:
     if prospect.shares_cores:
         return int(LONG_PAUSE_S / here.token_s) if here.num_held_up and here.token_s else None
     there = prospect.there
-    gain_s = here.token_s * (1 + here.num_held_up) - there.token_s * (1 + there.num_held_up)
+    gain_s = here.token_s * (1 + here.num_held_up) - there.token_s
     fetching_s = prospect.hand_off_s + here.num_held_up * FETCHING_S
     head_start_s = there.wait_s + fetching_s - here.wait_s
     if head_start_s >= num_prompt_tokens * gain_s:
