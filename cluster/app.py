@@ -6,6 +6,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
+from cluster.autoscaling import INGRESS
 from cluster.cluster_args import ClusterArgs, Placement
 from cluster.replica_watch import ReplicaWatch
 from cluster.replicas.ingress_replica import IngressReplica
@@ -14,8 +15,6 @@ from cluster.succession import SUCCESSION_S
 from engine.errors import ConfigError
 from router.workers import Leg
 
-APP_NAME = "kvrelay"
-INGRESS = "ingress"
 IMPORT_PATH = "cluster.app:build"
 SCALING_POLICY = "cluster.autoscaling:scale"
 # Beyond the longest request: a replica that is stopped ends by itself, sooner or later.

@@ -12,9 +12,9 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.app import APP_NAME, IMPORT_PATH, SCALING_POLICY, application_of
+from cluster.app import IMPORT_PATH, SCALING_POLICY, application_of
 from cluster.cluster_args import ClusterArgs
-from cluster.serve_details import serve_details
+from cluster.serve_details import APP_NAME, serve_details
 from engine.errors import ConfigError
 
 logger = logging.getLogger("kvrelay.deployment")

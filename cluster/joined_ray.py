@@ -39,6 +39,11 @@ def joined(ray_address: str, **options: Any) -> Iterator[None]:
         ray.shutdown()
 
 
+def address() -> str:
+    """Of the cluster that this process has joined."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def init_ray(**options: Any) -> None:
     """Ray takes SIGTERM for itself, in Python and then in C++, where it would end the process with
     all that is under way; it is given back."""

@@ -7,12 +7,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster.membership import Replicas
-from cluster.metrics.targets import KEY as METRICS
+from cluster.published import read_metadata
 from cluster.session import SessionBackend
 from protos.rpc import Plane
 from protos.worker_pb2 import CacheFormat, WorkerDescription
@@ -213,33 +213,6 @@ def cache_shape(cache: CacheFormat) -> CacheShape:
         followed,
         one.window if one.HasField("window") else None,
     )
-
-
-class Published(NamedTuple):
-    worker: Worker
-    release: str
-
-
-def read_metadata(metadata: Mapping[str, Any]) -> Published | None:
-    """None for a replica that has not said who it is."""
-    try:
-        incarnation = int(metadata["incarnation"], 16)
-        worker = Worker(metadata["address"], incarnation, metadata["fingerprint"])
-        return Published(worker, metadata["release"])
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def metadata_of(worker: Worker, release: str, metrics: str = "") -> dict[str, str]:
-    """What `read_metadata` reads, and where its metrics are; of simple types, since Serve carries
-    it as JSON."""
-    return {
-        "address": worker.address,
-        "incarnation": f"{worker.incarnation:x}",
-        "fingerprint": worker.fingerprint,
-        "release": release,
-        METRICS: metrics,
-    }
 
 
 async def _close(member: Member) -> None:

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from cluster.front_address import FrontAddress
 from cluster.head_watch import HeadWatch
-from cluster.joined_ray import ReachWatch, init_ray, joined
+from cluster.joined_ray import ReachWatch, address, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.own_processes import own_processes
 from cluster.serve_details import SERVICER
@@ -128,11 +128,6 @@ def start_front(front: FrontAddress) -> None:
     except (RayActorError, TimeoutError) as error:
         reason = f"{str(error).splitlines()[0]} Serve's logs: {log_folder() / 'serve'}"
         raise UnavailableError(f"Serve's front does not start: {reason}") from error
-
-
-def address() -> str:
-    """Of the cluster that this process has joined."""
-    return str(ray.get_runtime_context().gcs_address)
 
 
 def log_folder() -> Path:

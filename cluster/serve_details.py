@@ -14,6 +14,7 @@ from ray.serve.context import _get_global_client
 from cluster.front_address import FrontAddress
 from engine.errors import UnavailableError
 
+APP_NAME = "kvrelay"  # the application that is ours
 SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
 _GRPC_PORT = 9000  # Serve's default
 

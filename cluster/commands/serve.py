@@ -184,10 +184,10 @@ def _starts_ray() -> bool:
 def _serve(
     args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
 ) -> None:
-    from cluster.app import APP_NAME
     from cluster.deployment import deployed
     from cluster.ray_cluster import log_folder, own_ray_cluster, ray_cluster
     from cluster.replica_words import hear
+    from cluster.serve_details import APP_NAME
 
     is_second = os.environ.pop(_AGAIN, None) is not None
     environment = {**os.environ, _AGAIN: "1"}  # as it was before a cluster was started
@@ -247,8 +247,7 @@ def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> 
 
 
 def _announcement(name: str, front: FrontAddress, args: ClusterArgs) -> str:
-    from cluster.app import APP_NAME
-    from cluster.serve_details import application_details
+    from cluster.serve_details import APP_NAME, application_details
 
     lines = told_pools(args, application_details(APP_NAME))
     pools = "".join(f"  {'' if number else 'pools:':6} {one}\n" for number, one in enumerate(lines))
@@ -263,7 +262,7 @@ def _announcement(name: str, front: FrontAddress, args: ClusterArgs) -> str:
 
 def _noted(args: ClusterArgs, own: FrontAddress | None) -> AbstractContextManager[None]:
     """For `kvrelay status`; whoever joins a cluster of others' knows where it is."""
-    from cluster.ray_cluster import address
+    from cluster.joined_ray import address
 
     if own is None:
         return nullcontext()
@@ -280,9 +279,8 @@ def _num_cpus(args: ClusterArgs) -> int:
 
 def _wait_until_running(args: ClusterArgs, stop: _Stop) -> bool:
     """False if the user has enough of it first."""
-    from cluster.app import APP_NAME
     from cluster.ray_cluster import nodes
-    from cluster.serve_details import application_details
+    from cluster.serve_details import APP_NAME, application_details
 
     loading, shown = Loading(args), ""
     while not stop.wait(_POLL_S):
@@ -301,8 +299,7 @@ def _wait_until_running(args: ClusterArgs, stop: _Stop) -> bool:
 def _watch_application(stop: _Stop) -> None:
     """Whoever deletes it (`serve.delete`, `serve shutdown`) leaves nothing here to wait for. Looks
     twice: Serve's controller may have come back this moment."""
-    from cluster.app import APP_NAME
-    from cluster.serve_details import application_details
+    from cluster.serve_details import APP_NAME, application_details
 
     missing = ""
     while not stop.wait(_WATCH_S):
@@ -324,7 +321,7 @@ def _ingresses() -> DeploymentHandle[Any]:
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
-    from cluster.app import APP_NAME
+    from cluster.serve_details import APP_NAME
 
     handle: DeploymentHandle[Any] = serve.get_app_handle(APP_NAME)
     with suppress(TimeoutError, RayError, RayServeException):

@@ -19,7 +19,7 @@ from cluster.make_worker import start_worker
 from cluster.metrics.meter import labels_of, process_page
 from cluster.metrics.server import MetricsServer
 from cluster.metrics.worker import worker_collectors
-from cluster.pools import metadata_of
+from cluster.published import metadata_of
 from cluster.replicas.load_meter import LoadMeter
 from cluster.succession import SUCCESSION_S
 from engine.errors import UnavailableError

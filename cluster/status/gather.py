@@ -15,13 +15,11 @@ from ray.experimental.internal_kv import _internal_kv_get
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from cluster.app import APP_NAME
 from cluster.autoscaling import DECISIONS_KEY, INGRESS
-from cluster.joined_ray import joined
+from cluster.joined_ray import address, joined
 from cluster.membership import MEMBERSHIP, Replicas
-from cluster.pools import Published, read_metadata
-from cluster.ray_cluster import address
-from cluster.serve_details import check_controller, front_address, serve_details
+from cluster.published import Published, read_metadata
+from cluster.serve_details import APP_NAME, check_controller, front_address, serve_details
 from cluster.status.view import Heard, IngressLoad, Status, status_of
 from engine.errors import UnavailableError
 from protos.events_pb2 import LoadReport

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster.pools import Pools, metadata_of
+from cluster.pools import Pools
+from cluster.published import metadata_of
 from cluster.relay import Relay, RelayConfig, RelayStream
 from decode_worker.service import SessionService
 from engine.request import (

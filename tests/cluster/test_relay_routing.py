@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from cluster.pools import Pools, metadata_of
+from cluster.pools import Pools
+from cluster.published import metadata_of
 from cluster.relay import Relay, RelayConfig
 from cluster.routing_view import routing_view
 from engine.errors import DeadlineError, EngineError, QueueFullError, UnavailableError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.pools import metadata_of
+from cluster.published import metadata_of
 from cluster.succession import Succession
 from router.workers import Leg, Worker
 

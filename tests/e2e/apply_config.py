@@ -15,8 +15,7 @@ import ray
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.app import APP_NAME
-from cluster.serve_details import application_details, serve_details
+from cluster.serve_details import APP_NAME, application_details, serve_details
 
 PAUSE_S = 0.1
 

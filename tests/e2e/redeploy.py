@@ -9,8 +9,9 @@ import sys
 import ray
 from ray import serve
 
-from cluster.app import APP_NAME, application_of
+from cluster.app import application_of
 from cluster.cluster_args import ClusterArgs
+from cluster.serve_details import APP_NAME
 
 
 def main() -> None:

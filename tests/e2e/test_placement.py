@@ -24,10 +24,9 @@ import yaml
 from ray import serve
 from ray.cluster_utils import Cluster as Nodes
 
-from cluster.app import APP_NAME
 from cluster.commands.serve import END_S
 from cluster.ray_cluster import nodes as nodes_alive
-from cluster.serve_details import SERVICER, serve_details
+from cluster.serve_details import APP_NAME, SERVICER, serve_details
 from protos.port import free_port
 from tests.e2e.cluster import answers_at, http, kill, num_aborted, page_at, wait_until
 from tests.e2e.listening import listeners

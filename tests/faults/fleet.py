@@ -11,7 +11,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from cluster.pools import Pools, metadata_of
+from cluster.pools import Pools
+from cluster.published import metadata_of
 from cluster.relay import Relay, RelayConfig
 from decode_worker.answerer import LocalPrefill
 from engine.engine import Engine
