@@ -143,14 +143,20 @@ def _refused(error: Exception) -> Outcome:
 
 
 async def one_report(channel: grpc.aio.Channel, timeout_s: float) -> LoadReport | Failure:
-    """The worker's next one, or why there is none in time."""
+    """The worker's next one, or why there is none in time, or none that can be."""
     wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=PERIOD_MS)
     try:
         async for event in WorkerEventsStub(channel).Subscribe(wanted, timeout=timeout_s):
+            if not isinstance(event, WorkerEvent):  # gRPC has None for what it cannot read
+                raise TransferError("it cannot be read", retryable=False)
             if event.WhichOneof("kind") == "load":
                 report: LoadReport = event.load
+                check_load(report)
                 return report
     except grpc.aio.AioRpcError as error:
         logger.debug("no load report: %s", error.details())
         return failure_of(error)
+    except TransferError as error:
+        message = f"what came is no load report: {error}"
+        return Failure(kind=Failure.KIND_INCOMPATIBLE, message=message)
     return Failure(kind=Failure.KIND_UNAVAILABLE, message="it has ended")

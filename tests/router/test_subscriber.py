@@ -348,6 +348,29 @@ async def test_who_gets_no_report_is_told_why() -> None:
     assert gone.kind == Failure.KIND_UNAVAILABLE
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"no message", "what came is no load report"),
+        (WorkerEvent(load=LoadReport(still_s=math.nan)).SerializeToString(), "load.still_s"),
+    ],
+)
+async def test_who_reports_nonsense_is_told_of(said: bytes, words: str) -> None:
+    """By whoever asked for it, and goes on to ask others."""
+
+    async def say(request: bytes, context: Context) -> AsyncIterator[bytes]:
+        yield said
+
+    method: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(say)
+    service = "kvrelay.v1.WorkerEvents"
+    handler = grpc.method_handlers_generic_handler(service, {"Subscribe": method})
+    async with serving(lambda s: s.add_generic_rpc_handlers((handler,))) as channel:
+        failure = await one_report(channel, timeout_s=5)
+    assert isinstance(failure, Failure)
+    assert failure.kind == Failure.KIND_INCOMPATIBLE
+    assert words in failure.message
+
+
 async def test_who_took_a_workers_address_does_not_report_for_it() -> None:
     """A worker that is gone would look alive by it, and be given requests."""
     servicer = Scripted()
