@@ -12,6 +12,7 @@ from cluster.backend import Backend, Pooled, Refusing
 from cluster.exchange import Exchange, HttpLimits
 from cluster.gate import Gate
 from cluster.metrics.meter import Meter
+from cluster.metrics.observed import ObservedBackend
 from cluster.metrics.page import CONTENT_TYPE
 from cluster.metrics.record import Origin
 from cluster.off_loop import off_loop
@@ -61,7 +62,7 @@ class Front:
         self._limits = limits
         self._gate = gate
         self._request_limits = request_limits or RequestLimits()
-        self._answering: set[Exchange] = set()
+        self._answering: dict[Exchange, ObservedBackend] = {}
         self._proof: asyncio.Task[None] | None = None  # that it is ready
         self._refusal: EngineError | None = None
 
@@ -150,7 +151,8 @@ class Front:
 
     def fail_all(self, error: EngineError) -> None:
         """Ends every answer under way with an error that its client gets to read."""
-        for exchange in self._answering:
+        for exchange, observed in self._answering.items():
+            observed.fail(error)
             exchange.fail(api_error(error))
 
     async def _generate(
@@ -166,6 +168,8 @@ class Front:
         if self._refusing is not None:
             self._refusing.check_open(exchange.caller)
 
+        observed = self._meter.observed(self._backend, origin)
+
         async def work() -> None:
             plan, wording = await off_loop(lambda: prepare(body), len(body))
             if plan.params.grammar is not None and plan.grammar_field is not None:
@@ -174,15 +178,15 @@ class Front:
             self._gate.spend(exchange, plan.num_prompt_tokens)
             answer = Answer(plan, wording, self._model, exchange)
             try:
-                await answer.write(self._meter.observed(self._backend, origin), timeout_s)
+                await answer.write(observed, timeout_s)
             finally:
                 self._gate.spend(exchange, answer.num_output_tokens)
 
-        self._answering.add(exchange)
+        self._answering[exchange] = observed
         try:
             await exchange.race(work(), timeout_s)
         finally:
-            self._answering.discard(exchange)
+            del self._answering[exchange]
 
     def _check_goes_on(self) -> None:
         if self._refusal is not None:

@@ -13,6 +13,7 @@ from cluster.backend import Backend, Refusing
 from cluster.exchange import HttpLimits
 from cluster.gate import Asking, Gate
 from cluster.metrics.meter import Meter
+from cluster.metrics.observed import ObservedBackend
 from cluster.metrics.record import Origin
 from cluster.off_loop import off_loop
 from cluster.openai.errors import ApiError
@@ -53,7 +54,7 @@ class TokenFront:
         self._gate = gate
         self._request_limits = request_limits
         self._meter = meter
-        self._running: set[_Reading] = set()
+        self._running: dict[_Reading, ObservedBackend] = {}
         self._refusal: EngineError | None = None
 
     async def generate(
@@ -87,7 +88,8 @@ class TokenFront:
         deadline = time.monotonic() + grace_s
         while self._running and time.monotonic() < deadline:
             await asyncio.sleep(_END_PERIOD_S)
-        for reading in self._running:
+        for reading, observed in self._running.items():
+            observed.fail(error)
             reading.fail(error)
         while self._running:
             await asyncio.sleep(_END_PERIOD_S)
@@ -109,14 +111,14 @@ class TokenFront:
         reading = _Reading(
             backend.submit(_generation(request, call.caller)), arrived_s + request.timeout_s
         )
-        self._running.add(reading)
+        self._running[reading] = backend
         num_tokens = 0
         try:
             while (update := await reading.next()) is not None:
                 num_tokens += sum(len(delta.token_ids) for delta in update.deltas)
                 yield update
         finally:
-            self._running.discard(reading)
+            del self._running[reading]
             reading.close()
             self._gate.spend(call, num_tokens)
 

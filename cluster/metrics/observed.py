@@ -26,12 +26,12 @@ class ObservedBackend:
         waited_s = time.monotonic() - self._origin.arrived_s
         record = RequestRecord(request, self._origin, self._metrics)
         self._records.append(record)
-        return ObservedStream(self._backend.submit(request), record, self._fail, waited_s)
+        return ObservedStream(self._backend.submit(request), record, self.fail, waited_s)
 
     def check_health(self) -> None:
         self._backend.check_health()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """All are closed then: nobody has left, nor was out of time."""
         for record in self._records:
             record.fail(error)

@@ -29,6 +29,7 @@ from tests.cluster.fakes import (
     say,
     small_model,
 )
+from tests.cluster.metrics.samples import read, value
 from tests.cluster.token_server import Refused, TokenServer, token_server
 
 PROMPT = [5, 6, 7]
@@ -285,6 +286,9 @@ async def test_a_server_that_stops_tells_its_clients() -> None:
             await reading
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
         assert (await refused(server, request())).failure.message == "the server is stopping"
+        ends = read(await server.meter.pages.page())
+    assert value(ends, "request_success_total", finished_reason="error") == 1
+    assert value(ends, "request_success_total", finished_reason="abort") == 0
 
 
 async def test_ready_is_whether_something_can_be_generated() -> None:

@@ -70,6 +70,7 @@ class TokenServer:
     backend: FakeBackend
     front: TokenFront
     gate: Gate
+    meter: Meter
 
 
 class Refused(Exception):
@@ -106,7 +107,7 @@ async def token_server(
     address = f"127.0.0.1:{port}"
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = GenerationStub(channel)
-        yield TokenServer(address, stub, backend, front, gate)
+        yield TokenServer(address, stub, backend, front, gate, meter)
     await server.stop(None)
     # Whatever was asked, nothing is left running at the engine.
     assert all(stream.num_closed for stream in backend.streams)

@@ -15,7 +15,13 @@ from cluster.metrics.names import INTER_TOKEN_S
 from cluster.metrics.page import Page
 from cluster.metrics.record import Origin, RequestRecord
 from cluster.metrics.requests import LEGS, RequestMetrics
-from engine.errors import EngineError, QueueFullError, RequestError, StepError
+from engine.errors import (
+    EngineError,
+    QueueFullError,
+    RequestError,
+    StepError,
+    UnavailableError,
+)
 from engine.request import (
     ChoiceDelta,
     FinishReason,
@@ -180,6 +186,30 @@ async def test_what_fails_with_its_sibling_was_not_given_up_by_its_client(
     assert ends == {"stop": 0, "length": 1, "abort": 0, "error": num_failed}
     assert value(samples, "request_prompt_tokens_count") == 1 + num_failed
     assert value(samples, "num_requests_open") == 0
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_what_a_stop_ends_was_not_left_by_its_client(stops: bool) -> None:
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    def script(request: GenerationRequest) -> Iterator[Step]:
+        yield update(7)
+        begun.set()
+        yield never.wait()
+
+    server = make_server(script)
+    async with server.client:
+        answer = asyncio.create_task(server.post("/v1/completions", prompt=[[1], [2]]))
+        await begun.wait()
+        if stops:
+            await server.front.end_answers(0, UnavailableError("the server is stopping"))
+            assert (await answer).status_code == 503
+        else:
+            answer.cancel()
+            await asyncio.wait([answer])
+        samples = read((await server.client.get("/metrics")).content)
+    ends = {r: value(samples, "request_success_total", finished_reason=r) for r in ENDS}
+    assert ends == {"stop": 0, "length": 0, "abort": 2 - 2 * stops, "error": 2 * stops}
 
 
 def test_inter_token_bounds_begin_at_a_millisecond() -> None:
