@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cluster.access import check_access
@@ -172,9 +173,24 @@ def _of_file(path: Path) -> dict[str, Any]:
     check_known(options, checked(ServeDeploySchema, options).model_dump(exclude_unset=True))
     try:
         (application,) = options["applications"]
+        _check_code(application)
         return dict(application.get("args") or {})
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError("config", f"{path}: applications: must be one, with args") from error
+
+
+def _check_code(application: Mapping[str, Any]) -> None:
+    """That what it names is there, which Serve finds out after having started a process for it."""
+    if application.get("runtime_env"):
+        return  # of which it may be
+    policy = (application.get("autoscaling_policy") or {}).get("policy_function")
+    named = {"import_path": application["import_path"], "autoscaling_policy": policy}
+    for key, path in named.items():
+        try:
+            if path is not None:
+                resolve_name(path)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"applications.0.{key}", f"{path}: {error}") from error
 
 
 def _starts_ray() -> bool:

@@ -168,6 +168,17 @@ def test_wrong_values_are_told_in_one_line(
         ("port: 8000", "prot: 8000", "http_options.prot: unknown option"),
         ("    args:", "    arg:", "applications.0.arg: unknown option"),
         ("model: bundled", "model: /no/folder", "/no/folder: no such folder"),
+        ("cluster.app:build", "cluster.app:built", "applications.0.import_path: cluster.app:built"),
+        (
+            "autoscaling:scale",
+            "autoscaling:scal",
+            "applications.0.autoscaling_policy: cluster.aut",
+        ),
+        (
+            "autoscaling:scale",
+            "autscaling:scale",
+            "applications.0.autoscaling_policy: cluster.aut",
+        ),
     ],
 )
 def test_a_serve_config_file_is_checked_and_nothing_started(
