@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from cluster.rate_limit import Rates
 from cluster.served_model import ServedModel
 from engine.errors import ConfigError
 
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#*,]+")
+
 
 class FrontArgs(BaseModel):
     """Holds no key: these arguments are shown to whoever asks Ray for them. With
@@ -26,6 +29,7 @@ class FrontArgs(BaseModel):
     api_key_file: str | None = None
     require_api_key: bool = False
     allow_unauthenticated: bool = False
+    allowed_origins: tuple[str, ...] = ()
     requests_per_minute: int | None = Field(default=None, ge=1, le=10**9)
     tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12)
     max_prompt_tokens: int | None = Field(default=None, ge=1)
@@ -44,6 +48,15 @@ class FrontArgs(BaseModel):
         if value not in names:
             raise ValueError(f"{value!r}, must be one of {', '.join(names)}")
         return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        """As browsers write them: any other would never be the one that a page says it is of."""
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r}, must be like https://chat.example:8443, or *")
+        return origins
 
     @field_validator("api_key_file", "chat_template")
     @classmethod

@@ -1,11 +1,12 @@
 """The HTTP application: routes, and errors in OpenAI's shape for what no route answers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,8 +20,11 @@ from cluster.openai.errors import ApiError
 from cluster.openai.openapi import document
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.wording import Json
+from cluster.request_ids import HEADER as REQUEST_ID
 from cluster.request_ids import NamedAnswers
 from cluster.served_model import ServedModel
+
+_FOR_PAGES = (REQUEST_ID, "retry-after", "x-should-retry")  # what scripts may read of an answer
 
 
 def build_app(
@@ -32,12 +36,14 @@ def build_app(
     meter: Meter | None = None,
     routing: Callable[[str], Json] | None = None,
     *,
+    allowed_origins: Collection[str] = (),
     names_answers: bool = True,
 ) -> tuple[Starlette, Front]:
     """An ASGI application for any server, and the handlers behind it.
 
     Routes are for those with a key, but for what load balancers and monitors ask. `routing`:
     what is known and was decided of the workers, where there is a choice of them, for a caller.
+    `allowed_origins`: of web pages that may ask; browsers ask without a key whether theirs is one.
     `names_answers`: by their requests' ids, where nobody before it does.
     """
     gate = gate or Gate()
@@ -60,6 +66,15 @@ def build_app(
     if routing is not None:
         routes.append(_route("GET", "/debug/routing", gate.guarded(_shown(routing))))
     middleware = [Middleware(NamedAnswers)] if names_answers else []
+    if allowed_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=_FOR_PAGES,
+        )
+        middleware.append(cors)
     app = Starlette(
         routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route}
     )

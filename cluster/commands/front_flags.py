@@ -45,6 +45,13 @@ def add_front_flags(parser: argparse.ArgumentParser) -> None:
         dest=_PREFIX + "allow_unauthenticated",
         help="listen beyond this machine, to whoever asks",
     )
+    http.add_argument(
+        "--allowed-origins",
+        nargs="+",
+        metavar="ORIGIN",
+        dest=_PREFIX + "allowed_origins",
+        help="of web pages whose scripts may ask, like https://chat.example; *: of any",
+    )
     http.add_argument("--max-body-bytes", type=int, metavar="N")
     http.add_argument("--request-timeout", type=float, metavar="SECONDS")
     for name, text in _HELP.items():

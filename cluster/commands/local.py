@@ -91,6 +91,7 @@ async def _serve(
             front_args.gate(keys),
             front_args.limits(keys),
             Meter(model, engine.collectors),
+            allowed_origins=front_args.allowed_origins,
         )
         config = uvicorn.Config(
             app,

@@ -107,6 +107,7 @@ class IngressReplica(TokenService):
             request_limits,
             meter,
             lambda caller: routing_view(self._relay.router, time.monotonic(), caller),
+            allowed_origins=args.front.allowed_origins,
             names_answers=False,
         )
         self._tokens = TokenFront(self._relay, model, http, self._gate, request_limits, meter)

@@ -1,6 +1,6 @@
 import functools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,13 @@ def make_server(
     keys: ApiKeys | None = None,
     rates: Rates | None = None,
     request_limits: RequestLimits | None = None,
+    allowed_origins: Collection[str] = (),
 ) -> Server:
     backend, model = FakeBackend(script), model or small_model()
     gate = Gate(keys, rates)
-    app, front = build_app(backend, model, limits, gate, request_limits)
+    app, front = build_app(
+        backend, model, limits, gate, request_limits, allowed_origins=allowed_origins
+    )
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     client = httpx.AsyncClient(transport=transport, base_url="http://test")
     return Server(client, backend, front, model, app, gate)

@@ -127,6 +127,8 @@ def test_sizes_that_are_none(text: str) -> None:
         (["serve", "--api-key-file", "/no/file"], "api_key_file: /no/file cannot be read"),
         (["local", "--max-n", "0"], "max_n: must be greater than or equal to 1"),
         (["serve", "--max-n", "0"], "front.max_n: must be greater than or equal to 1"),
+        (["local", "--allowed-origins", "*", "http://a/"], "allowed_origins: 'http://a/', must be"),
+        (["serve", "--allowed-origins", "a.b"], "front.allowed_origins: 'a.b', must be like"),
         (["serve", "--port", "70000"], "port: 70000, must be in 0..65535"),
         (["serve", "--host", "192.0.2.1", "--allow-unauthenticated"], "host: 192.0.2.1 is no addr"),
         (["plan", "--context", "0"], "context: 0, must be in 2..2048"),

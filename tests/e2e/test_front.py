@@ -40,6 +40,7 @@ from tests.e2e.cluster import (
 from tests.e2e.neighbour import neighbour, why_none
 
 KEY, HURRIED, PATIENT = "sk-of-one-caller", "sk-of-a-hurried-one", "sk-of-a-patient-one"
+PAGE = "https://chat.example"
 SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-seqs", "16"]
 STRANGE = [f"sk-of-a-strange-one-{number}" for number in range(10)]
 RATE = 50
@@ -55,6 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     keys.write_text("\n".join((f"one:{KEY}", f"hurried:{HURRIED}", PATIENT, *STRANGE)))
     keys.chmod(0o600)
     words = ["--api-key-file", str(keys), "--requests-per-minute", str(RATE), "--host", "0.0.0.0"]
+    words += ["--allowed-origins", PAGE]
     words += ["--colocated", "--max-body-bytes", "2000000", "--ingress-replicas", "2"]
     patience = {"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_S)}
     cluster = Cluster(folder / "log", "--grpc-port", "0", *words, *SMALL, **patience)
@@ -93,6 +95,21 @@ def test_who_has_no_key_gets_nothing_but_health(cluster: Cluster) -> None:
         pytest.raises(openai.AuthenticationError),
     ):
         client.models.list()
+
+
+def test_a_web_page_may_ask(cluster: Cluster) -> None:
+    """Its browser asks first, without a key; a refusal and a stream are for the page to read."""
+    url, page = f"{cluster.url}/v1/completions", {"Origin": PAGE}
+    asks = {**page, "Access-Control-Request-Method": "POST"}
+    first = http.options(url, headers=asks)
+    body = {"prompt": "The", "max_tokens": 3, "stream": True}
+    refused = http.post(url, json=body, headers=page)
+    stream = post(cluster, json.dumps(body).encode(), **page)
+    answers = (first, refused, stream)
+    assert [answer.status_code for answer in answers] == [200, 401, 200]
+    assert stream.text.endswith("data: [DONE]\n\n")
+    for answer in answers:
+        assert answer.headers.get_list("access-control-allow-origin") == [PAGE]
 
 
 def test_one_request_may_ask_for_more_answers_than_run_at_once(cluster: Cluster) -> None:
