@@ -11,8 +11,10 @@ MAX_CHOICES = 4096  # of all prompts together
 # to its worker.
 MAX_NAMED_TOKENS = 1 << 19
 # Arrays and objects of a body, and names in these: of tools, messages and biases there may be many.
+# Values of all kinds are counted by their commas, and token ids may be most of them.
 MAX_CONTAINERS = 100_000
 MAX_NAMES = 600_000
+MAX_VALUES = 4_000_000
 MAX_SALT_CHARS = 128
 NOT_IN_SALTS = frozenset("@/\\\0")
 LEAST_PRIORITY = -(2**31)

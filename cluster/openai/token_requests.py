@@ -6,6 +6,7 @@ from pydantic import Field
 
 from cluster.openai.body import Body, Ids, No
 from cluster.openai.chat_request import Messages
+from cluster.openai.request_limits import MAX_VALUES
 from engine.errors import RequestError
 from engine.text.chat_template import ChatOptions
 
@@ -37,4 +38,4 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    tokens: Annotated[Ids, Field(max_length=4_000_000)]
+    tokens: Annotated[Ids, Field(max_length=MAX_VALUES)]

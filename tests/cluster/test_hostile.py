@@ -16,8 +16,9 @@ from cluster.api_keys import VARIABLE, ApiKeys
 from cluster.openai.body import Body, parse
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.crowd import check_crowd
 from cluster.openai.errors import ApiError
-from cluster.openai.request_limits import MAX_CONTAINERS, MAX_NAMES
+from cluster.openai.request_limits import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from engine.errors import RequestError
 from tests.cluster.conftest import Server, check_left, lasting
@@ -175,7 +176,16 @@ def test_bodies_of_too_many_values_are_not_read(kind: type[Body], crowd: str) ->
         assert caught.value.status == 413
 
 
-@pytest.mark.parametrize("text", ['[{":', '\\"[', "\\\\[", '"'])
+@pytest.mark.parametrize("value", ["1", '""'])
+def test_a_body_has_so_many_values_and_no_more(value: str) -> None:
+    most = b'{"tokens":[%s]}' % b",".join([value.encode()] * MAX_VALUES)
+    check_crowd(most)
+    with pytest.raises(ApiError, match="and 4000000 values") as caught:
+        check_crowd(most[:-2] + b",0]}")
+    assert caught.value.status == 413
+
+
+@pytest.mark.parametrize("text", ['[{":', ",,,,", '\\"[', "\\\\[", '"'])
 def test_what_stands_in_texts_is_no_crowd(text: str) -> None:
     long = text * (MAX_NAMES + 1)
     body = parse(CompletionRequest, json.dumps({"prompt": [long, long]}).encode())
