@@ -28,5 +28,7 @@ def show_progress(stream: TextIO | None = None, log: LogArgs | None = None) -> N
     root.setLevel(logging.WARNING)
     for name in ("engine", "kv_cache", "kv_transfer", "prefill_worker", "decode_worker", "kvrelay"):
         logging.getLogger(name).setLevel(logging.INFO)
+    # Its warnings are of requests that are no HTTP, one a line: a stranger could fill a disk.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     level = logging.INFO if log.requests else logging.WARNING
     logging.getLogger("kvrelay.requests").setLevel(level)

@@ -4,11 +4,13 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -61,6 +63,11 @@ def test_serves_the_official_client_and_ends_by_ctrl_c(
         assert stopped.choices[0].message.content == text[: text.index(stop)]
         assert text == asyncio.run(generated(PROMPT, tmp_path / "log"))
 
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname or "", address.port or 0)) as stranger:
+            stranger.sendall(b"no HTTP\r\n\r\n")
+            assert stranger.recv(100).startswith(b"HTTP/1.1 400")
+
         # An answer is under way when Ctrl-C comes, and its client leaves.
         endless: dict[str, Any] = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
         long = client.completions.create(model="mine", prompt="import", stream=True, **endless)
@@ -68,6 +75,7 @@ def test_serves_the_official_client_and_ends_by_ctrl_c(
         os.kill(process.pid, signal.SIGINT)
         long.close()
     _, rest = process.communicate(timeout=30)
+    assert "Invalid HTTP" not in rest, "or strangers fill a disk with it"
     assert process.returncode == 0
     assert rest.rstrip().endswith("stopped")
     assert "Traceback" not in rest
