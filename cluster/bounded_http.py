@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 MAX_HEADER_BYTES = 64 << 10
 MAX_UNANSWERED = 64  # requests of one connection, whose client does not wait for their answers
 HEADER_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 60.0
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -109,6 +110,37 @@ class BoundedHttp(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class ReadHttp(BoundedHttp):
+    """Whose client must read, too, what is written to it; where a front stands before the server,
+    that is the front's business."""
+
+    _stalled: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        self._forget_reading()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_reading()
+        super().connection_lost(exc)
+
+    def _expect_reading(self, before: int | None = None) -> None:
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes == before:
+            self.transport.abort()
+        else:
+            self._stalled = self.loop.call_later(READ_TIMEOUT_S, self._expect_reading, num_bytes)
+
+    def _forget_reading(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
 
 class _Parser(HttpRequestParser):

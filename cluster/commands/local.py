@@ -15,7 +15,7 @@ import uvicorn
 
 from cluster.access import check_access
 from cluster.api_keys import ApiKeys
-from cluster.bounded_http import BoundedHttp
+from cluster.bounded_http import ReadHttp
 from cluster.commands.console import say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
 from cluster.commands.front_flags import add_front_flags, given_front_flags
@@ -99,7 +99,7 @@ async def _serve(
             access_log=False,
             log_config=None,
             server_header=False,
-            http=BoundedHttp,
+            http=ReadHttp,
             timeout_keep_alive=_IDLE_CONNECTION_S,
             timeout_graceful_shutdown=_FORCE_S,
         )

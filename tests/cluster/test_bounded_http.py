@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from cluster import bounded_http
-from cluster.bounded_http import BoundedHttp
+from cluster.bounded_http import BoundedHttp, ReadHttp
 from cluster.http import build_app
 from cluster.metrics.server import MetricsServer
 from engine.request import GenerationRequest
@@ -20,9 +20,11 @@ WHOLE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def connected(backend: FakeBackend | None = None) -> AsyncIterator[Connection]:
+async def connected(
+    backend: FakeBackend | None = None, http: type[BoundedHttp] = BoundedHttp
+) -> AsyncIterator[Connection]:
     app, _ = build_app(backend or FakeBackend(), small_model())
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http=BoundedHttp))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http=http))
     listener = socket.create_server(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve([listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -200,3 +202,20 @@ async def _connect(host: str, port: int) -> Connection:
             return await asyncio.open_connection(host, port)
         except ConnectionRefusedError:  # it listens a moment after it has begun
             await asyncio.sleep(0.01)
+
+
+def flood(request: GenerationRequest) -> Iterator[Step]:
+    """More than any socket takes unread."""
+    while True:
+        yield from list(say()(request))[:2]
+
+
+async def test_who_stops_to_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "READ_TIMEOUT_S", 0.2)
+    backend = FakeBackend(flood)
+    body = b'{"prompt": "x", "stream": true, "n": 16, "logprobs": 20, "max_tokens": 200}'
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with connected(backend, ReadHttp) as (reader, writer), asyncio.timeout(30):
+        writer.write(head + body)
+        await reader.readexactly(1 << 20)
+        await backend.streams[0].closed.wait()
