@@ -41,7 +41,7 @@ engine: {dtype: float32, kv_cache_memory_bytes: 50331648, max_num_seqs: 16, num_
 decode: {replicas: 1-2}
 prefill: {replicas: 1-2}
 local_prefill: never
-scaling: {max_sequence_use: 0.2, ttft_s: 0.5, max_requests: 8, down_delay_s: 15}
+scaling: {max_sequence_use: 0.2, ttft_s: 0.5, max_requests: 8, down_delay_s: 30}
 """
 SERVE_CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"
 SECRET = "Xylophone quartz"
@@ -55,7 +55,7 @@ CLIENTS = PROMPTS[:NUM_PROMPTS] * 2  # half of a worker: more than a fifth
 # Of long prompts, of which a prefill worker is given two or so at a time: the others wait.
 NUM_READERS = 24
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
-UP_S, DOWN_S, JOIN_S = 90.0, 90.0, 40.0
+UP_S, DOWN_S, JOIN_S = 120.0, 120.0, 40.0
 ENDED_S, NUM_ENDED = 20.0, 150
 
 
@@ -205,8 +205,9 @@ def reading(cluster: Cluster) -> Iterator[None]:
 def grown(cluster: Cluster, expected: list[tuple[str, int]]) -> dict[str, dict[str, Any]]:
     """The pools, once there are two of each worker: the decode pool grows with its sequences, the
     prefill pool with the prompts that wait at the routers, the ingresses with their requests. Those
-    that start have the cores; the second ingress is there first, and may leave before the others
-    have come."""
+    that start have the cores, and so `down_delay_s` is to outlast a start: a worker that has not
+    come by then does not come at all. The second ingress is there first, and may leave before the
+    others have come."""
     assert [len(cluster.replicas(pool)) for pool in SCALED] == [1] * len(SCALED)
     decisions = [f"kvrelay scales {pool}: 1 -> 2" for pool in SCALED]
 
