@@ -25,8 +25,9 @@ _LONG_TEXT = "".join(
     f"def function_{number}(argument, other):\n    return\n" for number in range(90)
 )
 MOST_ASKED_AGAIN = 2  # of the hundreds of requests of a rollout
-# Between two requests of one asker, so that those who start meanwhile have cores to start on.
-PAUSE_S, LONG_PAUSE_S = 0.5, 1.0  # after a short answer, and after a long one
+# Between two requests of one asker, so that those who start meanwhile have cores to start on: they
+# give way to those who answer.
+PAUSE_S, LONG_PAUSE_S = 1.0, 3.0  # after a short answer, and after a long one
 NUM_ASKERS = 2  # of long answers, in a rollout
 
 
