@@ -197,11 +197,6 @@ class ClusterArgs(_Args):
     def local_prefill_mode(self) -> LocalPrefill:
         return LocalPrefill[self.local_prefill.upper()]
 
-    def max_model_len(self, answering: int) -> int:
-        """What decode workers take, or will: the one that answers first, which takes `answering`,
-        may be of before these arguments, while Serve replaces all of them."""
-        return self.worker(Leg.DECODE, "127.0.0.1").engine.max_model_len or answering
-
     def request_limits(self, keys: ApiKeys | None) -> RequestLimits:
         """With what decode workers would refuse, so that no router gives it a place in its line."""
         policy = self.worker(Leg.DECODE, "127.0.0.1").engine.scheduling_policy
@@ -226,8 +221,10 @@ class ClusterArgs(_Args):
     @property
     def release(self) -> str:
         """Equal for replicas that may work for each other's requests, as far as their user says;
-        workers of one release whose weights differ are told apart by their fingerprints."""
-        identity = json.dumps(_identity(self.engine_config))
+        workers of one release whose weights differ are told apart by their fingerprints. An ingress
+        refuses by the length that the first decode worker of its release takes, for good."""
+        max_model_len = self.worker(Leg.DECODE, "127.0.0.1").engine.max_model_len
+        identity = json.dumps([*_identity(self.engine_config), max_model_len])
         return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
     def worker(self, leg: Leg, host: str) -> WorkerConfig:

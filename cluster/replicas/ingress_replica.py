@@ -87,7 +87,7 @@ class IngressReplica(TokenService):
         description = await self._pools.first_description()
         limits = description.limits
         model = text.model(
-            args.max_model_len(limits.max_model_len),
+            limits.max_model_len,
             limits.vocab_size,
             read_generation_defaults(text.source.folder),
         )

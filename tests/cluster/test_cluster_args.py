@@ -22,11 +22,20 @@ def release(**engine: Any) -> str:
         {"seed": 1},
         {"load_format": "dummy"},
         {"block_size": 32},
+        {"max_model_len": 1024},
     ],
 )
 def test_another_model_or_cache_is_another_release(engine: dict[str, Any]) -> None:
     assert release(**engine) != release()
     assert release(**engine) == release(**engine, max_num_seqs=5)
+
+
+def test_another_length_of_decode_workers_is_another_release() -> None:
+    """Ingresses that know the old one would refuse by it, and a model's cache may depend on it."""
+    pools = {leg: {"engine": {"max_model_len": 1024}} for leg in ("prefill", "decode")}
+    longer = {**pools, "prefill": {"engine": {"max_model_len": 2048}}}
+    assert ClusterArgs.checked(pools).release == release(max_model_len=1024)
+    assert ClusterArgs.checked(longer).release == release(max_model_len=1024)
 
 
 def test_two_names_of_one_cache_format_are_one_release() -> None:
@@ -55,14 +64,6 @@ def test_a_prefill_worker_takes_what_a_decode_worker_does(prefill: int, decode: 
         ClusterArgs.checked(args)
     ClusterArgs.checked({**args, "prefill": {**args["prefill"], "replicas": 0}})
     ClusterArgs.checked({"prefill": args["decode"], "decode": args["prefill"]})
-
-
-def test_the_length_that_is_said_counts_whatever_an_older_worker_takes() -> None:
-    """An ingress is there before the decode workers of its own arguments."""
-    said = {"decode": {"engine": {"max_model_len": 8192}}, "prefill": {"replicas": 0}}
-    assert ClusterArgs.checked(said).max_model_len(4096) == 8192
-    assert ClusterArgs.checked({"engine": {"max_model_len": 2048}}).max_model_len(4096) == 2048
-    assert ClusterArgs.checked({}).max_model_len(4096) == 4096
 
 
 def test_nobody_goes_before_others_by_a_priority_that_workers_refuse() -> None:
