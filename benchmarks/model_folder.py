@@ -3,8 +3,8 @@
 `python -m benchmarks.model_folder FOLDER SHAPE` writes one.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -58,4 +58,8 @@ def _tensors(shape: ModelShape) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    write_model(Path(sys.argv[1]), SHAPES[sys.argv[2]])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("shape", choices=SHAPES, metavar="SHAPE", help=", ".join(SHAPES))
+    given = parser.parse_args()
+    write_model(given.folder, SHAPES[given.shape])
