@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -220,7 +221,8 @@ def _hold_s(sample: PoolSample, state: PoolState) -> float:
 
 
 def _startup_s(sample: PoolSample) -> float:
-    return sum(load.startup_s for load in sample.loads) / len(sample.loads)
+    """Of a replica that comes now: a pool's first one may have had all to load and to compile."""
+    return statistics.median_low(load.startup_s for load in sample.loads)
 
 
 def _within(sample: PoolSample, wanted: int) -> int:

@@ -84,7 +84,9 @@ class IngressReplica(TokenService):
         self._handles = [handle.options(method_name="check_health") for handle in handles]
         listener = self._listener(asyncio.get_running_loop())
         self._subscriptions = [MEMBERSHIP.subscribe(listener)]
+        asked = time.monotonic()
         description = await self._pools.first_description()
+        waited_s = time.monotonic() - asked  # the next ingress finds workers that are there
         limits = description.limits
         model = text.model(
             limits.max_model_len,
@@ -122,7 +124,7 @@ class IngressReplica(TokenService):
         self._fellows.start()
         self._objectives = args.objectives
         leave_out_what_stays()
-        self._startup_s = time.monotonic() - began
+        self._startup_s = time.monotonic() - began - waited_s
 
     async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:
         """On a port of this process's own, and of everybody on the front's."""

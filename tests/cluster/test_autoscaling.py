@@ -134,6 +134,13 @@ def test_a_hold_outlasts_two_starts() -> None:
     assert pool.after(1, sample(2, slow, slow)) == 1
 
 
+def test_one_slow_start_does_not_make_the_hold() -> None:
+    """As of a pool's first replica, which had to compile, or shared its cores with all others."""
+    pool, first, later = Pool("decode"), IDLE._replace(startup_s=120.0), IDLE
+    assert pool.after(HOLD_S, sample(2, first, later)) == 2
+    assert pool.after(1, sample(2, first, later)) == 1
+
+
 def test_a_peak_begins_the_hold_anew() -> None:
     pool = Pool("decode")
     assert pool.after(HOLD_S - 1, sample(2, IDLE, IDLE)) == 2

@@ -269,7 +269,10 @@ def test_pools_shrink_when_their_loads_are_gone(
     """The ingresses while there are streams and short requests, none of which fails."""
 
     def wait_for_one(pool: str) -> None:
-        wait_until(lambda: len(cluster.replicas(pool)) == 1, DOWN_S, cluster.said)
+        wait_until(lambda: len(cluster.replicas(pool)) == 1, DOWN_S, why)
+
+    def why() -> str:
+        return json.dumps(status(cluster), indent=1)
 
     with hardly_any_asked_again(), keep_asking(cluster, num_askers=1) as answers:
         wait_for_one("ingress")
