@@ -3,13 +3,16 @@
 A panel holds its columns' weights step by step, [steps][64], a step being one input, or two in a
 pair where the CPU multiplies pairs of bf16. So weights are one stream through memory, which is
 what decides the time of few rows, while the register tile keeps many rows at the speed of the
-multipliers. What the CPU cannot multiply is widened to fp32: weights in the tile, rows before it,
-by `widen_rows` where there are many, since every panel would do so again.
+multipliers. What the CPU cannot multiply is widened to fp32: weights in the tile, or a part of them
+before it where many rows pass; rows before it, by `widen_rows` where there are more than a few,
+since every panel would do so again.
 
-A part of a panel stays in the second cache level while all rows pass it six at a time, and up to
-eight of the passes fetch the part that comes next, so that reading and computing overlap. Where
-registers are narrow, six rows read it in four cuts of its columns, so parts are smaller, for the
-first level, and one pass fetches the next.
+A part of a panel stays in the first cache level, for many rows in the second, while all rows pass
+it six at a time, and up to eight of the passes fetch the part that comes next, so that reading and
+computing overlap. Where registers are narrow, six rows read it in four cuts of its columns, and one
+pass fetches the next.
+Few rows pass once and fetch what lies a little further: left to itself, a Xeon reads weights at
+two thirds of the rate.
 """
 
 from typing import Any
@@ -31,6 +34,7 @@ from engine.kernels.cpu.memory import (
 )
 from engine.kernels.cpu.tile import (
     COLUMNS,
+    made_6x64,
     narrow_1x64,
     narrow_2x32,
     narrow_4x16,
@@ -39,19 +43,23 @@ from engine.kernels.cpu.tile import (
     tile_2x64,
     tile_4x64,
     tile_6x64,
+    widen_panel,
 )
 
 WORDS = "9q"
 NUMBER_BYTES = 4  # that the tile broadcasts: one fp32 or a pair of bf16
-PART_BYTES = 96 << 10  # of a panel, beside as many steps of the block's rows
-NARROW_PART_BYTES = 24 << 10  # whose tiles read a part more often: it stays in the first level
+PART_BYTES = 16 << 10  # of a panel, beside as many steps of six rows
+NARROW_PART_BYTES = 24 << 10
+AHEAD_BYTES = 8 << 10  # that few rows look ahead
 BLOCK_ROWS = 384
 TILE_ROWS = 6
 FEW_ROWS = 6  # that pass a panel together, as it comes
+MANY_ROWS = 64  # for which a part is widened once
+MANY_STEPS = 384  # of a part for many rows, 96 kB of what they are multiplied with
 MOST_PASSES = 8
 SUMS_ROW = COLUMNS * 4
 WIDENED = ("bf16", "f16")  # element types
-FEW_WIDENED = (PART_BYTES // (2 * COLUMNS) + LANES) * NUMBER_BYTES  # from row to row, of few
+FEW_WIDENED = (NARROW_PART_BYTES // (2 * COLUMNS) + LANES) * NUMBER_BYTES  # from row to row, of few
 
 
 def widen_rows(job: Any) -> None:
@@ -69,8 +77,10 @@ def product(job: Any) -> None:
     """Pieces are panels, all of them for one block of rows after the other."""
     steps, columns = word(job, 3), word(job, 6)
     rows, together = word(job, 7), word(job, 8)  # `together`: panels in one claim
-    part_steps = steps
-    if rows > FEW_ROWS or widens(job) or is_narrow(job):
+    part_steps, wide_part = steps, 0
+    if rows >= MANY_ROWS and not is_narrow(job):
+        part_steps, wide_part = MANY_STEPS, widened_part() if widens(job) else 0
+    elif rows > FEW_ROWS or widens(job) or is_narrow(job):
         part_steps = (NARROW_PART_BYTES if is_narrow(job) else PART_BYTES) // panel_step_bytes(job)
     panels = (columns + COLUMNS - 1) // COLUMNS
     pieces = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS * panels
@@ -86,7 +96,8 @@ def product(job: Any) -> None:
             panel = piece % panels
             for step in range(0, steps, part_steps):
                 next_comes = piece < last or step + part_steps < steps
-                multiply(job, panel, step, part_steps, row, count, sums, numbers, next_comes)
+                wide = wide_part if count >= MANY_ROWS else 0
+                multiply(job, panel, step, part_steps, row, count, sums, numbers, wide, next_comes)
             for r in range(count):
                 finish(job, sums + r * SUMS_ROW, row + r, panel * COLUMNS)
 
@@ -101,21 +112,26 @@ def multiply(
     rows: Any,
     sums: Any,
     numbers: Any,
+    wide: Any,
     next_comes: Any,
 ) -> None:
-    """Adds the products of a part of a panel with a block of rows to their sums."""
+    """Adds the products of a part of a panel with a block of rows to their sums; `wide`: where that
+    part is to be widened once, or 0."""
     x_row, steps, step_bytes = word(job, 1), word(job, 3), panel_step_bytes(job)
     widens_few = widens(job) and word(job, 7) <= FEW_ROWS
     number_bytes = element_bytes(job) if widens_few else NUMBER_BYTES
     x = word(job, 0) + row * x_row + step * number_bytes
     count = min(steps - step, part_steps)
     part = word(job, 2) + (panel * steps + step) * step_bytes
-    ahead = part + count * step_bytes
-    # So many passes fetch all of the part that comes next, so much of it in each step.
-    passes = 1 if is_narrow(job) else min(max(2, (rows + 2) // TILE_ROWS), MOST_PASSES)
-    fetched = (step_bytes + passes - 1) // passes
-    if not next_comes or (rows <= FEW_ROWS and not is_narrow(job)):
-        passes = 0
+    ahead, fetched, passes = part + count * step_bytes, step_bytes, 1
+    if not is_narrow(job) and rows <= FEW_ROWS:
+        ahead, next_comes = part + AHEAD_BYTES, True
+    elif not is_narrow(job):
+        # So many passes fetch all of the part that comes next, so much of it in each step.
+        passes = min(max(2, (rows + 2) // TILE_ROWS), MOST_PASSES)
+        fetched = (step_bytes + passes - 1) // passes
+    if wide != 0:
+        widen_panel(job, part, step_bytes, count, wide)
     done, turn = 0, 0
     while done < rows:
         place, target = x + done * x_row, sums + done * SUMS_ROW
@@ -126,9 +142,15 @@ def multiply(
                 widen(job, place + i * x_row, count, numbers + i * FEW_WIDENED)
             place, place_row = numbers, FEW_WIDENED
         later, distance = part, 0  # which is there: asking costs nothing
-        if turn < passes:
+        if next_comes and turn < passes:
             later, distance = ahead + turn * count * fetched, fetched
-        done += tile(job, place, place_row, part, count, target, step > 0, left, later, distance)
+        if wide != 0 and left >= TILE_ROWS:
+            wide_tile(job, place, place_row, wide, count, target, step > 0, later, distance)
+            done += TILE_ROWS
+        else:
+            done += tile(
+                job, place, place_row, part, count, target, step > 0, left, later, distance
+            )
         turn += 1
 
 
@@ -164,10 +186,27 @@ def tile(
         tile_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
         return 4
     if rows >= 2:
-        tile_2x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, 0, 0)
+        tile_2x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
         return 2
-    tile_1x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, 0, 0)
+    tile_1x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
     return 1
+
+
+@part_of_kernel
+def wide_tile(
+    job: Any,
+    x: Any,
+    x_row: Any,
+    part: Any,
+    steps: Any,
+    sums: Any,
+    add: Any,
+    ahead: Any,
+    fetched: Any,
+) -> None:
+    """TILE_ROWS and a part that was widened."""
+    step, row = NUMBER_BYTES, SUMS_ROW
+    made_6x64(job, x, x_row, step, part, row, steps, sums, row, add, ahead, fetched)
 
 
 @part_of_kernel
@@ -223,8 +262,15 @@ def block_sums(builder: Any) -> Any:
 
 
 @instruction(types.int64)
+def widened_part(builder: Any) -> Any:
+    """Room on the stack for a part of a panel as fp32, 96 kB."""
+    place = cgutils.alloca_once(builder, ir.ArrayType(FLOATS, MANY_STEPS * COLUMNS // LANES))
+    return builder.ptrtoint(place, I64)
+
+
+@instruction(types.int64)
 def tile_numbers(builder: Any) -> Any:
-    """Room on the stack for few widened rows, 18 kB."""
+    """Room on the stack for few widened rows, 5 kB."""
     room = ir.ArrayType(FLOATS, FEW_ROWS * FEW_WIDENED // LINE_BYTES)
     return builder.ptrtoint(cgutils.alloca_once(builder, room), I64)
 

@@ -5,7 +5,7 @@
 One number of A is broadcast over the lanes and multiplied with a row of B. With `bf16_dot`,
 numbers and lanes are pairs of bf16 (two consecutive i) and `vdpbf16ps` adds both products. A row
 of weights lies in their own type and is widened in registers, which with six rows of A costs a
-sixth of what its products do.
+sixth of what its products do; for many rows, `widen_panel` does it once.
 
 The largest has six rows: 24 sums, a row of B and a broadcast number take 29 of 32 registers. Where
 there are 16 of half the width, it has 16 columns: 12, two and one. Rows do not see each other, and
@@ -14,7 +14,7 @@ beside it.
 
 A core that somebody else's thread shares starts half as many instructions for us, which is less
 than a tile of twelve sums needs beside its products. So several of its steps are written out, with
-one counter for all of them.
+one counter for all of them; and of what is multiplied most of all.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ from engine.kernels.cpu.emit import (
 from engine.kernels.cpu.language import JOB, instruction
 
 COLUMNS = 64
-UNROLLED = 4  # steps that are written out where registers are narrow
+UNROLLED = 4  # steps that are written out
 
 
 def dot_pairs(builder: Any, total: Any, x: Any, y: Any) -> Any:
@@ -95,10 +95,23 @@ def narrow_row(builder: Any, address: Any, element: str, vectors: int) -> list[A
     return [parted(builder, load_from(builder, place, NARROW_INTS, 4)) for place in places]
 
 
+@instruction(types.void, JOB, types.int64, types.int64, types.int64, types.int64)
+def widen_panel(b: Any, job: Any, panel: Any, panel_step: Any, steps: Any, target: Any) -> None:
+    """So many rows of a panel of weights, as fp32. For wide registers."""
+    if job[4]:
+        return
+    vectors = COLUMNS // LANES
+    with cgutils.for_range(b, steps) as loop:
+        row = b.add(panel, b.mul(loop.index, panel_step))
+        place = b.add(target, b.mul(loop.index, const(vectors * VECTOR_BYTES)))
+        for v, column in enumerate(weights_row(b, row, job[1], vectors)):
+            store_to(b, column, offset(b, place, v * VECTOR_BYTES), 4)
+
+
 def _tile(
     rows: int,
     vectors: int,
-    fetched: int = 0,
+    fetched: int | None = 0,
     load_row: Callable[[Any, Any, str, int], list[Any]] = weights_row,
     narrow: bool | None = False,
     unrolled: int = 1,
@@ -106,8 +119,8 @@ def _tile(
     """The tile of so many rows and vectors of columns; distances are in bytes.
 
     On a CPU with other registers it is nothing, unless `narrow` is None. In each step it can ask
-    for so many lines at `ahead`, and goes on by `ahead_step` there; of steps that are written out
-    and read half a line, every second one does.
+    for so many lines at `ahead`, as many as it reads if None, and goes on by `ahead_step` there; of
+    steps that are written out and read half a line, every second one does.
     """
 
     def write(
@@ -129,7 +142,9 @@ def _tile(
             return
         element = job[1]
         number = I32 if element == "bf16_dot" else F32
-        asking = max(1, LINE_BYTES // (vectors * LANES * ELEMENT_BYTES[element]))
+        row_bytes = vectors * LANES * ELEMENT_BYTES[element]
+        asking = max(1, LINE_BYTES // row_bytes)
+        lines = row_bytes // LINE_BYTES if fetched is None else fetched
         a_rows, c_rows = [a], [c]
         for _ in range(rows - 1):
             a_rows.append(b.add(a_rows[-1], a_row))
@@ -143,7 +158,7 @@ def _tile(
         def step(index: Any, asks: bool) -> None:
             columns = load_row(b, b.add(rhs, b.mul(index, rhs_step)), element, vectors)
             wanted = b.add(ahead, b.mul(index, ahead_step))
-            for i in range(fetched if asks else 0):
+            for i in range(lines if asks else 0):
                 prefetch_line(b, offset(b, wanted, i * LINE_BYTES))
             along = b.mul(index, a_step)
             for r, row in enumerate(a_rows):
@@ -171,7 +186,8 @@ narrow_2x32 = _tile(2, 2, 1, load_row=narrow_row, narrow=True)
 narrow_4x16, narrow_6x16 = (
     _tile(rows, 1, 1, load_row=narrow_row, narrow=True, unrolled=UNROLLED) for rows in (4, 6)
 )
-tile_1x64, tile_2x64 = (_tile(rows, 4) for rows in (1, 2))
+tile_1x64, tile_2x64 = (_tile(rows, 4, fetched=None) for rows in (1, 2))
 tile_4x64, tile_6x64 = (_tile(rows, 4, fetched=2) for rows in (4, 6))
+made_6x64 = _tile(6, 4, fetched=2, load_row=fp32_row, unrolled=UNROLLED)
 made_4x64 = _tile(4, 4, load_row=fp32_row)
 made_4x16 = _tile(4, 1, load_row=fp32_row, narrow=None, unrolled=UNROLLED)
