@@ -68,7 +68,16 @@ from engine.kernels.cpu.paged import (
     scaled_score,
 )
 from engine.kernels.cpu.quantised import gather_scales, widen
-from engine.kernels.cpu.rows import score_rows, weigh_1, weigh_2, weigh_4
+from engine.kernels.cpu.rows import (
+    score_group_1,
+    score_group_2,
+    score_group_3,
+    score_rows,
+    weigh_1,
+    weigh_2,
+    weigh_3,
+    weigh_4,
+)
 from engine.kernels.cpu.vectors import (
     LEAST_WEIGHT,
     kept,
@@ -142,6 +151,9 @@ def score(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: An
     if is_narrow(job):
         score_narrow(job, areas, current, groups, ahead)
         return
+    if not has_dot(job):
+        score_widened(job, areas, piece, current, groups, ahead)
+        return
     dim = word(job, HEAD_DIM)
     queries = word(job, HEADS) // word(job, KV_HEADS)
     row_bytes = dim * element_bytes(job)
@@ -156,6 +168,31 @@ def score(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: An
                 fetch(ahead + at, i * share, share, GROUP * row_bytes // LINE_BYTES)
             scores = areas.scores + i * TILE_BYTES + group * GROUP * 4
             score_rows(job, query + i * row_bytes, current + at, dim, scores)
+
+
+@part_of_kernel
+def score_widened(job: Any, areas: Any, piece: Any, current: Any, groups: Any, ahead: Any) -> None:
+    """With wide registers, but for pairs."""
+    dim, queries = word(job, HEAD_DIM), word(job, HEADS) // word(job, KV_HEADS)
+    query_bytes, first = dim * element_bytes(job), first_query(job, piece)
+    for group in range(groups):
+        at = group * ADDRESS_BYTES
+        if is_quantised(job):
+            widen(job, current + at, 1, dim, areas.widened, ahead + at)
+        keys, later = int64_at(current + at), int64_at(ahead + at)
+        scores = areas.scores + group * GROUP * 4
+        i = 0
+        while i < queries:
+            query, to = first + i * query_bytes, scores + i * TILE_BYTES
+            count = at_once(queries - i)
+            if count == 3:
+                score_group_3(job, query, keys, dim, to, TILE_BYTES, later)
+            elif count == 2:
+                score_group_2(job, query, keys, dim, to, TILE_BYTES, later)
+            else:
+                score_group_1(job, query, keys, dim, to, TILE_BYTES, later)
+            i += count
+            later = keys  # which is there: asking costs nothing
 
 
 @part_of_kernel
@@ -187,7 +224,7 @@ def score_narrow(job: Any, areas: Any, current: Any, groups: Any, ahead: Any) ->
 
 @part_of_kernel
 def at_once(queries: Any) -> Any:
-    """How many of those that are left share what is read, with narrow registers."""
+    """How many of those that are left share what is read, and widened."""
     return min(queries, 2) if queries < 3 or queries == 4 else 3
 
 
@@ -277,7 +314,10 @@ def weigh(
             else:
                 weigh_narrow_1(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += count
-        elif queries - i >= 3:
+        elif queries - i == 3:
+            weigh_3(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
+            i += 3
+        elif queries - i > 3:
             weigh_4(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += 4
         elif queries - i == 2:
@@ -286,3 +326,4 @@ def weigh(
         else:
             weigh_1(job, weights, TILE_BYTES, values, groups, dim, sums, row, later)
             i += 1
+        later = values

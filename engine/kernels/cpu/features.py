@@ -8,7 +8,6 @@ from functools import cache
 import llvmlite.binding as llvm
 import torch
 
-
 # Zen starts as many `vdpbf16ps` as products of fp32. A Xeon (Emerald Rapids) starts one in the time
 # of four, so that what is widened in registers is multiplied twice as fast there.
 _FAST_PAIRS = "znver"

@@ -19,6 +19,7 @@ from engine.kernels.cpu.emit import (
     I64,
     INTS,
     LANES,
+    LINE_BYTES,
     NARROW_INTS,
     SHORTS,
     SHORTS_32,
@@ -94,8 +95,8 @@ def group_rows(builder: Any, groups: Any, index: Any, row_bytes: Any) -> list[An
 
 @instruction(types.void, JOB, types.int64, types.int64, types.int64, types.int64)
 def score_rows(b: Any, job: Any, query: Any, groups: Any, dim: Any, scores: Any) -> None:
-    """The products of a query with two groups of keys, sixteen fp32. For wide registers."""
-    if job[4]:
+    """The products of a query with two groups of keys, sixteen fp32. For pairs."""
+    if job[1] != "bf16_dot":
         return
     element = job[1]
     size = const(ELEMENT_BYTES[element])
@@ -111,6 +112,59 @@ def score_rows(b: Any, job: Any, query: Any, groups: Any, dim: Any, scores: Any)
 
     for_row_parts(b, dim, row_lanes(element), add)
     store_to(b, lane_totals(b, [b.load(total) for total in sums]), scores, 4)
+
+
+def ask_for_group(builder: Any, element: str, group: Any, at: Any, lanes: int) -> None:
+    """For as many lines of a group as its rows take for so many elements, `at` being where these
+    begin in a row: while rows are read part by part, each line once, and in order."""
+    first = builder.add(group, builder.mul(at, const(GROUP)))
+    for line in range(0, GROUP * lanes * ELEMENT_BYTES[element], LINE_BYTES):
+        prefetch_line(builder, offset(builder, first, line))
+
+
+def _score_group(queries: int) -> Any:
+    """The products of so many queries with one group of keys, each of which is widened once for all
+    of them; asks for as many lines of the group at `ahead`. For wide registers, without pairs."""
+
+    def write(
+        b: Any,
+        job: Any,
+        query: Any,
+        keys: Any,
+        dim: Any,
+        scores: Any,
+        scores_row: Any,
+        ahead: Any,
+    ) -> None:
+        if job[4] or job[1] == "bf16_dot":
+            return
+        size = const(ELEMENT_BYTES[job[1]])
+        row_bytes = b.mul(dim, size)
+        rows = [b.add(keys, b.mul(row_bytes, const(i))) for i in range(GROUP)]
+        starts = [b.add(query, b.mul(row_bytes, const(q))) for q in range(queries)]
+        nothing = ir.Constant(FLOATS, None)
+        sums = [[cgutils.alloca_once_value(b, nothing) for _ in rows] for _ in starts]
+
+        def add(first: Any, count: Any) -> None:
+            at = b.mul(first, size)
+            parts = [row_part(b, job, b.add(start, at), count) for start in starts]
+            if not job[3]:
+                ask_for_group(b, job[1], ahead, at, LANES)
+            for r, row in enumerate(rows):
+                key = row_part(b, job, b.add(row, at), count)
+                for part, totals in zip(parts, sums, strict=True):
+                    b.store(multiply_add(b, job[1], b.load(totals[r]), part, key), totals[r])
+
+        for_row_parts(b, dim, LANES, add)
+        for q, totals in enumerate(sums):
+            vectors = [b.load(total) for total in totals]
+            place = b.add(scores, b.mul(scores_row, const(q)))
+            store_to(b, lane_totals(b, vectors), place, 4)
+
+    return instruction(types.void, JOB, *[types.int64] * 6)(write)
+
+
+score_group_1, score_group_2, score_group_3 = (_score_group(queries) for queries in (1, 2, 3))
 
 
 def lane_totals(builder: Any, vectors: list[Any], lanes: int = LANES) -> Any:
@@ -155,9 +209,9 @@ def _interleave(upper: int) -> Any:
 
 
 def _weigh(queries: int) -> Any:
-    """Adds weights times rows of values to the sums of so many queries, and asks for the same
-    line of the groups in `ahead` for each line that it reads; not where the cache is quantised,
-    as the rows were widened and others asked for then.
+    """Adds weights times rows of values to the sums of so many queries, and asks for as many lines
+    of the groups in `ahead` as it reads; not where the cache is quantised, as the rows were widened
+    and others asked for then.
 
     With `bf16_dot`, weights are bf16 and two rows are interleaved in registers; doing that
     within 128 bits is cheapest, and leaves the sums in an order that `straighten` undoes. For wide
@@ -194,8 +248,8 @@ def _weigh(queries: int) -> Any:
                 at = b.mul(first, size)
                 parts = [row_part(b, job, b.add(row, at), count) for row in values]
                 if fetches:
-                    for row in group_rows(b, ahead, loop.index, b.mul(dim, size)):
-                        prefetch_line(b, b.add(row, at))
+                    place = b.add(ahead, b.mul(loop.index, const(ADDRESS_BYTES)))
+                    ask_for_group(b, element, load_from(b, place, I64, 8), at, row_lanes(element))
                 for step, right in enumerate(_steps(b, element, parts)):
                     _add_step(b, element, weights, weights_row, loop.index, step, right, totals)
             for total, place in zip(totals, places, strict=True):
@@ -234,7 +288,7 @@ def _add_step(
             b.store(multiply_add(b, element, b.load(total), left, vector), total)
 
 
-weigh_1, weigh_2, weigh_4 = (_weigh(queries) for queries in (1, 2, 4))
+weigh_1, weigh_2, weigh_3, weigh_4 = (_weigh(queries) for queries in (1, 2, 3, 4))
 
 
 @instruction(types.void, JOB, types.int64, types.int64)
