@@ -21,6 +21,7 @@ from tests.engine.pair import Answer, make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
 from tests.faults.conftest import PARAMS
+from tests.faults.fleet import until
 from tests.faults.workers import ENGINE, NOTICED_S, SLACK_S, Relay, Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,6 +38,7 @@ WIDE: dict[str, Any] = {
 }
 BLOB_BYTES = 16 * 8 * 8 * 2 * 128 * 4
 POOL: dict[str, Any] = {"kv_cache_memory_bytes": 72 * BLOB_BYTES, "max_num_batched_tokens": 512}
+TOUCHED_S = 30.0
 LOST_S = NOTICED_S + SLACK_S  # the most that a request takes whose holder is lost
 PROMPTS = random_prompts(3, 480, 480, seed=11)  # of 30 blocks: two fill a pool
 SHORT = {str(n): PROMPTS[0][:n] for n in (20, 40)}
@@ -82,8 +84,14 @@ async def decode(
         **POOL,
     )
     await worker.start()
+    await touched(worker)
     yield worker
     await worker.end()
+
+
+async def touched(worker: Worker) -> None:
+    """All of its cache: a first touch of so much may take longer than an engine may be stuck."""
+    await until(lambda: "of cache touched" in worker.log.read_text(), TOUCHED_S)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -93,6 +101,7 @@ async def relay(
     """After every test nothing is left of it, and twenty requests succeed."""
     prefill = Worker(tmp_path, wide, "prefill", **FAR[kind], **POOL)
     await prefill.start()
+    await touched(prefill)
     relay = Relay(prefill, prefill, decode)
     await relay.connect()
     yield relay
