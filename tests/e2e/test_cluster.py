@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -65,7 +66,7 @@ from tests.e2e.other_model import write_other_model
 from tests.e2e.tokens import TokenClient
 
 # A thread for each worker: they share no core, and prompts are handed off.
-ENGINE = {
+ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "kv_cache_memory_bytes": 48 << 20,
     "max_num_seqs": 16,
@@ -284,8 +285,9 @@ def test_a_decode_worker_that_hangs_costs_no_request_and_is_replaced(
     wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
     before = by_replica(page_of(cluster), "drawn_tokens_total", "decode").keys()
     num_moved = total(page_of(cluster), "reroutes_total")
-    hung = cluster.replicas("decode")[0]
+    pids = decode_pids(cluster)
     load = Load(cluster)
+    hung = pids[busiest_decode(cluster)]
     os.kill(hung, signal.SIGSTOP)
     assert load.results() == expected
     assert total(page_of(cluster), "reroutes_total") > num_moved
@@ -316,15 +318,29 @@ def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
     wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
 
 
+def decode_pids(cluster: Cluster) -> dict[str, int]:
+    """Of each replica."""
+    pools = {pool["name"]: pool["replicas"] for pool in cluster.status()["pools"]}
+    return {one["id"]: one["pid"] for one in pools["decode"]}
+
+
+def busiest_decode(cluster: Cluster) -> str:
+    """The replica: a worker that was slow so far may have none of a few streams."""
+    running = by_replica(page_of(cluster), "num_requests_running", "decode")
+    return max(running, key=lambda replica: running[replica])
+
+
 def routing(cluster: Cluster) -> str:
     """As one of the ingresses sees it."""
     return http.get(f"{cluster.url}/debug/routing", timeout=10).text
 
 
 def another_decodes(cluster: Cluster, before: Collection[str]) -> bool:
-    """Of requests that no worker has seen, as many at once as two workers are there for: a few
-    short ones may all be sooner done by the one that has shown how fast it is."""
-    all_at_once(cluster, [str(uuid.uuid4()) for _ in PROMPTS])
+    """Of requests that no worker has seen, more at once than one may run: a few may all be sooner
+    done by the one that has shown how fast it is."""
+    prompts = [str(uuid.uuid4()) for _ in range(3 * ENGINE["max_num_seqs"] // 2)]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        list(threads.map(lambda prompt: streamed(cluster.url, prompt, max_tokens=48), prompts))
     counts = by_replica(page_of(cluster), "drawn_tokens_total", "decode")
     return any(count for replica, count in counts.items() if replica not in before)
 
