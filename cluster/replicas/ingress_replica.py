@@ -67,13 +67,12 @@ class IngressReplica(TokenService):
         keys = args.front.keys(os.environ)
         check = await asyncio.to_thread(_access_check, keys, args)
         await asyncio.to_thread(check)
-        weights = args.engine_config.load_format != "dummy"
         text = await asyncio.to_thread(
             load_text_side,
             args.engine_config,
             args.served_model_name,
             args.front.chat_template,
-            weights=weights,
+            weights=args.engine_config.load_format != "dummy",
         )
         plane = Plane.load(RpcConfig(**args.rpc))
         self._pools = Pools(plane, args.release, Router(args.router_config, Random()))
@@ -85,9 +84,8 @@ class IngressReplica(TokenService):
         listener = self._listener(asyncio.get_running_loop())
         self._subscriptions = [MEMBERSHIP.subscribe(listener)]
         asked = time.monotonic()
-        description = await self._pools.first_description()
-        waited_s = time.monotonic() - asked  # the next ingress finds workers that are there
-        limits = description.limits
+        limits = (await self._pools.first_description()).limits
+        began += time.monotonic() - asked  # the next ingress finds workers that are there
         model = text.model(
             limits.max_model_len,
             limits.vocab_size,
@@ -124,7 +122,7 @@ class IngressReplica(TokenService):
         self._fellows.start()
         self._objectives = args.objectives
         leave_out_what_stays()
-        self._startup_s = time.monotonic() - began - waited_s
+        self._startup_s = time.monotonic() - began
 
     async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:
         """On a port of this process's own, and of everybody on the front's."""

@@ -239,6 +239,18 @@ def by_replica(page: str, name: str, pool: str) -> dict[str, float]:
     return found
 
 
+def decode_pids(cluster: Cluster) -> dict[str, int]:
+    """Of each replica."""
+    pools = {pool["name"]: pool["replicas"] for pool in cluster.status()["pools"]}
+    return {one["id"]: one["pid"] for one in pools["decode"]}
+
+
+def busiest_decode(cluster: Cluster) -> str:
+    """The replica: a worker that was slow so far may have none of a few streams."""
+    running = by_replica(page_of(cluster), "num_requests_running", "decode")
+    return max(running, key=lambda replica: running[replica])
+
+
 def is_idle(page: str) -> bool:
     """Nothing runs or waits at any worker, and nobody holds a block there."""
     names = ("running", "waiting", "fetching")

@@ -44,7 +44,9 @@ from tests.e2e.cluster import (
     CONTROLLER,
     Cluster,
     answers_at,
+    busiest_decode,
     by_replica,
+    decode_pids,
     http,
     is_idle,
     kill,
@@ -316,18 +318,6 @@ def test_a_prefill_worker_that_is_killed_costs_no_request_and_comes_back(
     assert [short_answer(cluster, prompt) for prompt in again] == [answers[p] for p in again]
     wait_until(lambda: bool(set(cluster.replicas("prefill")) - set(killed)), BACK_S, cluster.said)
     wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
-
-
-def decode_pids(cluster: Cluster) -> dict[str, int]:
-    """Of each replica."""
-    pools = {pool["name"]: pool["replicas"] for pool in cluster.status()["pools"]}
-    return {one["id"]: one["pid"] for one in pools["decode"]}
-
-
-def busiest_decode(cluster: Cluster) -> str:
-    """The replica: a worker that was slow so far may have none of a few streams."""
-    running = by_replica(page_of(cluster), "num_requests_running", "decode")
-    return max(running, key=lambda replica: running[replica])
 
 
 def routing(cluster: Cluster) -> str:
