@@ -17,10 +17,9 @@ two thirds of the rate.
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 
-from engine.kernels.cpu.emit import FLOATS, I1, I64, LANES, LINE_BYTES, const
+from engine.kernels.cpu.emit import I1, LANES, LINE_BYTES, const, stack_lines
 from engine.kernels.cpu.language import JOB, instruction, part_of_kernel
 from engine.kernels.cpu.memory import (
     claim,
@@ -257,22 +256,19 @@ def finish(job: Any, sums: Any, row: Any, start: Any) -> None:
 @instruction(types.int64)
 def block_sums(builder: Any) -> Any:
     """Room on the stack for the sums of a block of rows, 96 kB."""
-    place = cgutils.alloca_once(builder, ir.ArrayType(FLOATS, BLOCK_ROWS * COLUMNS // LANES))
-    return builder.ptrtoint(place, I64)
+    return stack_lines(builder, BLOCK_ROWS * COLUMNS // LANES)
 
 
 @instruction(types.int64)
 def widened_part(builder: Any) -> Any:
     """Room on the stack for a part of a panel as fp32, 96 kB."""
-    place = cgutils.alloca_once(builder, ir.ArrayType(FLOATS, MANY_STEPS * COLUMNS // LANES))
-    return builder.ptrtoint(place, I64)
+    return stack_lines(builder, MANY_STEPS * COLUMNS // LANES)
 
 
 @instruction(types.int64)
 def tile_numbers(builder: Any) -> Any:
     """Room on the stack for few widened rows, 5 kB."""
-    room = ir.ArrayType(FLOATS, FEW_ROWS * FEW_WIDENED // LINE_BYTES)
-    return builder.ptrtoint(cgutils.alloca_once(builder, room), I64)
+    return stack_lines(builder, FEW_ROWS * FEW_WIDENED // LINE_BYTES)
 
 
 @instruction(types.boolean, JOB)

@@ -11,10 +11,9 @@ A row's sum is the same to the last bit, whatever rows are computed beside it.
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 
-from engine.kernels.cpu.emit import FLOATS, I64, LANES, LINE_BYTES, PAIRS, call, store_to
+from engine.kernels.cpu.emit import LANES, LINE_BYTES, PAIRS, call, stack_lines, store_to
 from engine.kernels.cpu.language import floats, instruction, part_of_kernel
 from engine.kernels.cpu.matrix import (
     TILE_BYTES,
@@ -183,5 +182,4 @@ def store_both(b: Any, address: Any, x: Any, y: Any) -> None:
 @instruction(types.int64)
 def panel_sums(builder: Any) -> Any:
     """Room on the stack for the sums of 32 rows and a few panels."""
-    count = BESIDE * PANEL_BYTES // (4 * LANES)
-    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(FLOATS, count)), I64)
+    return stack_lines(builder, BESIDE * PANEL_BYTES // LINE_BYTES)
