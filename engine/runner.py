@@ -82,11 +82,11 @@ class ModelRunner:
         if not plan.slices:
             return LaunchedStep.without_draws(plan.step, {}, self._device)
         batch = self._slots.batch(plan.slices, plan.num_decode, self._staging, self._latest)
-        ends = np.cumsum([s.num_tokens for s in plan.slices])
-        if any(s.prompt_logprobs is not None for s in plan.slices):
-            return self._read_prompts(plan, batch, ends, on_written)
         drawing = [bool(s.samples) for s in plan.slices]
-        wanted = None if all(drawing) and batch.num_decode == batch.num_seqs else ends[drawing] - 1
+        decodes = batch.num_decode == batch.num_seqs and all(drawing)
+        if any(s.prompt_logprobs is not None for s in plan.slices):
+            return self._read_prompts(plan, batch, on_written)
+        wanted = None if decodes else _ends(plan)[drawing] - 1
         return self._draw(plan, self._forward(batch, wanted, on_written), {})
 
     def finish(self, launched: LaunchedStep) -> StepResult:
@@ -128,10 +128,10 @@ class ModelRunner:
         return hidden
 
     def _read_prompts(
-        self, plan: StepPlan, batch: StepBatch, ends: Rows, on_written: Callable[[], None]
+        self, plan: StepPlan, batch: StepBatch, on_written: Callable[[], None]
     ) -> LaunchedStep:
         """A step in which some prompt's every token is asked for."""
-        hidden = self._forward(batch, None, on_written)
+        hidden, ends = self._forward(batch, None, on_written), _ends(plan)
         prompt_logprobs = {
             s.slot: self._prompt_logprobs(s, hidden[end - s.num_tokens : end])
             for s, end in zip(plan.slices, ends, strict=True)
@@ -151,7 +151,9 @@ class ModelRunner:
         if not drawing:
             return LaunchedStep.without_draws(plan.step, prompt_logprobs, self._device)
         slots = np.array([slot for samples in drawing for slot in samples], np.int32)
-        rows = np.repeat(np.arange(len(drawing), dtype=np.int32), [len(s) for s in drawing])
+        rows = np.arange(len(drawing), dtype=np.int32)
+        if len(slots) > len(drawing):
+            rows = np.repeat(rows, [len(samples) for samples in drawing])
         logits, draws = self._model.logits(hidden), Draws(slots, rows)
         masks = self._masks(draws)  # while a GPU computes the logits
         sampled = self._sampler.sample(logits, draws, self._history(slots), masks)
@@ -201,3 +203,8 @@ class ModelRunner:
             )
             entries += logprob_entries(logprobs, piece.tolist(), part.prompt_logprobs)
         return tuple(entries)
+
+
+def _ends(plan: StepPlan) -> Rows:
+    """Behind the last token of each slice."""
+    return np.cumsum([s.num_tokens for s in plan.slices])

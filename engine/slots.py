@@ -87,8 +87,8 @@ class SlotTable:
         drawn: DrawnTokens | None = None,
     ) -> StepBatch:
         """`drawn` has what the table does not know yet."""
-        head = np.array([s[:4] for s in slices], np.int64)
-        slots, starts, counts, write_starts = head.T.copy()
+        columns = list(zip(*slices, strict=True))[:4]
+        slots, starts, counts, write_starts = np.array(columns, np.int64)
         query_starts = np.zeros(len(slices) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
         if num_decode == len(slices):

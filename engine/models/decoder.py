@@ -166,7 +166,14 @@ class Decoder:
         return last(x, residual, batch, places[last.group], wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._head(hidden)
+        return self.capped(self.scores(hidden))
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits before the soft cap, if the model has one."""
+        return self._head(hidden)
+
+    def capped(self, scores: torch.Tensor) -> torch.Tensor:
+        """Overwrites them."""
         if self._soft_cap is not None:
-            logits.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
-        return logits
+            scores.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+        return scores

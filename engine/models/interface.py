@@ -46,7 +46,8 @@ class CausalModel(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> [rows, vocab_size] in the model's dtype, final soft cap included."""
+        """[rows, hidden] -> [rows, vocab_size] in the model's dtype, final soft cap included; the
+        next `forward` may overwrite them."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -37,15 +38,18 @@ class StepSizes:
     num_seqs: Callable[[int], int]
     least_columns: int  # of a block table; they double from there
     ahead: bool  # are all recorded before the first request
+    with_head: bool  # is a part of what is recorded; then logits are, and stay where they were
 
     def num_columns(self, needed: int) -> int:
         return max(self.least_columns, 1 << (needed - 1).bit_length())
 
 
 # A CPU computes every row, and a call for one width of tables is soon recorded. To record a graph
-# the device is waited for and garbage collected, and kernels do not see how wide a table is.
-EXACT = StepSizes(lambda count: count, 16, ahead=False)
-ON_A_LADDER = StepSizes(rung, 1024, ahead=True)
+# the device is waited for and garbage collected, and kernels do not see how wide a table is. Each
+# graph would keep logits of its own, 400 MB for all sizes and a vocabulary of 128k, and save one
+# launch; recordings on a CPU share their memory.
+EXACT = StepSizes(lambda count: count, 16, ahead=False, with_head=True)
+ON_A_LADDER = StepSizes(rung, 1024, ahead=True, with_head=False)
 
 
 class ReplayedDecoder:
@@ -58,6 +62,7 @@ class ReplayedDecoder:
         self._sizes = sizes
         self._steps: OrderedDict[Key, DecodeStep | None] = OrderedDict()  # None: seen once
         self._repeats = True
+        self._latest: Decoded | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -83,7 +88,10 @@ class ReplayedDecoder:
         return self._decoder.forward(batch, slabs, wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._decoder.logits(hidden)
+        latest, self._latest = self._latest, None  # capping overwrites its scores
+        if latest is None or latest.scores is None or hidden is not latest.hidden:
+            return self._decoder.logits(hidden)
+        return self._decoder.capped(latest.scores)
 
     def _decode(self, batch: StepBatch, slabs: Sequence[KvSlab]) -> torch.Tensor:
         key = self._key(batch, slabs)
@@ -94,7 +102,9 @@ class ReplayedDecoder:
             return self._decoder.forward(batch, slabs)
         self._steps.move_to_end(key)
         step = self._steps[key]
-        return self._record(key, batch, slabs) if step is None else step.run(batch)
+        decoded = self._record(key, batch, slabs) if step is None else step.run(batch)
+        self._latest = decoded
+        return decoded.hidden
 
     def _key(self, batch: StepBatch, slabs: Sequence[KvSlab]) -> Key:
         needed = max(group.block_tables.shape[1] for group in batch.groups)
@@ -104,12 +114,12 @@ class ReplayedDecoder:
             *(slab.data.data_ptr() for slab in slabs),
         )
 
-    def _record(self, key: Key, batch: StepBatch, slabs: Sequence[KvSlab]) -> torch.Tensor:
+    def _record(self, key: Key, batch: StepBatch, slabs: Sequence[KvSlab]) -> Decoded:
         num_seqs, columns, *_ = key
         step = DecodeStep(self._decoder, batch, num_seqs, columns, slabs[0].layout.block_size)
-        hidden = step.record(self._kernels, batch, slabs)
+        decoded = step.record(self._kernels, batch, slabs, self._sizes.with_head)
         self._steps[key], self._repeats = step, step.repeats
-        return hidden
+        return decoded
 
 
 def empty_batch(num_seqs: int, slabs: Sequence[KvSlab]) -> StepBatch:
@@ -146,6 +156,17 @@ def unwritten_prompt(num_tokens: int, slabs: Sequence[KvSlab]) -> StepBatch:
     )
 
 
+class Decoded(NamedTuple):
+    """A row for each sequence; the next step overwrites them."""
+
+    hidden: torch.Tensor
+    scores: torch.Tensor | None  # where they are recorded
+
+    def of(self, num_seqs: int) -> Decoded:
+        scores = None if self.scores is None else self.scores[:num_seqs]
+        return Decoded(self.hidden[:num_seqs], scores)
+
+
 class DecodeStep:
     """What a step is given, always in the same place, and the recorded calls.
 
@@ -177,26 +198,33 @@ class DecodeStep:
             max_query_len=1,
             max_kv_len=columns * block_size,
         )
-        self._hidden = self._residual
+        self._decoded = Decoded(self._residual, None)
         self._replay: Replay | None = None
 
     @property
     def repeats(self) -> bool:
         return self._replay is not None
 
-    def record(self, kernels: Kernels, batch: StepBatch, slabs: Sequence[KvSlab]) -> torch.Tensor:
-        self._take(batch)
-        self._hidden, self._replay = kernels.record(
-            lambda: self._decoder.transform(self._residual, self._batch, slabs)
-        )
-        return self._hidden[: batch.num_seqs]
+    def record(
+        self, kernels: Kernels, batch: StepBatch, slabs: Sequence[KvSlab], with_head: bool
+    ) -> Decoded:
+        def run() -> torch.Tensor:
+            hidden = self._decoder.transform(self._residual, self._batch, slabs)
+            scores = self._decoder.scores(hidden) if with_head else None
+            self._decoded = Decoded(hidden, scores)
+            return hidden
 
-    def run(self, batch: StepBatch) -> torch.Tensor:
+        self._take(batch)
+        hidden, self._replay = kernels.record(run)
+        assert hidden is self._decoded.hidden
+        return self._decoded.of(batch.num_seqs)
+
+    def run(self, batch: StepBatch) -> Decoded:
         """Overwrites what the last step like this one gave."""
         assert self._replay is not None
         self._take(batch)
         self._replay()
-        return self._hidden[: batch.num_seqs]
+        return self._decoded.of(batch.num_seqs)
 
     def _take(self, batch: StepBatch) -> None:
         own, count = self._batch, batch.num_seqs

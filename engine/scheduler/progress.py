@@ -23,12 +23,11 @@ class Progress:
         self._roster = roster
 
     def announce(self, part: Part, outbox: Outbox) -> None:
-        """The slice's keys and values are written; whether its tokens can be drawn is not known,
-        so nothing of it may be named yet."""
-        sequence, request = part.sequence, part.sequence.request
-        if request.source.hand_over is not None:
-            num_ready = sequence.num_computed + part.slice.num_tokens
-            outbox.announce(request, announce(self._cache, sequence, num_ready))
+        """Of a prompt that is handed over. The slice's keys and values are written; whether its
+        tokens can be drawn is not known, so nothing of it may be named yet."""
+        sequence = part.sequence
+        num_ready = sequence.num_computed + part.slice.num_tokens
+        outbox.announce(sequence.request, announce(self._cache, sequence, num_ready))
 
     def take_over(
         self, part: Part, drawn: list[Sample], result: StepResult, outbox: Outbox

@@ -239,7 +239,8 @@ class Scheduler:
         """What the step writes of prompts that are handed over is there, before its end: that
         is in `take_news`, and not in what `complete` says."""
         for part in step.parts:
-            self._progress.announce(part, self._news)
+            if part.sequence.request.source.hand_over is not None:
+                self._progress.announce(part, self._news)
 
     def take_news(self) -> StepOutput:
         """What need not wait for the step's end: reservations, chunks that are in the cache."""
@@ -347,6 +348,8 @@ def _num_queued(sequence: Sequence) -> int:
 
 def _find_problem(part: Part, result: StepResult) -> str | None:
     """Why nothing can be taken over of a part."""
+    if not (result.failed_slots or result.prompt_logprobs):
+        return None
     for slot in part.slice.samples:
         if slot in result.failed_slots:
             return result.failed_slots[slot]

@@ -15,8 +15,8 @@ from engine.kernels.cpu.memory import OWN_WORDS
 from engine.kernels.cpu.recording import Call, current_recorder
 from engine.kernels.cpu.team import TEAM, lead_function
 
-# Waking the team costs about what one thread does to so many elements.
-PARALLEL_ELEMENTS = 16384
+# To hand work over, in a replay too, takes about as long as one thread needs for half of so many.
+PARALLEL_ELEMENTS = 65536
 
 
 class Kernel:

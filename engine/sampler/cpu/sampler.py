@@ -1,5 +1,6 @@
 """The CPU twin of `Sampler`."""
 
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ class CpuSampler:
         self._table = table
         threads = torch.get_num_threads()
         self._scratch = np.zeros((threads, scratch_words(table.vocab_size)), np.int32)
+        self._scratch_words = _address(self._scratch), self._scratch.strides[0]
+        self._arrays: tuple[Array | None, ...] = (None,) * 5  # of the table
+        self._addresses: tuple[int, ...] = ()
         self._entry_points = {
             dtype: EntryPoints.of(dtype) for dtype in (torch.bfloat16, torch.float32)
         }
@@ -55,11 +59,7 @@ class CpuSampler:
             self._threads(num_draws),
             *self._rows(logits, draws.logit_rows),
             _address(draws.slots),
-            _address(table.rows),
-            _address(table.allowed.ids),
-            _address(table.bias.ids),
-            _address(table.bias.values),
-            _address(table.stops.ids),
+            *self._table_words(),
             0 if bitmask is None else bitmask.data_ptr(),
             0 if bitmask is None else bitmask.shape[1],
             history.tokens.data_ptr(),
@@ -98,13 +98,27 @@ class CpuSampler:
         )
         return result
 
+    def _table_words(self) -> tuple[int, ...]:
+        """Lists move when they have outgrown their place; to ask where one is takes 1 us."""
+        table = self._table
+        arrays = (
+            table.rows,
+            table.allowed.ids,
+            table.bias.ids,
+            table.bias.values,
+            table.stops.ids,
+        )
+        if not all(map(is_, arrays, self._arrays)):
+            self._arrays, self._addresses = arrays, tuple(map(_address, arrays))
+        return self._addresses
+
     def _rows(self, logits: torch.Tensor, rows: IntArray) -> tuple[int, ...]:
         """The common words of a job."""
-        vocab, scratch = self._table.vocab_size, self._scratch
+        vocab = self._table.vocab_size
         assert logits.shape[1] == vocab
         assert _fits(rows, logits.shape[0])
         words = logits.data_ptr(), vocab, rows.size, _address(rows)
-        return *words, _address(scratch), scratch.strides[0]
+        return *words, *self._scratch_words
 
     def _threads(self, pieces: int) -> int:
         return max(1, min(pieces, self._scratch.shape[0]))

@@ -81,7 +81,7 @@ class Driver:
         for sequence, count in work:
             sequence.num_cached += count
             self._free_behind_windows(sequence)
-        return list(torch.split(self.model.logits(hidden).float(), counts))
+        return list(torch.split(self.model.logits(hidden).to(torch.float32, copy=True), counts))
 
     def greedy(self, prompt: Sequence[int], num_tokens: int, chunk: int) -> DrivenSequence:
         """Prefill in chunks, then decode one by one."""

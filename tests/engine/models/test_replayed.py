@@ -11,7 +11,7 @@ from engine.kernels.interface import StepBatch
 from engine.models.describe import describe
 from engine.models.interface import CausalModel
 from engine.models.load import load_model
-from engine.models.replayed import DecodeStep, ReplayedDecoder
+from engine.models.replayed import Decoded, DecodeStep, ReplayedDecoder
 from tests.engine.models.cases import NATIVE_CASES
 from tests.engine.models.conftest import Saved, SavedModels
 from tests.engine.models.driver import DrivenSequence, Driver
@@ -57,7 +57,7 @@ def test_repeated_steps_give_the_same_bits(
     repeated = []
     run = DecodeStep.run
 
-    def noted(step: DecodeStep, batch: StepBatch) -> torch.Tensor:
+    def noted(step: DecodeStep, batch: StepBatch) -> Decoded:
         repeated.append(step)
         return run(step, batch)
 
