@@ -35,7 +35,7 @@ class Ahead:
         if not all(self._has_room(s, s.num_computed + _chunk(s, draft)) for s in others):
             return False
         for sequence in going_on:
-            draft.add(make_next_part(sequence))
+            draft.add(make_next_part(sequence, len(sequence.tokens)))
         reading = [s for s in others if s.num_uncomputed > 1]
         self._add([s for s in others if s.num_uncomputed == 1], draft)
         if reading or self._roster.waiting:

@@ -1,7 +1,7 @@
 """A step under construction: which sequences it computes and what that changes."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.pace import Pace
@@ -26,7 +26,7 @@ class Part:
     draws: tuple[Sequence, ...]  # who draws from its last logits
     updates: Seq[TableUpdate] = ()
     copies: Seq[BlockCopy] = ()
-    entering: list[EnteringSequence] = field(default_factory=list)
+    entering: Seq[EnteringSequence] = ()
 
     @property
     def is_void(self) -> bool:
@@ -60,12 +60,14 @@ def make_part(sequence: Sequence, num_tokens: int, copies: Seq[BlockCopy]) -> Pa
     return Part(sequence, part, draws, updates, copies, entering)
 
 
-def make_next_part(sequence: Sequence) -> Part:
-    """Of a sequence that is in flight: the token that is being drawn, whichever it is."""
+def make_next_part(sequence: Sequence, start: int) -> Part:
+    """The token `start`, from which the sequence alone draws; or, of one in flight, the token that
+    is being drawn, whichever it is."""
     assert not sequence.enters
-    slot, start = sequence.own_slot, len(sequence.tokens)
+    slot = sequence.own_slot
     updates, sequence.changes = sequence.changes, []
-    return Part(sequence, Slice(slot, start, 1, start, (slot,)), (sequence,), updates)
+    part = Slice(slot, start, 1, max(start, sequence.num_written), (slot,))
+    return Part(sequence, part, (sequence,), updates)
 
 
 def _entering(sequence: Sequence) -> EnteringSequence:

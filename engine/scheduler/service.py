@@ -1,7 +1,7 @@
 """Those that run get their next tokens, and the blocks to write them to."""
 
 from engine.scheduler.admission import Admission
-from engine.scheduler.draft import Draft, make_part
+from engine.scheduler.draft import Draft, make_next_part, make_part
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outbox import Outbox
 from engine.scheduler.roster import Roster
@@ -34,7 +34,10 @@ class Service:
         decoding = [s for s in running if s.num_uncomputed == 1]
         reading = [s for s in running if s.num_uncomputed > 1]
         for sequence in decoding:
-            self._serve(sequence, draft)
+            if draft.budget and _goes_on(sequence):
+                draft.add(make_next_part(sequence, sequence.num_computed))
+            else:
+                self._serve(sequence, draft)
         if reading or self._roster.waiting:
             draft.begin_prompts()
         for sequence in reading:
@@ -98,3 +101,18 @@ class Service:
                 draft.swapped.append(victim)
                 state = SequenceState.SWAPPED
         self._roster.requeue(victim, state)
+
+
+def _goes_on(sequence: Sequence) -> bool:
+    """Most of those that decode do: they are nobody's leader, the runner knows their slots, and
+    there is room for one more token in blocks of their own."""
+    request, blocks = sequence.request, sequence.blocks
+    return (
+        blocks is not None
+        and sequence.num_computed < blocks.capacity
+        and not blocks.may_share
+        and not sequence.enters
+        and request.draws
+        and len(request.choices) == 1
+        and request.source.params.prompt_logprobs is None
+    )
