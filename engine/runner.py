@@ -82,10 +82,10 @@ class ModelRunner:
         if not plan.slices:
             return LaunchedStep.without_draws(plan.step, {}, self._device)
         batch = self._slots.batch(plan.slices, plan.num_decode, self._staging, self._latest)
-        drawing = [bool(s.samples) for s in plan.slices]
-        decodes = batch.num_decode == batch.num_seqs and all(drawing)
         if any(s.prompt_logprobs is not None for s in plan.slices):
             return self._read_prompts(plan, batch, on_written)
+        drawing = [bool(s.samples) for s in plan.slices]
+        decodes = batch.num_decode == batch.num_seqs and all(drawing)
         wanted = None if decodes else _ends(plan)[drawing] - 1
         return self._draw(plan, self._forward(batch, wanted, on_written), {})
 

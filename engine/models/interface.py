@@ -22,7 +22,7 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
 class CausalModel(Protocol):
-    """Weights on one device and the arithmetic of a step; keeps nothing of a step after it."""
+    """Weights on one device and the arithmetic of a step; keeps nothing that a later step needs."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -47,7 +47,7 @@ class CausalModel(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab_size] in the model's dtype, final soft cap included; the
-        next `forward` may overwrite them."""
+        next `forward` may overwrite them. Of what `forward` gave it may have computed them."""
         ...
 
 

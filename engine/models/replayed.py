@@ -32,13 +32,14 @@ def rung(num_seqs: int) -> int:
 
 @dataclass(frozen=True)
 class StepSizes:
-    """Which steps repeat each other. `num_seqs` gives the size recorded for so many sequences:
-    those that are missing have no tokens, and cost what a row of a matrix product does."""
+    """Which steps repeat each other, and what of them is recorded. `num_seqs` gives the size
+    recorded for so many sequences: those that are missing have no tokens, and cost what a row of a
+    matrix product does."""
 
     num_seqs: Callable[[int], int]
     least_columns: int  # of a block table; they double from there
     ahead: bool  # are all recorded before the first request
-    with_head: bool  # is a part of what is recorded; then logits are, and stay where they were
+    with_head: bool  # logits are computed in the recording
 
     def num_columns(self, needed: int) -> int:
         return max(self.least_columns, 1 << (needed - 1).bit_length())
@@ -47,7 +48,7 @@ class StepSizes:
 # A CPU computes every row, and a call for one width of tables is soon recorded. To record a graph
 # the device is waited for and garbage collected, and kernels do not see how wide a table is. Each
 # graph would keep logits of its own, 400 MB for all sizes and a vocabulary of 128k, and save one
-# launch; recordings on a CPU share their memory.
+# launch; recordings on a CPU share their memory, of which pieces are powers of two.
 EXACT = StepSizes(lambda count: count, 16, ahead=False, with_head=True)
 ON_A_LADDER = StepSizes(rung, 1024, ahead=True, with_head=False)
 
@@ -209,6 +210,7 @@ class DecodeStep:
         self, kernels: Kernels, batch: StepBatch, slabs: Sequence[KvSlab], with_head: bool
     ) -> Decoded:
         def run() -> torch.Tensor:
+            """May run twice, and then it is the second result that is repeated."""
             hidden = self._decoder.transform(self._residual, self._batch, slabs)
             scores = self._decoder.scores(hidden) if with_head else None
             self._decoded = Decoded(hidden, scores)

@@ -26,6 +26,7 @@ class Progress:
         """Of a prompt that is handed over. The slice's keys and values are written; whether its
         tokens can be drawn is not known, so nothing of it may be named yet."""
         sequence = part.sequence
+        assert sequence.request.source.hand_over is not None
         num_ready = sequence.num_computed + part.slice.num_tokens
         outbox.announce(sequence.request, announce(self._cache, sequence, num_ready))
 

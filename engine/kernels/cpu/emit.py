@@ -175,8 +175,9 @@ def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
 
 
 def stack_lines(builder: Any, count: int) -> Any:
-    """The address of so many lines of this call's stack. Numba's own allocation writes zeros to all
-    of them first: for a product's 200 kB that took 4 us a call."""
+    """The address of so many lines of this call's stack. What is in them is undefined: each is
+    written before it is read. Numba's own allocation writes zeros to all of them first: for a
+    product's 200 kB that took 4 us a call."""
     with builder.goto_entry_block():
         return builder.ptrtoint(builder.alloca(ir.ArrayType(FLOATS, count)), I64)
 

@@ -16,39 +16,41 @@ import numpy as np
 
 from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.kernel import Kernel
-from engine.kernels.cpu.memory import CODE_WORD, OWN_WORDS, int64_at, word
+from engine.kernels.cpu.memory import CODE_WORD, MAILBOX_WORD, int64_at, word
 from engine.kernels.cpu.recording import Call
 from engine.kernels.cpu.sync import atomic_add, atomic_load, atomic_store, give_way, pause, run_code
 from engine.kernels.cpu.team import SPINS
 
 WORDS = "3q"
-# Where a job that stands alone has its team's mailbox: of how many, from here on, one thread takes
-# care; 0: all do, of this one.
-ALONE_WORD = 2
+# Of how many jobs, from here on, one thread takes care; 0: all do, of this one. A job that is
+# called by itself has its team's mailbox there.
+ONES_WORD = MAILBOX_WORD
 # Threads meet in a line behind the job: whoever waited in the job's own would take that away from
 # those at work, again and again.
 UNFINISHED, COMERS = 0, 8
 
 
 def chain(job: Any) -> None:
-    """Every thread goes through all jobs in turn, and past one when it is done: its pieces are all
-    claimed, or nobody would have left it, and nobody is inside."""
+    """Every thread goes through all jobs in turn. It goes past one that is everybody's when that is
+    done: its pieces are all claimed, or nobody would have left it, and nobody is inside. Those of
+    one thread, which are unfinished from the start, are so until the first that came has run
+    them."""
     jobs, count, job_bytes = word(job, 0), word(job, 1), word(job, 2)
     i = 0
     while i < count:
         start = jobs + i * job_bytes
         meeting = start + job_bytes - LINE_BYTES
-        alone = int64_at(start + ALONE_WORD * 8)
-        if alone == 0:
+        ones = int64_at(start + ONES_WORD * 8)
+        if ones == 0:
             atomic_add(meeting + UNFINISHED, 1)
             run_code(int64_at(start + CODE_WORD * 8), start)
             atomic_add(meeting + UNFINISHED, -1)
         elif atomic_add(meeting + COMERS, 1) == 0:
-            for k in range(alone):
+            for k in range(ones):
                 own = start + k * job_bytes
                 run_code(int64_at(own + CODE_WORD * 8), own)
             atomic_store(meeting + UNFINISHED, 0)
-        i += max(alone, 1)
+        i += max(ones, 1)
         turns = 0
         while atomic_load(meeting + UNFINISHED) != 0:
             turns += 1
@@ -65,17 +67,17 @@ class Replay:
         run.code()  # loaded now, not when it is first wanted
         self._run = run
         self._num_threads = max(call.num_threads for call in calls)
-        alone = _num_alone(calls)
+        ones = _num_ones(calls)
         job_bytes = -(-max(call.layout.size for call in calls) // LINE_BYTES) * LINE_BYTES
         job_bytes += LINE_BYTES  # where threads meet
         memory = np.zeros(len(calls) * job_bytes + LINE_BYTES, np.uint8)
         start = -memory.ctypes.data % LINE_BYTES
         for i, call in enumerate(calls):
             at = start + i * job_bytes
-            call.layout.pack_into(memory.data, at, 0, 0, alone[i], call.code, 0, *call.words)
+            call.layout.pack_into(memory.data, at, 0, 0, ones[i], call.code, 0, *call.words)
         self._jobs = memory[start : start + len(calls) * job_bytes].view(np.int64)
         meetings = self._jobs.reshape(len(calls), -1)[:, -LINE_BYTES // 8 :]
-        meetings[:, UNFINISHED // 8] = np.array(alone) > 0
+        meetings[:, UNFINISHED // 8] = np.array(ones) > 0
         self._unused = self._jobs.copy()
         self._words = self._jobs.ctypes.data, len(calls), job_bytes
 
@@ -84,13 +86,10 @@ class Replay:
         self._run(self._num_threads, *self._words)
 
 
-def _num_alone(calls: Sequence[Call]) -> list[int]:
+def _num_ones(calls: Sequence[Call]) -> list[int]:
     """For the first of some calls in a row that take one thread, how many they are."""
     numbers = []
-    for alone, row in groupby(calls, lambda call: call.num_threads == 1):
+    for of_one, row in groupby(calls, lambda call: call.num_threads == 1):
         length = len(list(row))
-        numbers += [length] + [0] * (length - 1) if alone else [0] * length
+        numbers += [length] + [0] * (length - 1) if of_one else [0] * length
     return numbers
-
-
-assert ALONE_WORD < CODE_WORD < OWN_WORDS

@@ -81,7 +81,7 @@ class KvWriter:
 
     def _scratch(self, dim: int, value_dim: int) -> tuple[int, int]:
         """A row of fp32 for each thread, and its size. For all threads that there are: where a
-        step is repeated, every one of them comes to every call, also to one for a single thread."""
+        step is repeated, every one of them comes to a call that is shared."""
         row_bytes = -(-max(dim, value_dim) * 4 // LINE_BYTES) * LINE_BYTES
         return self._rows.address(torch.get_num_threads() * row_bytes), row_bytes
 

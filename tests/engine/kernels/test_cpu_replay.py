@@ -1,6 +1,6 @@
 """Recorded kernel calls: repeated to the last bit, and only where nothing else computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Thread
 
 import pytest
@@ -11,32 +11,47 @@ from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.cpu.recording import OutputPool, recording
 from engine.kernels.interface import Activation
 
-ROWS, WIDTH = 32, 768  # enough for kernels to share the work
+ROWS, WIDTH = 100, 768  # enough for all kernels to share the work
+FEW = 4  # enough for products alone
 OWN = CpuFeatures(wide_registers=True, bf16_dot=False, bf16_tiles=False)  # product, for fp32
 
 
 class Block:
     """Some of a layer, on inputs that stay where they are."""
 
-    def __init__(self, kernels: CpuKernels) -> None:
+    def __init__(self, kernels: CpuKernels, rows: int = ROWS) -> None:
         self.kernels = kernels
         self.gate_up = kernels.linear(torch.randn(2 * WIDTH, WIDTH).mul(0.05), None)
         self.down = kernels.linear(torch.randn(WIDTH, WIDTH).mul(0.05), None)
         self.norm = torch.rand(WIDTH)
-        self.x = torch.randn(ROWS, WIDTH)
+        self.x = torch.randn(rows, WIDTH)
 
     def __call__(self) -> torch.Tensor:
         x, residual = self.kernels.rms_norm(self.x, self.norm, 1e-5), self.x
         for _ in range(6):
             gated = self.kernels.gated_activation(self.gate_up(x), Activation.SILU)
-            x = self.kernels.add_rms_norm(self.down(gated), residual, self.norm, 1e-5)
+            x = self.kernels.rms_norm(self.down(gated), self.norm, 1e-5)
+            x = self.kernels.add_rms_norm(x, residual, self.norm, 1e-5)
         return x
 
 
+@pytest.fixture(params=[2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [FEW, ROWS])
 @torch.inference_mode()
-def test_repeated_calls_give_what_calls_give() -> None:
+def test_repeated_calls_give_what_calls_give(threads: int, rows: int) -> None:
     kernels = CpuKernels(OWN)
-    block = Block(kernels)
+    block = Block(kernels, rows)
+    with recording(OutputPool()) as recorder:
+        block()
+    taken = {call.num_threads for call in recorder.calls}
+    assert taken == ({1, threads} if rows == FEW else {threads})
     first = block.x.clone()
     expected = block()
     block.x.copy_(first)
@@ -44,7 +59,7 @@ def test_repeated_calls_give_what_calls_give() -> None:
     assert replay is not None
     assert torch.equal(result, expected)
     for _ in range(20):
-        other = torch.randn(ROWS, WIDTH)
+        other = torch.randn(rows, WIDTH)
         block.x.copy_(other)
         expected = block()
         block.x.copy_(other)
@@ -136,7 +151,7 @@ def test_only_the_own_threads_calls_are_recorded() -> None:
         thread.join()
         assert not recorder.calls
         block()
-        assert len(recorder.calls) == 1 + 6 * 4
+        assert len(recorder.calls) == 1 + 6 * 5
 
 
 @torch.inference_mode()

@@ -67,3 +67,45 @@ def test_repeated_steps_give_the_same_bits(
     own = OWN.wide_registers or OWN.narrow_registers
     assert len(repeated) == own * (12 + 5 + 4 - 2 * 2)  # but for those seen first and recorded
     assert torch.equal(ours, decoded(model._decoder, saved, dtype))
+
+
+def test_logits_of_a_repeated_step_are_there_once_and_are_its_own(
+    saved_models: SavedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capping overwrites them, and asking for other rows asks the head."""
+    saved = saved_models(next(c for c in NATIVE_CASES if c.name == "gemma2-head96"))
+    model = loaded(saved, torch.float32)
+    decoder, asked = model._decoder, []
+    scores = decoder.scores
+
+    def noted(hidden: torch.Tensor) -> torch.Tensor:
+        asked.append(hidden)
+        return scores(hidden)
+
+    driver = Driver(model, describe(saved.source), torch.float32)
+    sequences = [driver.start(prompt) for prompt in saved.prompts[:2]]
+    for sequence in sequences:
+        driver.step([(sequence, len(sequence.tokens))])
+    forward = model.forward
+
+    def compared(*args: object) -> torch.Tensor:
+        hidden = forward(*args)  # type: ignore[arg-type]
+        if len(hidden) == len(sequences):
+            expected = decoder.logits(hidden.clone())
+            if step % 2:
+                assert torch.equal(model.logits(hidden[1:2]), decoder.logits(hidden[1:2].clone()))
+            else:
+                asked.clear()
+                assert torch.equal(model.logits(hidden), expected)
+                assert bool(asked) is not repeats
+            assert torch.equal(model.logits(hidden), expected)
+        return hidden
+
+    monkeypatch.setattr(decoder, "scores", noted)
+    monkeypatch.setattr(model, "forward", compared)
+    own = OWN.wide_registers or OWN.narrow_registers
+    for step in range(5):
+        repeats = own and step > 0  # the first one is seen, the second one recorded
+        for sequence in sequences:
+            sequence.tokens.append(5 + step)
+        driver.step([(sequence, 1) for sequence in sequences])

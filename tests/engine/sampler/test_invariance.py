@@ -15,6 +15,7 @@ from tests.engine.sampler.cases import (
     sample,
     sequence,
 )
+from tests.engine.sampler.oracle import token_of
 
 VOCAB, ROWS = 1000, 24
 
@@ -65,6 +66,37 @@ def test_another_slot_that_others_have_used(twin: str) -> None:
         history.num_tokens[slot] = len(ours.tokens)
         draw = Draws(np.array([slot], np.int32), np.zeros(1, np.int32))
         assert sampler.sample(logits, draw, history).token_ids.item() == expected
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_lists_that_have_outgrown_their_place(twin: str) -> None:
+    rng = np.random.default_rng(6)
+    logits = torch.from_numpy(rng.normal(size=(ROWS, VOCAB)).astype(np.float32)) * 2
+    table, history = fill_table([sequence() for _ in range(ROWS)], VOCAB)
+    sampler = make_sampler(twin, table)
+    sampler.sample(logits, all_draws(ROWS), history)
+    before = table.allowed.ids, table.bias.ids, table.stops.ids
+
+    def ids() -> tuple[int, ...]:
+        return tuple(rng.choice(VOCAB, 40, replace=False).tolist())
+
+    long = [
+        sequence(
+            seed=slot,
+            temperature=0.0 if slot % 2 else 1.0,
+            allowed_token_ids=ids() if slot % 3 else None,
+            logit_bias=dict.fromkeys(ids(), 9.0),
+            min_tokens=5,
+            stop_token_ids=ids(),
+        )
+        for slot in range(ROWS)
+    ]
+    for slot, s in enumerate(long):
+        table.enter(slot, s.params, s.seed, s.choice, s.num_prompt_tokens, s.eos_ids)
+    after = table.allowed.ids, table.bias.ids, table.stops.ids
+    assert all(new is not old for new, old in zip(after, before, strict=True))
+    drawn = sampler.sample(logits, all_draws(ROWS), history).token_ids.tolist()
+    assert drawn == [token_of(row, s) for row, s in zip(logits.tolist(), long, strict=True)]
 
 
 @pytest.mark.parametrize("twin", TWINS)
