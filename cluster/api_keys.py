@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,10 +77,11 @@ class ApiKeys:
             keys.append(ApiKey(name, _digest(key)))
         if not keys:
             raise ConfigError(source, "holds no key; one a line, as NAME:KEY or KEY")
-        for what in ("name", "digest"):
-            if len({getattr(key, what) for key in keys}) < len(keys):
-                word = "names" if what == "name" else "keys"
-                raise ConfigError(source, f"the {word} must differ")
+        if len({key.digest for key in keys}) < len(keys):
+            raise ConfigError(source, "the keys must differ")
+        ((name, count),) = Counter(key.name for key in keys).most_common(1)
+        if count > 1:
+            raise ConfigError(source, f"the names must differ: {name!r} is there {count} times")
         return cls(tuple(keys))
 
     def find(self, authorization: str | None) -> ApiKey | None:

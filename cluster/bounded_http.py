@@ -24,6 +24,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _num_bytes = 0  # since a header ended, or a piece of a body
+    _header_bytes = 0  # of a header, as it was read; it may end in the piece that brought it
     _is_header = True  # or else trailers
     _is_known = False  # what the parser tells of a header
 
@@ -57,14 +58,22 @@ class BoundedHttp(HttpToolsProtocol):
             raise ValueError("too many requests at once")
         super().on_message_begin()
         self._is_header = True
+        self._header_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         if not self._is_known:
+            self._count_header(len(url))
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_header and not self._is_known:
+            self._count_header(len(name) + len(value))
             super().on_header(name, value)
+
+    def _count_header(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise ValueError("a header is too long")
 
     def on_headers_complete(self) -> None:
         if self._is_known:

@@ -21,7 +21,7 @@ from cluster.openai.chat_request import ChatRequest
 from cluster.openai.chat_wording import ChatWording
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.completion_wording import CompletionWording
-from cluster.openai.errors import api_error, bad_request
+from cluster.openai.errors import ApiError, api_error, bad_request
 from cluster.openai.events import dump, dump_long
 from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.openai.request_limits import RequestLimits
@@ -257,7 +257,7 @@ class Front:
         except ValueError:
             timeout_s = math.nan
         if not timeout_s > 0:
-            raise bad_request("X-Request-Timeout", "X-Request-Timeout: must be seconds above 0")
+            raise _wrong("X-Request-Timeout", "seconds above 0")
         return min(timeout_s, self._limits.request_timeout_s)
 
 
@@ -266,8 +266,12 @@ def _request_id(exchange: Exchange) -> str:
     if value is None:
         return new_request_id()
     if not is_request_id(value):
-        raise bad_request("X-Request-Id", "X-Request-Id: must be 1 to 128 visible ASCII characters")
+        raise _wrong("X-Request-Id", "1 to 128 visible ASCII characters")
     return value
+
+
+def _wrong(header: str, right: str) -> ApiError:
+    return bad_request(header, f"{header}: must be {right}", "invalid_value")
 
 
 def _has_failed(task: asyncio.Task[None]) -> bool:

@@ -77,10 +77,11 @@ class Gate:
         authorization = asking.header("authorization")
         key = self._keys.find(authorization)
         if key is None:
+            is_bearer = (authorization or "").lower().startswith("bearer ")
             raise _unauthorized(
-                "an API key is needed: Authorization: Bearer KEY"
-                if authorization is None
-                else "the API key is not valid"
+                "the API key is not valid"
+                if is_bearer
+                else "an API key is needed: Authorization: Bearer KEY"
             )
         return key.name
 

@@ -55,8 +55,9 @@ def read_request(
 def _params(
     said: generation_pb2.SamplingParams, model: ServedModel, limits: RequestLimits, room: int
 ) -> SamplingParams:
-    if said.stop or said.include_stop_str_in_output:
-        raise RequestError("stop", "is for texts; stop_token_ids end an answer in token ids")
+    for name in ("stop", "include_stop_str_in_output"):
+        if getattr(said, name):
+            raise RequestError(name, "is for texts; stop_token_ids end an answer in token ids")
     params = decode_params(_completed(said, model.defaults, room)).without_repeats()
     limits.check_n(params.n, 1)
     params.check_token_ids(model.vocab_size)

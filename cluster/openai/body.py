@@ -4,6 +4,7 @@ The first error is told, and no type looks for many: a body has room for million
 pydantic collects them nothing else runs.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -28,6 +29,9 @@ def unless_null(default: Any) -> BeforeValidator:
     """Of a field that has a default: null is "not said"."""
     return BeforeValidator(lambda value: default if value is None else value, type(default) | None)
 
+
+_DEEPEST = 200  # by the library that reads it
+_NUMBER = re.compile(r"-?\d+")
 
 No = Annotated[bool, unless_null(False)]
 Yes = Annotated[bool, unless_null(True)]
@@ -69,7 +73,10 @@ class Body(BaseModel):
                 raise bad_request(name, f"{name} is not supported", "unsupported_parameter")
 
     def asks_for_nothing(self, name: str, value: Any) -> bool:
-        return value in self.not_supported[name]
+        is_bool = isinstance(value, bool)  # and no number, as it is to Python
+        return any(
+            value == one and isinstance(one, bool) is is_bool for one in self.not_supported[name]
+        )
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -89,7 +96,7 @@ def _checked(read: Callable[[], AnyBody]) -> AnyBody:
     try:
         body = read()
     except ValidationError as error:
-        raise _explain(error.errors(include_url=False, include_input=False)) from error
+        raise _explain(error.errors(include_url=False)) from error
     body.check_extra_fields()
     return body
 
@@ -99,16 +106,23 @@ def _explain(errors: Sequence[ErrorDetails]) -> ApiError:
     first = errors[0]
     path = _path(first["loc"])
     match first["type"]:
+        case "json_invalid" if "recursion limit" in first["ctx"]["error"]:
+            return bad_request(None, f"the body is nested more than {_DEEPEST} deep")
         case "json_invalid":
             return bad_request(None, f"the body is not valid JSON: {first['ctx']['error']}")
         case "model_type" if not path:
             return bad_request(None, "the body must be a JSON object")
         case "extra_forbidden":
             return bad_request(path, f"unknown parameter {path!r}", "unknown_parameter")
-        case "missing":
+        case _ if first["type"] == "missing" or _is_null(first):
             return bad_request(path, f"{path} is required", "missing_required_parameter")
         case _:
             return bad_request(path, f"{path}: must {_rule(first)}", "invalid_value")
+
+
+def _is_null(error: ErrorDetails) -> bool:
+    """Of a field that has no default: it is as good as missing."""
+    return len(error["loc"]) == 1 and error["input"] is None
 
 
 def _rule(error: ErrorDetails) -> str:
@@ -116,17 +130,23 @@ def _rule(error: ErrorDetails) -> str:
     match error["type"]:
         case "too_short":
             return f"have at least {limits['min_length']} element"
+        case "too_long" if limits["max_length"] == 0:
+            return "be empty"
         case "too_long":
             return f"have at most {limits['max_length']} elements"
         case "string_too_long":
             return f"have at most {limits['max_length']} characters"
         case "none_required":
             return "be null"
+        case "dict_type" | "model_type":
+            return "be an object"
+        case "list_type":
+            return "be an array"
         case _:
             return "be " + error["msg"].removeprefix("Input should be ")
 
 
 def _path(location: Sequence[int | str]) -> str:
     """messages[0].content"""
-    parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in location]
+    parts = [f"[{step}]" if _NUMBER.fullmatch(str(step)) else f".{step}" for step in location]
     return "".join(part for part in parts if part != ".[key]").removeprefix(".")

@@ -12,6 +12,7 @@ from cluster.openai.crowd import check_crowd
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar
 from cluster.openai.tool_choice import ToolChoice, compact
+from cluster.openai.tool_definition import Tools
 from engine.errors import RequestError
 from engine.grammar.value import Grammar, GrammarKind
 from engine.sampling import MAX_LOGPROBS
@@ -35,13 +36,20 @@ def _check_content(value: Any) -> Any:
         return value
     if not isinstance(value, list):
         raise PydanticCustomError("content", "a string or an array of text parts")
-    for part in value:
+    for i, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("image_url", "input_audio", "file", "video_url", "audio_url"):
             raise PydanticCustomError("content", f"text: {kind} is not supported")
-        if kind != "text" or not isinstance(part.get("text"), str) or len(part) != 2:
+        if kind != "text" or not isinstance(part.get("text"), str):
             raise PydanticCustomError(
                 "content", 'a string or an array of {"type": "text", "text": ...}'
+            )
+        if len(part) != 2:
+            unknown = next(name for name in part if name not in ("type", "text"))
+            raise PydanticCustomError(
+                "content",
+                "of text parts without {name}, as number {i} has",
+                {"name": repr(unknown), "i": i},
             )
     return value
 
@@ -101,22 +109,6 @@ Messages = Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast
 _Document = Annotated[dict[str, str], Field(fail_fast=True)]
 
 
-def _check_tools(value: Any) -> Any:
-    """Kept as the client wrote them: the template prints them."""
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("tools", "an array with at least one tool")
-    for tool in value:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        known = isinstance(function, dict) and isinstance(function.get("name"), str)
-        if not known or tool.get("type") != "function":
-            raise PydanticCustomError(
-                "tools", 'an array of {"type": "function", "function": {"name": ...}}'
-            )
-    return value
-
-
 class ChatRequest(SamplingFields):
     not_supported: ClassVar = {
         **SamplingFields.not_supported,
@@ -124,7 +116,7 @@ class ChatRequest(SamplingFields):
         "chat_template": (),
         "echo": (False,),
         "function_call": ("none",),
-        "functions": (),
+        "functions": ([],),
         "modalities": (["text"],),
         "mm_processor_kwargs": ({},),
         "prediction": (),
@@ -137,7 +129,7 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     max_completion_tokens: int | None = None
-    tools: Annotated[Any, BeforeValidator(_check_tools, list[dict[str, Any]] | None)] = None
+    tools: Tools | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -167,13 +159,14 @@ class ChatRequest(SamplingFields):
         return old if new is None else new
 
     def num_logprobs(self) -> int | None:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs", "needs logprobs=true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @cached_property
     def wanted_calls(self) -> ToolChoice:
-        return ToolChoice.read(self.tools, self.tool_choice)
+        tools: Any = self.tools  # as they were written
+        return ToolChoice.read(tools, self.tool_choice)
 
     @property
     def one_call(self) -> bool:

@@ -1,5 +1,6 @@
 """The parameters that completions and chat share, and what they are where a client is silent."""
 
+import re
 import secrets
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -10,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from cluster.openai.body import Body, Ids, No, Part, Texts, Yes, unless_null
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_SALT_CHARS, NOT_IN_SALTS
 from cluster.openai.structured import (
+    AnySchema,
     NamedGrammar,
     ResponseFormat,
     StructuredOutputs,
@@ -19,6 +21,7 @@ from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.sampling import SamplingParams
 
+_ID = re.compile(r"-?[0-9]{1,19}")
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
 
@@ -45,6 +48,19 @@ def _check_salt(value: Any) -> Any:
     if isinstance(value, str) and (not value or NOT_IN_SALTS.intersection(value)):
         raise PydanticCustomError("salt", "a string without @, /, \\ and NUL, not an empty one")
     return value
+
+
+_Bias = Annotated[dict[int, float], Field(fail_fast=True)]
+
+
+def _check_bias_keys(value: Any) -> Any:
+    """Numbers, and no more than that: pydantic would take " 46" and "47.0", too."""
+    if not isinstance(value, dict):
+        return value
+    for key in value:
+        if not (type(key) is int or (isinstance(key, str) and _ID.fullmatch(key))):
+            raise PydanticCustomError("bias", "an object whose names are token ids")
+    return {int(key): bias for key, bias in value.items()}
 
 
 class SamplingFields(Body):
@@ -86,7 +102,7 @@ class SamplingFields(Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float], Field(fail_fast=True)] | None = None
+    logit_bias: Annotated[_Bias | None, BeforeValidator(_check_bias_keys, _Bias | None)] = None
     allowed_token_ids: Ids | None = None
     seed: int | None = None
     max_tokens: int | None = None
@@ -101,7 +117,7 @@ class SamplingFields(Body):
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = None
+    guided_json: AnySchema | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None

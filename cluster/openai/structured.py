@@ -1,10 +1,11 @@
 """What an answer must fit, by the names of OpenAI and of vLLM, old and new."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Part, Texts
 from engine.errors import RequestError
@@ -27,8 +28,17 @@ class ResponseFormat(Part):
     json_schema: JsonSchemaFormat | None = None
 
 
+def _check_schema(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise PydanticCustomError("schema", "a JSON schema: an object, or the text of one")
+    return value
+
+
+AnySchema = Annotated[Any, BeforeValidator(_check_schema, str | dict[str, Any])]
+
+
 class StructuredOutputs(Part):
-    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    json_: AnySchema | None = Field(None, alias="json")
     regex: str | None = None
     choice: Texts | None = None
     grammar: str | None = None
@@ -100,10 +110,16 @@ def _read_json(value: str | dict[str, Any]) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
+def _read_choice(value: Sequence[str]) -> Grammar:
+    if not value or not all(value):
+        raise RequestError("grammar", "must be an array of at least one text, none of them empty")
+    return Grammar(GrammarKind.CHOICE, json.dumps(value))
+
+
 _READERS: Mapping[str, Callable[[Any], Grammar]] = {
     "json": _read_json,
     "regex": lambda value: Grammar(GrammarKind.REGEX, value),
-    "choice": lambda value: Grammar(GrammarKind.CHOICE, json.dumps(value)),
+    "choice": _read_choice,
     "grammar": lambda value: Grammar(GrammarKind.GRAMMAR, value),
     "json_object": lambda value: ANY_JSON_OBJECT,
 }

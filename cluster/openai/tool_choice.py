@@ -35,7 +35,9 @@ class ToolChoice(NamedTuple):
                 return cls(None)
             case "required":
                 pass
-            case {"type": "function", "function": {"name": str(said)}} if len(choice) == 2:
+            case {"type": "function", "function": {"name": str(said), **rest}} if (
+                len(choice) == 2 and not rest
+            ):
                 name = said
             case _:
                 raise RequestError(
@@ -120,8 +122,6 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     parameters = tool["function"].get("parameters")
     if parameters is None:  # an empty list of them, as OpenAI has it
         return {**_NO_PARAMETERS}
-    if not isinstance(parameters, dict):
-        raise RequestError("tools", f"parameters of {_name(tool)!r} must be a JSON schema")
     return {**_ANY_OBJECT, **parameters}
 
 

@@ -34,8 +34,12 @@ class Grammar:
             raise RequestError("grammar", "must be a text of whole characters") from None
         if not 0 < num_bytes <= MAX_GRAMMAR_BYTES:
             raise RequestError(
-                "grammar", f"{num_bytes} bytes, must be 1 to {MAX_GRAMMAR_BYTES} as compact text"
+                "grammar", f"{num_bytes} bytes, must be 1 to {MAX_GRAMMAR_BYTES}{_as(self.kind)}"
             )
+
+
+def _as(kind: GrammarKind) -> str:
+    return " as compact text" if kind is GrammarKind.JSON_SCHEMA else ""
 
 
 ANY_JSON_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cluster.exchange import HttpLimits
-from cluster.openai.body import Body
+from cluster.openai.body import Body, parse
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.request_limits import RequestLimits
@@ -20,6 +20,19 @@ from tests.cluster.fakes import MAX_MODEL_LEN, FakeBackend, say
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
+TEXT = {"type": "text", "text": "Hello"}
+FUNCTION = "tools[0].function"
+
+
+def tools(*functions: dict[str, Any]) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": function} for function in functions]}
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -182,6 +195,36 @@ async def test_wrong_values_of_chat_name_their_parameter(
         ({"cache_salt": "x" * 129}, "cache_salt: must have at most 128 characters"),
         ({"messages": [{"role": "user", "audio": 1}]}, "messages[0].audio: must be null"),
         ({"max_tokens": "4"}, "max_tokens: must be a valid integer"),
+        ({"messages": None}, "messages is required"),
+        ({"metadata": nested(200)}, "the body is nested more than 200 deep"),
+        ({"logit_bias": {"46": "x"}}, "logit_bias[46]: must be a valid number"),
+        ({"logit_bias": {" 46": 1}}, "logit_bias: must be an object whose names are token ids"),
+        ({"logit_bias": {"47.0": 1}}, "logit_bias: must be an object whose names are token ids"),
+        ({"store": 0}, "store is not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{**TEXT, "cache_control": {}}]}]},
+            "messages[0].content: must be of text parts without 'cache_control', as number 0 has",
+        ),
+        (
+            {"messages": [{"role": "assistant", "annotations": [1]}]},
+            "messages[0].annotations: must be empty",
+        ),
+        (tools({"name": "f", "paramaters": {}}), f"unknown parameter '{FUNCTION}.paramaters'"),
+        (tools({}), f"{FUNCTION}.name is required"),
+        (tools({"name": "f", "description": 5}), f"{FUNCTION}.description: must be a valid string"),
+        (tools({"name": "f", "parameters": "{}"}), f"{FUNCTION}.parameters: must be an object"),
+        (
+            tools({"name": "f", "parameters": {"type": "array"}}),
+            f'{FUNCTION}.parameters: must be a JSON schema whose type is "object"',
+        ),
+        (
+            tools({"name": "a b"}),
+            f"{FUNCTION}.name: must be 1 to 128 letters, digits and any of _ . : / -",
+        ),
+        (
+            tools({"name": "f"}, {"name": "f"}),
+            "tools: must be of different names, not twice 'f'",
+        ),
     ],
 )
 async def test_rules_are_told_in_words(
@@ -277,6 +320,23 @@ async def test_null_is_not_said(
     if server.backend.streams:
         plain, with_nulls = (stream.request for stream in server.backend.streams)
         assert replace(plain.params, seed=1) == replace(with_nulls.params, seed=1)
+
+
+async def test_what_is_for_messages_does_not_go_with_a_prompt(server: Server) -> None:
+    for name, value in (
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("chat_template_kwargs", {"x": 1}),
+        ("add_generation_prompt", True),
+        ("continue_final_message", True),
+    ):
+        assert (await refused(server, "/tokenize", {"prompt": "x", name: value}))["param"] == name
+
+
+def test_tools_are_kept_as_they_were_written() -> None:
+    """`return` is one of Hugging Face's, which templates print."""
+    said = tools({"name": "f", "return": {"type": "string"}, "parameters": None})
+    body = parse(ChatRequest, json.dumps({"messages": HELLO, **said}).encode())
+    assert body.wanted_calls.tools == said["tools"]
 
 
 async def test_unknown_parameters_are_refused_by_name(server: Server) -> None:

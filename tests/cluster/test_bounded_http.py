@@ -73,6 +73,19 @@ async def test_a_header_has_a_bound() -> None:
         assert await rest(reader) == b""
 
 
+@pytest.mark.parametrize("where", ["path", "value", "many"])
+async def test_neither_may_one_be_longer_that_comes_whole(where: str) -> None:
+    size = bounded_http.MAX_HEADER_BYTES + 1
+    requests = {
+        "path": WHOLE.replace(b"/health", b"/health?" + b"a" * size),
+        "value": WHOLE[:-2] + b"X: " + b"a" * size + b"\r\n\r\n",
+        "many": WHOLE[:-2] + b"X: aaaaaaaa\r\n" * (size // 9 + 1) + b"\r\n",
+    }
+    async with connected() as (reader, writer):
+        writer.write(requests[where])
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400 ")
+
+
 async def test_a_body_is_no_header() -> None:
     body = b'{"prompt": "%s"}' % (b"a" * (4 * bounded_http.MAX_HEADER_BYTES))
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)

@@ -95,6 +95,10 @@ async def test_ways_to_ask(
         ("guided_regex", {"guided_json": SMALL, "guided_regex": "a"}),
         ("guided_json", {"response_format": {"type": "json_object"}, "guided_json": SMALL}),
         ("ignore_eos", {"guided_regex": "a", "ignore_eos": True}),
+        ("guided_choice", {"guided_choice": []}),
+        ("structured_outputs.choice", {"structured_outputs": {"choice": ["a", ""]}}),
+        ("guided_json", {"guided_json": True}),
+        ("structured_outputs.json", {"structured_outputs": {"json": [1]}}),
     ],
 )
 async def test_what_is_wrong_is_a_400_that_names_it(
@@ -109,8 +113,6 @@ async def test_what_is_wrong_is_a_400_that_names_it(
         ("response_format.json_schema.schema", {"response_format": json_schema({"type": 5})}),
         ("guided_json", {"guided_json": {"type": "array", "uniqueItems": True}}),
         ("guided_regex", {"guided_regex": "("}),
-        ("guided_choice", {"guided_choice": []}),
-        ("guided_choice", {"guided_choice": [""]}),
         ("guided_grammar", {"guided_grammar": "nonsense"}),
         ("structured_outputs.regex", {"structured_outputs": {"regex": "("}}),
     ],

@@ -247,7 +247,7 @@ def test_the_template_tells_the_formats(
 async def test_bare_values_have_the_types_of_the_request_s_schemas() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "string"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    tools.append({"type": "function", "function": {"name": "g", "parameters": "no schema"}})
+    tools.append({"type": "function", "function": {"name": "g"}})
     values = "\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
     text = "".join(f"<tool_call>\n<function={name}>{values}" for name in "fg")
     server = server_that_says(text, 3, tool_parser="qwen3_coder")

@@ -1,0 +1,64 @@
+"""What a client says of its tools. They go to the chat template as the client wrote them."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from cluster.openai.body import Part
+
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise PydanticCustomError("name", "1 to 128 letters, digits and any of _ . : / -")
+    return name
+
+
+def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
+    """Arguments have names."""
+    if schema.get("type", "object") != "object":
+        raise PydanticCustomError("parameters", 'a JSON schema whose type is "object"')
+    return schema
+
+
+class Function(Part):
+    """`return` is of Hugging Face's making; some templates print it."""
+
+    name: Annotated[str, AfterValidator(_check_name)]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] | None = None
+    strict: bool | None = None
+    return_: Any = Field(None, alias="return")
+
+
+class ToolDefinition(Part):
+    type: Literal["function"]
+    function: Function
+
+
+def _check_names(tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
+    names: set[str] = set()
+    for tool in tools:
+        if tool.function.name in names:
+            raise PydanticCustomError(
+                "names", "of different names, not twice {name}", {"name": repr(tool.function.name)}
+            )
+        names.add(tool.function.name)
+    return tools
+
+
+def _as_written(value: Any, check: Callable[[Any], Any]) -> Any:
+    check(value)
+    return value
+
+
+Tools = Annotated[
+    list[ToolDefinition],
+    Field(min_length=1, fail_fast=True),
+    AfterValidator(_check_names),
+    WrapValidator(_as_written),
+]
