@@ -23,7 +23,8 @@ class Workers:
 
 @contextmanager
 def our_workers(model: Path, logs: Path, *engine: str) -> Iterator[Workers]:
-    """As a user starts them; `engine` are further flags of both."""
+    """As a user starts them, with all of their caches touched; `engine` are further flags of
+    both."""
     common = ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(KV_BYTES), *engine]
     servers = {
         role: Server(
@@ -35,6 +36,8 @@ def our_workers(model: Path, logs: Path, *engine: str) -> Iterator[Workers]:
         lines = {role: s.wait_for_line("worker at ") for role, s in servers.items()}
         addresses = {role: line.split()[-1] for role, line in lines.items()}
         metrics = servers["decode"].wait_for_line("metrics at ").split()[-1]
+        for server in servers.values():
+            server.wait_for_line(" of cache touched in ")
         yield Workers(addresses["prefill"], addresses["decode"], metrics)
     finally:
         for server in servers.values():

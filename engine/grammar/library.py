@@ -122,9 +122,12 @@ def _read_schema(text: str) -> str:
 
 
 def _read_choice(text: str) -> str:
-    choices = json.loads(text)
+    try:
+        choices = json.loads(text)
+    except ValueError:
+        choices = None
     if not isinstance(choices, list) or not choices:
-        raise ValueError("must be an array of at least one text")
+        raise ValueError("choices must be a JSON array of at least one text")
     if not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError("a choice must be a text, and not empty")
     # One terminal, for the lexer: the parser takes 2,000 alternatives at most.
