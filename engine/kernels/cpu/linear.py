@@ -21,7 +21,9 @@ ONEDNN_PACK_ROWS = 64
 
 LAY_WORDS = "6q"  # the last, from row to row of what is laid, is for rows alone, not for tiles
 TOGETHER_BYTES = 1 << 20  # of panels, which stay in the second cache level
-PRODUCTS_PER_ELEMENT = 8  # that take as long as an element of the other kernels
+# Rows whose products with a weight take as long as an element of the other kernels does; for fewer
+# the weight is read in that time.
+ROWS_PER_ELEMENT = 8
 
 
 class Laying(NamedTuple):
@@ -122,7 +124,9 @@ class PanelLinear:
         laying = self._product.laying
         if laying is not None and rows > laying.few:
             x = self._laid(laying, x)
-        threads = threads_for(rows * self._panels.numel() // PRODUCTS_PER_ELEMENT)
+        threads = threads_for(
+            self._panels.numel() * max(rows, ROWS_PER_ELEMENT) // ROWS_PER_ELEMENT
+        )
         self._product.multiply(
             threads,
             x.data_ptr(),
