@@ -13,6 +13,7 @@ MAX_HEADER_BYTES = 64 << 10
 MAX_UNANSWERED = 64  # requests of one connection, whose client does not wait for their answers
 HEADER_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 60.0
+_LINE_BYTES = 4  # of a header's line beside name and value
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -67,7 +68,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_header and not self._is_known:
-            self._count_header(len(name) + len(value))
+            self._count_header(len(name) + len(value) + _LINE_BYTES)
             super().on_header(name, value)
 
     def _count_header(self, num_bytes: int) -> None:
@@ -95,6 +96,14 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
         super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Not into the middle of an answer, and not as one to a request before it."""
+        num_before = len(self._unanswered) - (not self._is_header)
+        if num_before > 0 or any(cycle.response_started for cycle in self._unanswered):
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def _should_upgrade(self) -> bool:
         """Nothing here speaks WebSocket, whose protocol would take the connection from under the

@@ -45,10 +45,10 @@ def _check_content(value: Any) -> Any:
                 "content", 'a string or an array of {"type": "text", "text": ...}'
             )
         if len(part) != 2:
-            unknown = next(name for name in part if name not in ("type", "text"))
+            unknown = next(name for name in part if name not in ("type", "text"))[:64]
             raise PydanticCustomError(
                 "content",
-                "of text parts without {name}, as number {i} has",
+                "text parts of type and text alone; number {i} has {name}",
                 {"name": repr(unknown), "i": i},
             )
     return value

@@ -43,7 +43,7 @@ def document() -> dict[str, Any]:
 def _post(kind: type[Body], schemas: dict[str, Any]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template=_REFS)
     schemas |= schema.pop("$defs", {})
-    schemas[kind.__name__] = schema | {"additionalProperties": False}  # what is unknown is a 400
+    schemas[kind.__name__] = schema
     content = {"application/json": {"schema": {"$ref": _REFS.format(model=kind.__name__)}}}
     return {
         "requestBody": {"required": True, "content": content},

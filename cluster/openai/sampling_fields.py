@@ -21,7 +21,7 @@ from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.sampling import SamplingParams
 
-_ID = re.compile(r"-?[0-9]{1,19}")
+_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
 
@@ -59,7 +59,11 @@ def _check_bias_keys(value: Any) -> Any:
         return value
     for key in value:
         if not (type(key) is int or (isinstance(key, str) and _ID.fullmatch(key))):
-            raise PydanticCustomError("bias", "an object whose names are token ids")
+            raise PydanticCustomError(
+                "bias",
+                "an object whose names are token ids, as {name} is not",
+                {"name": repr(key)[:64]},
+            )
     return {int(key): bias for key, bias in value.items()}
 
 

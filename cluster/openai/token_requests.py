@@ -37,7 +37,7 @@ class TokenizeRequest(Body):
         if self.prompt is None:
             return
         for name in _OF_MESSAGES:
-            if getattr(self, name) not in (None, False):
+            if getattr(self, name) not in (None, False, {}):
                 raise RequestError(name, "is for messages, and there is a prompt")
 
     def chat_options(self) -> ChatOptions:

@@ -122,7 +122,10 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     parameters = tool["function"].get("parameters")
     if parameters is None:  # an empty list of them, as OpenAI has it
         return {**_NO_PARAMETERS}
-    return {**_ANY_OBJECT, **parameters}
+    said = parameters.get("type", "object")
+    if said != "object" and not (isinstance(said, list) and "object" in said):
+        raise RequestError("tools", f"parameters of {_name(tool)!r} must be of type object")
+    return {**parameters, **_ANY_OBJECT}
 
 
 def compact(schema: Mapping[str, Any]) -> str:

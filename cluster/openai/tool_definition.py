@@ -9,28 +9,28 @@ from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Part
 
-_NAME = re.compile(r"[\w.:/-]{1,128}")
+_NOT_IN_NAMES = "< > \" ' ( ) { } [ ] , \\"
+_NAME = re.compile(rf"[^\s\x00-\x1f\x7f{re.escape(_NOT_IN_NAMES)}]{{1,128}}")
 
 
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise PydanticCustomError("name", "1 to 128 letters, digits and any of _ . : / -")
+        raise PydanticCustomError(
+            "name",
+            "1 to 128 characters, no white space and none of {others}",
+            {"others": _NOT_IN_NAMES},
+        )
     return name
 
 
-def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    """Arguments have names."""
-    if schema.get("type", "object") != "object":
-        raise PydanticCustomError("parameters", 'a JSON schema whose type is "object"')
-    return schema
-
-
 class Function(Part):
-    """`return` is of Hugging Face's making; some templates print it."""
+    """`return` is of Hugging Face's making, and some templates print it; `type` is said twice by
+    some clients."""
 
+    type: Literal["function"] | None = None
     name: Annotated[str, AfterValidator(_check_name)]
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = None
     return_: Any = Field(None, alias="return")
 

@@ -104,7 +104,7 @@ def _problem(matcher: LLMatcher) -> str | None:
 
 
 def _shortened(message: str) -> str:
-    if "coerce_one_of" in message:  # an option of the library's, which no client has
+    if "Enable 'coerce_one_of' option" in message:  # of the library's, which no client has
         return "a oneOf whose branches may overlap cannot be kept; an anyOf can"
     words = " ".join(message.replace("<non-verbose/>", "").split())
     return words if len(words) <= _MAX_MESSAGE_CHARS else words[:_MAX_MESSAGE_CHARS] + "..."

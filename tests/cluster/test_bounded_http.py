@@ -173,6 +173,15 @@ async def test_answers_come_in_the_order_of_their_requests() -> None:
             assert end in await in_time(reader.readuntil(b"}"))
 
 
+async def test_what_is_wrong_behind_a_stream_is_not_told_in_it() -> None:
+    long = WHOLE[:-2] + b"X: " + b"a" * bounded_http.MAX_HEADER_BYTES + b"\r\n\r\n"
+    async with connected(FakeBackend(endless)) as (reader, writer):
+        writer.write(STREAMED)
+        await in_time(reader.readuntil(b"data: "))
+        writer.write(long)
+        assert b"HTTP/1.1" not in await rest(reader)
+
+
 @pytest.mark.parametrize("one", [WHOLE, WHOLE[:-2] + OFFER])
 async def test_requests_at_once_have_a_bound(one: bytes) -> None:
     async with connected(FakeBackend(endless)) as (reader, writer):

@@ -134,6 +134,7 @@ def test_references_mean_the_same_wherever_a_schema_is(
         ([tool("a")], {"type": "function", "function": {"name": 1}}, "tool_choice"),
         ([tool("a")], {"type": "allowed_tools", "function": {"name": "a"}}, "tool_choice"),
         ([tool("a")], named("a") | {"function": {"name": "a", "x": 1}}, "tool_choice"),
+        ([tool("b"), tool("a", {"type": "array"})], "required", "tools"),
     ],
 )
 def test_choices_that_cannot_be_met(tools: Any, choice: Any, field: str) -> None:
