@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cluster.exchange import HttpLimits
-from cluster.openai.body import Body, parse
+from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.request_limits import RequestLimits
@@ -21,12 +21,7 @@ from tests.cluster.fakes import MAX_MODEL_LEN, FakeBackend, say
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 TEXT = {"type": "text", "text": "Hello"}
-FUNCTION = "tools[0].function"
 NOT_IDS = "logit_bias: must be an object whose names are token ids"
-
-
-def tools(*functions: dict[str, Any]) -> dict[str, Any]:
-    return {"tools": [{"type": "function", "function": function} for function in functions]}
 
 
 def nested(levels: int) -> Any:
@@ -212,19 +207,6 @@ async def test_wrong_values_of_chat_name_their_parameter(
             {"messages": [{"role": "assistant", "annotations": [1]}]},
             "messages[0].annotations: must be empty",
         ),
-        (tools({"name": "f", "paramaters": {}}), f"unknown parameter '{FUNCTION}.paramaters'"),
-        (tools({}), f"{FUNCTION}.name is required"),
-        (tools({"name": "f", "description": 5}), f"{FUNCTION}.description: must be a valid string"),
-        (tools({"name": "f", "parameters": "{}"}), f"{FUNCTION}.parameters: must be an object"),
-        (
-            tools({"name": "a b"}),
-            f"{FUNCTION}.name: must be 1 to 128 characters, no white space and none of"
-            " < > \" ' ( ) { } [ ] , \\",
-        ),
-        (
-            tools({"name": "f"}, {"name": "f"}),
-            "tools: must be of different names, not twice 'f'",
-        ),
     ],
 )
 async def test_rules_are_told_in_words(
@@ -336,17 +318,6 @@ async def test_what_is_for_messages_does_not_go_with_a_prompt(server: Server) ->
         "add_generation_prompt": False,
     }
     await server.ok("/tokenize", prompt="x", **nothing)
-
-
-def test_tools_are_kept_as_they_were_written() -> None:
-    """`return` is one of Hugging Face's, which templates print."""
-    said = tools(
-        {"name": "f", "return": {"type": "string"}, "parameters": None},
-        {"type": "function", "name": "मौसम", "parameters": {"type": ["object", "null"]}},
-        {"name": "mcp/g.h:i-j", "parameters": {"type": "array"}},
-    )
-    body = parse(ChatRequest, json.dumps({"messages": HELLO, **said}).encode())
-    assert body.wanted_calls.tools == said["tools"]
 
 
 async def test_unknown_parameters_are_refused_by_name(server: Server) -> None:
