@@ -99,7 +99,7 @@ class CpuSampler:
         return result
 
     def _table_words(self) -> tuple[int, ...]:
-        """Lists move when they have outgrown their place; to ask where one is takes 1 us."""
+        """Lists move when they have outgrown their place, and seldom; asking numpy is slow."""
         table = self._table
         arrays = (
             table.rows,
