@@ -172,9 +172,8 @@ class Front:
 
         async def work() -> None:
             plan, wording = await off_loop(lambda: prepare(body), len(body))
-            if plan.params.grammar is not None and plan.grammar_field is not None:
-                grammar, field = plan.params.grammar, plan.grammar_field
-                await self._model.check_grammar(grammar, field, exchange.caller)
+            if plan.named_grammar is not None:
+                await self._model.check_grammar(plan.named_grammar, exchange.caller)
             self._gate.spend(exchange, plan.num_prompt_tokens)
             answer = Answer(plan, wording, self._model, exchange)
             try:

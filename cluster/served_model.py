@@ -9,10 +9,10 @@ from typing import Any
 from cluster.openai.chat_format import ChatFormat
 from cluster.openai.errors import ApiError, bad_request
 from cluster.openai.reading.formats import AUTO
+from cluster.openai.structured import NamedGrammar
 from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.grammar.trial import GrammarTrial
-from engine.grammar.value import Grammar
 from engine.text.chat_template import ChatOptions, ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
 
@@ -44,12 +44,14 @@ class ServedModel:
         eos = self.defaults.eos_below(self.vocab_size)
         return GrammarTrial(self.tokenizer.to_json, self.vocab_size, eos)
 
-    async def check_grammar(self, grammar: Grammar, field: str, caller: str = "") -> None:
-        """RequestError, naming the field, for what cannot be compiled."""
+    async def check_grammar(self, named: NamedGrammar, caller: str = "") -> None:
+        """RequestError, naming the field of the part that cannot be compiled, or of the whole."""
         try:
-            await self.grammar_trial.check(grammar, caller)
+            await self.grammar_trial.check(named.grammar, caller)
         except RequestError as error:
-            raise error.renamed(field) from None
+            for part in named.parts:
+                await self.check_grammar(part, caller)
+            raise error.renamed(named.field) from None
 
     def check_name(self, name: str | None) -> None:
         if name is not None and name not in self.names:

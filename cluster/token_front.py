@@ -18,6 +18,7 @@ from cluster.metrics.record import Origin
 from cluster.off_loop import off_loop
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import RequestLimits
+from cluster.openai.structured import NamedGrammar
 from cluster.request_ids import is_request_id
 from cluster.served_model import ServedModel
 from cluster.token_answer import WholeAnswer, messages
@@ -137,7 +138,8 @@ class TokenFront:
             message.ByteSize(),
         )
         if request.params.grammar is not None:
-            await self._model.check_grammar(request.params.grammar, "grammar", caller)
+            named = NamedGrammar("grammar", request.params.grammar)
+            await self._model.check_grammar(named, caller)
         return request
 
 

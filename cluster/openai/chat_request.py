@@ -1,6 +1,6 @@
 """What /v1/chat/completions takes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from cluster.openai.body import No, Part
 from cluster.openai.crowd import check_crowd
 from cluster.openai.sampling_fields import SamplingFields
-from cluster.openai.structured import NamedGrammar
+from cluster.openai.structured import NamedGrammar, named
 from cluster.openai.tool_choice import ToolChoice, compact
 from cluster.openai.tool_definition import Tools
 from engine.errors import RequestError
@@ -180,5 +180,13 @@ class ChatRequest(SamplingFields):
             return named
         if named is not None:
             raise RequestError("tool_choice", f"its calls leave no place for {named.field}")
-        schema = self.wanted_calls.schema(one_call=self.one_call)
-        return NamedGrammar("tools", Grammar(GrammarKind.JSON_SCHEMA, compact(schema)))
+        choice = self.wanted_calls
+        parts = [_of_schema(field, schema) for field, schema in choice.schemas.items()]
+        whole = _of_schema("tools", choice.schema(one_call=self.one_call))
+        return whole._replace(parts=tuple(parts))
+
+
+def _of_schema(field: str, schema: Mapping[str, Any]) -> NamedGrammar:
+    return NamedGrammar(
+        field, named(field, lambda: Grammar(GrammarKind.JSON_SCHEMA, compact(schema)))
+    )

@@ -13,6 +13,7 @@ from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from cluster.openai.request_limits import MAX_NAMED_TOKENS, RequestLimits
 from cluster.openai.sampling_fields import SamplingFields
+from cluster.openai.structured import NamedGrammar
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
 from engine.sampling import SamplingParams
@@ -49,7 +50,7 @@ class Plan:
     options: AnswerOptions
     priority: int = 0
     cache_salt: str = ""
-    grammar_field: str | None = None  # where the client wrote params.grammar
+    named_grammar: NamedGrammar | None = None  # params.grammar, and where the client wrote it
     seeds: tuple[int, ...] = ()  # a prompt's own, where the client said none for all of them
 
     @property
@@ -191,7 +192,6 @@ def _options(
     )
 
 
-def _beside(request: SamplingFields) -> tuple[int, str, str | None]:
+def _beside(request: SamplingFields) -> tuple[int, str, NamedGrammar | None]:
     """The last fields of a plan."""
-    named = request.named_grammar
-    return request.priority, request.cache_salt or "", None if named is None else named.field
+    return request.priority, request.cache_salt or "", request.named_grammar

@@ -46,10 +46,11 @@ class StructuredOutputs(Part):
 
 
 class NamedGrammar(NamedTuple):
-    """`field` is where the client wrote it."""
+    """`field` is where the client wrote it, or wrote the parts that it is made of."""
 
     field: str
     grammar: Grammar
+    parts: tuple["NamedGrammar", ...] = ()
 
 
 def read_grammar(

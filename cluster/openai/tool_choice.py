@@ -58,16 +58,27 @@ class ToolChoice(NamedTuple):
             return None
         return {_name(tool): tool["function"].get("parameters") for tool in self.tools}
 
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """JSON schemas of the arguments of whatever may be called, by where the client wrote
+        them."""
+        assert self.tools is not None
+        return {
+            f"tools[{index}].function.parameters": _parameters(tool)
+            for index, tool in enumerate(self.tools)
+            if self.name in (None, _name(tool))
+        }
+
     def schema(self, *, one_call: bool) -> dict[str, Any]:
         """JSON schema of the whole answer: a function's arguments, or an array of calls."""
         assert self.tools is not None
         assert self.must_call
+        schemas = list(self.schemas.values())
         if self.name is not None:
-            return next(_parameters(tool) for tool in self.tools if _name(tool) == self.name)
+            return schemas[0]
         calls, arguments = [], {}
-        for index, tool in enumerate(self.tools):
+        for index, (tool, parameters) in enumerate(zip(self.tools, schemas, strict=True)):
             root = f"#/$defs/{index}"
-            parameters = _parameters(tool)
             parameters.pop("$id", None)  # references start at the array of calls
             arguments[str(index)] = _moved(parameters, root)
             calls.append(_call_schema(_name(tool), root))

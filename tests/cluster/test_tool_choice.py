@@ -190,3 +190,18 @@ async def test_it_goes_with_no_other_grammar() -> None:
     response = await server.post(PATH, **body, response_format={"type": "json_object"})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("choice", ["required", named("b")])
+@pytest.mark.parametrize(
+    ("status", "schema"),
+    [(422, {"properties": {"n": {"type": "none"}}}), (400, {"description": "x" * 70_000})],
+)
+async def test_of_many_tools_the_one_is_named_that_no_grammar_can_be_made_of(
+    choice: Any, status: int, schema: dict[str, Any]
+) -> None:
+    server = server_that_says("{}", defaults=ENDS)
+    tools = [tool("a", NUMBER | {"$defs": {"N": {"type": "integer"}}}), tool("b", schema)]
+    response = await server.post(PATH, messages=HELLO, tools=tools, tool_choice=choice)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, "tools[1].function.parameters"), error
