@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import pytest
 
+ROOT = Path(__file__).parents[3]
+SECONDS = 280.0  # for what takes thirty on a machine at rest
 COMPILE = """
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.prefill import prefill
@@ -48,3 +51,31 @@ def test_kernels_compile_for_a_cpu_of_another_kind(cpu: str, kernels: str, tmp_p
         check=False,
     )
     assert done.stdout == "compiled\n", done.stderr
+
+
+@pytest.mark.skipif(
+    not llvm.get_host_cpu_features().get("avx512bf16", False),
+    reason="beside its tiles a CPU with AMX has AVX512-BF16",
+)
+def test_kernels_of_tiles_are_right_on_a_cpu_without_them(tmp_path: Path) -> None:
+    plugin, folder = "tests.engine.kernels.tiles_in_memory", Path(__file__).parent
+    chosen = [
+        f"{folder}/test_cpu_ops.py::test_linear",
+        f"{folder}/test_cpu_attention.py::test_attention_of_any_shape",
+        f"{folder}/test_cpu_attention.py::test_a_prompt_gets_the_same_bits_in_any_chunks",
+    ]
+    names = ["-k", "bf16 and not plain and not pairs"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", plugin, "-p", "no:cacheprovider", *names, *chosen],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stdout
+    compiled = {path.name.rpartition("-")[0] for path in tmp_path.glob("**/*.code")}
+    assert {
+        f"{kernel}-bf16_tiles" for kernel in ("tile_product.tile_product", "prefill.prefill")
+    } <= compiled
