@@ -25,9 +25,10 @@ from benchmarks import machine, table
 from benchmarks.process import ROOT
 from benchmarks.transfer_pools import BLOB_BYTES, BenchPool
 from benchmarks.transfer_sides import BareCma, BareSocket, ConnectorSide, Memcpy, Side
+from kv_cache.events import new_incarnation
 from kv_transfer.connector import Connector
 from kv_transfer.nixl_connector import default_lanes
-from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
+from kv_transfer.registry import ConnectorConfig, open_connector
 
 MIB = 1 << 20
 TOTALS = (1 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)

@@ -13,8 +13,9 @@ import time
 from typing import Any
 
 from benchmarks.transfer_pools import BenchPool
+from kv_cache.events import new_incarnation
 from kv_transfer.connector import Connector
-from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
+from kv_transfer.registry import ConnectorConfig, open_connector
 
 VECTORS = 64
 _HEAD_BYTES = 8

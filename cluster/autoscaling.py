@@ -427,7 +427,7 @@ def scale(contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, dict[s
     if _is_due(states.values(), now):
         samples = {pool: _sample_of(pool, contexts[key]) for pool, key in pools.items()}
         targets, states = decide(samples, states, now)
-        _tell(contexts, pools, samples, targets, states)
+        _tell(contexts, samples, targets, states)
     return (
         {key: targets[pool] for pool, key in pools.items()},
         {key: states[pool]._asdict() for pool, key in pools.items()},
@@ -469,7 +469,6 @@ def _sample_of(pool: str, context: Any) -> PoolSample:
 
 def _tell(
     contexts: Mapping[Any, Any],
-    pools: Mapping[str, Any],
     samples: Mapping[str, PoolSample],
     targets: Mapping[str, int],
     states: Mapping[str, PoolState],

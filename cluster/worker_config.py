@@ -17,7 +17,8 @@ from protos.rpc import RpcConfig
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
-_EXCHANGE_BOUNDS = {"max_leases": 1 << 20, "max_quarantined_share": 1.0, "stuck_after_s": 3600.0}
+_ABOVE_0 = {"max_leases": 1 << 20, "max_quarantined_share": 1.0, "stuck_after_s": 3600.0}
+_FROM_0 = {"unreachable_patience_s": 3600.0, "slow_bytes_per_s": 1e15}
 UNSPECIFIED = ("0.0.0.0", "::")
 
 
@@ -131,12 +132,14 @@ def _exchange(options: Mapping[str, Any]) -> ExchangeConfig:
         types = (int,) if name == "max_leases" else (int, float)
         _check_type(name, options, *types, prefix="exchange.")
     config = replace(ExchangeConfig(), **options)
-    for name, high in _EXCHANGE_BOUNDS.items():
+    for name, high in _ABOVE_0.items():
         value = getattr(config, name)
         if not 0 < value <= high:
             raise ConfigError(f"exchange.{name}", f"{value}, must be above 0, at most {high:g}")
-    if not config.slow_bytes_per_s >= 0:
-        raise ConfigError("exchange.slow_bytes_per_s", "must not be negative")
+    for name, high in _FROM_0.items():
+        value = getattr(config, name)
+        if not 0 <= value <= high:
+            raise ConfigError(f"exchange.{name}", f"{value}, must be in 0..{high:g}")
     return config
 
 

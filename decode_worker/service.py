@@ -11,6 +11,7 @@ from itertools import count
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from decode_worker.answerer import Answerer
 from decode_worker.session import MAX_UNSENT_BYTES, Session
@@ -117,9 +118,16 @@ class SessionService(SessionServicer):
         try:
             async for message in messages:
                 session.receive(message)
-        except Exception as error:  # noqa: BLE001 - bytes that are no message, or a bug of ours
-            logger.warning("a session ends: %r", error)
+        except DecodeError:
+            logger.warning("a session ends: what came is no message")
             failure = Failure(kind=Failure.KIND_INVALID, field="message", message="unreadable")
+            session.fail(failure)
+        except grpc.aio.BaseError as error:
+            logger.info("a session's stream broke while it was read: %s", error)
+            session.close()
+        except Exception as error:  # noqa: BLE001 - a bug of ours: whoever waits is told
+            logger.exception("a session failed")
+            failure = Failure(kind=Failure.KIND_INTERNAL, message=f"the session failed: {error!r}")
             session.fail(failure)
         else:
             session.finish()

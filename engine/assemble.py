@@ -1,6 +1,5 @@
 """The parts of an engine, made for one model in one shape."""
 
-import secrets
 import threading
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from engine.slots import SlotTable
 from engine.touching import touch_in_background
 from kv_cache.cache import KvCache
 from kv_cache.config import CacheConfig
+from kv_cache.events import new_incarnation
 from kv_cache.names import cache_identity
 from kv_cache.slab import KvSlab
 
@@ -74,7 +74,7 @@ def _make_cache(config: EngineConfig, info: EngineInfo) -> KvCache:
             max_chunk_tokens=info.shape.chunk_tokens,
             eviction=config.eviction_policy,
             watermark=config.watermark,
-            incarnation=secrets.randbits(63),
+            incarnation=new_incarnation(),
         )
     )
 

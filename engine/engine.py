@@ -154,10 +154,6 @@ class Engine:
         return self._scheduler.limits
 
     @property
-    def num_fetching(self) -> int:
-        return self._scheduler.num_fetching
-
-    @property
     def num_transfers(self) -> int:
         """Holds of peers that read from the cache, or of reads into it."""
         return self._cache.transfers.num_active

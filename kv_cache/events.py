@@ -5,6 +5,7 @@ last one it applied; if they are gone, or the incarnation is another, it starts 
 snapshot. The digests say whether its index is right.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from typing import NamedTuple
 from kv_cache.names import BlockName
 
 DIGEST_MODULUS = 2**64
+
+
+def new_incarnation() -> int:
+    """Of whoever begins. Never 0, which stands for whoever is there."""
+    return secrets.randbelow(2**63 - 1) + 1
 
 
 class Tier(IntEnum):

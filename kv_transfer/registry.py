@@ -1,6 +1,5 @@
 """The connectors by name, in the order in which a link tries them."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,11 +21,6 @@ class ConnectorConfig:
     secret: bytes = b""
     nixl: NixlConfig = NixlConfig()
     socket: SocketConfig = SocketConfig()
-
-
-def new_incarnation() -> int:
-    """Never 0, which stands for none."""
-    return secrets.randbelow(2**64 - 1) + 1
 
 
 async def open_connector(

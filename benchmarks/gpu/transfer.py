@@ -17,9 +17,10 @@ import torch
 from benchmarks.gpu.bench import COPY, Bench
 from benchmarks.gpu.blobs import Blobs
 from benchmarks.process import ROOT
+from kv_cache.events import new_incarnation
 from kv_transfer.connector import PeerPool
 from kv_transfer.errors import TransferError
-from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
+from kv_transfer.registry import ConnectorConfig, open_connector
 
 BLOB_BYTES = 8 << 20  # 64 tokens of Llama-3.1-8B in bf16
 NUM_BLOCKS, NUM_READ, TURNS = 192, 128, 9  # 1.5 GiB on either side, 1 GiB in a turn

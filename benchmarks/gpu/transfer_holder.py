@@ -12,7 +12,8 @@ import sys
 from typing import TextIO
 
 from benchmarks.gpu.blobs import Blobs
-from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
+from kv_cache.events import new_incarnation
+from kv_transfer.registry import ConnectorConfig, open_connector
 
 
 async def serve(blobs: Blobs, answers: TextIO) -> None:

@@ -131,10 +131,12 @@ async def _serve(config: WorkerConfig, plane: Plane, engine: Engine) -> None:
         labels = labels_of(engine.info.source.name, config.role, address)
         metrics = MetricsServer(process_page(labels, worker_collectors(worker)).render)
         say(f"metrics at http://{await metrics.start(config.host)}{PATH}")
-        leave_out_what_stays()
-        answer(f"{config.role} worker at {address}")
-        await _until_drained(worker, config.drain_s)
-        await metrics.stop()
+        try:
+            leave_out_what_stays()
+            answer(f"{config.role} worker at {address}")
+            await _until_drained(worker, config.drain_s)
+        finally:
+            await metrics.stop()
     finally:
         await _stop(worker)
 
@@ -158,9 +160,11 @@ async def _until_drained(worker: Node, drain_s: float) -> None:
     say(f"draining, for {drain_s:g} s at most; again to stop at once")
     drain = asyncio.create_task(_drain(worker, drain_s))
     again = asyncio.create_task(signals.get())
-    await asyncio.wait([drain, again], return_when=asyncio.FIRST_COMPLETED)
-    for task in (drain, again):
+    done, waiting = await asyncio.wait([drain, again], return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
         task.cancel()
+    for task in done:
+        task.result()
 
 
 async def _drain(worker: Node, drain_s: float) -> None:

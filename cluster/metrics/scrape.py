@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from cluster.metrics.server import PATH
 from protos.address import Address
+from protos.errors import PlaneError
 
 _MAX_BYTES = 8 << 20
 _HEAD_END = b"\r\n\r\n"
@@ -18,7 +19,7 @@ async def scrape(address: str, timeout_s: float) -> bytes | None:
     try:
         async with asyncio.timeout(timeout_s):
             answer = await _get(Address.parse(address))
-    except (TimeoutError, OSError):
+    except (TimeoutError, OSError, PlaneError):
         return None
     head, end, body = answer.partition(_HEAD_END)
     is_page = end and head.startswith(b"HTTP/1.1 200 ") and body.startswith(b"# HELP ")

@@ -64,7 +64,7 @@ class WholeCluster:
         self._pools[pool] = {
             replica: Target(pool, replica, metadata[KEY])
             for replica, metadata in replicas.items()
-            if isinstance(metadata.get(KEY), str)
+            if isinstance(metadata.get(KEY), str) and metadata[KEY]
         }
         for target in before - self._named - self._leaving.keys():
             self._leaving[target] = asyncio.create_task(self._see_off(target))

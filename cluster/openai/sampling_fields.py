@@ -129,7 +129,7 @@ class SamplingFields(Body):
     cache_salt: Annotated[
         str | None, Field(max_length=MAX_SALT_CHARS), BeforeValidator(_check_salt)
     ] = None
-    # For the operator's records; they never change an answer.
+    # Clients send them for records that are not kept here; they never change an answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None

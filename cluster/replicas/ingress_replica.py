@@ -86,11 +86,8 @@ class IngressReplica(TokenService):
         asked = time.monotonic()
         limits = (await self._pools.first_description()).limits
         began += time.monotonic() - asked  # the next ingress finds workers that are there
-        model = text.model(
-            limits.max_model_len,
-            limits.vocab_size,
-            read_generation_defaults(text.source.folder),
-        )
+        defaults = read_generation_defaults(text.source.folder)
+        model = args.front.model(text.model(limits.max_model_len, limits.vocab_size, defaults))
         request_limits = args.request_limits(keys)
         config = RelayConfig(
             args.local_prefill_mode, soonest_priority=request_limits.soonest_priority
@@ -101,7 +98,7 @@ class IngressReplica(TokenService):
         self._gate = args.front.gate(keys)
         self._http, self._front = build_app(
             self._relay,
-            args.front.model(model),
+            model,
             http,
             self._gate,
             request_limits,

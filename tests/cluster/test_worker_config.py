@@ -1,4 +1,5 @@
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,9 @@ def test_flags_alone_are_enough() -> None:
         ("exchange.max_quarantined_share", {"exchange": {"max_quarantined_share": 2}}),
         ("exchange.stuck_after_s", {"exchange": {"stuck_after_s": float("nan")}}),
         ("exchange.slow_bytes_per_s", {"exchange": {"slow_bytes_per_s": -1}}),
+        ("exchange.slow_bytes_per_s", {"exchange": {"slow_bytes_per_s": math.inf}}),
+        ("exchange.unreachable_patience_s", {"exchange": {"unreachable_patience_s": math.nan}}),
+        ("exchange.unreachable_patience_s", {"exchange": {"unreachable_patience_s": -1}}),
         ("engine", {"engine": ["model"]}),
         ("blok_size", {"engine": {"blok_size": 16}}),
         ("block_size", {"engine": {"block_size": 12}}),

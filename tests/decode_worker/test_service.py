@@ -58,6 +58,10 @@ async def open_session(channel: grpc.aio.Channel) -> Call:
     return call
 
 
+def read_raw(data: bytes) -> DecodeMessage:
+    return DecodeMessage.FromString(data)
+
+
 async def read(call: Call) -> DecodeMessage:
     """The next one that says more than that a request has come."""
     while True:
@@ -204,6 +208,36 @@ async def test_who_reads_nothing_is_given_up() -> None:
         assert message.failure.kind == Failure.KIND_BUSY
         assert "not read for 0.2 s" in message.failure.message
         assert await call.read() is grpc.aio.EOF
+
+
+async def test_what_is_no_message_ends_its_session(
+    channel: grpc.aio.Channel, service: SessionService
+) -> None:
+    raw: Any = channel.stream_stream("/kvrelay.v1.Session/Open", response_deserializer=read_raw)
+    call: Call = raw(timeout=30)
+    await call.write(HELLO.SerializeToString())  # type: ignore[arg-type]
+    assert (await read(call)).welcome == DESCRIPTION
+    await call.write(b"\xff\xff\xff")  # type: ignore[arg-type]
+    failure = (await read(call)).failure
+    assert (failure.kind, failure.field) == (Failure.KIND_INVALID, "message")
+    await until(lambda: service.num_sessions == 0)
+
+
+async def test_a_bug_of_ours_is_told_as_one(
+    channel: grpc.aio.Channel,
+    answerer: PushedAnswerer,
+    service: SessionService,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(answerer, "submit", None)
+    call = await open_session(channel)
+    await call.write(submit("r"))
+    failure = (await read(call)).failure
+    assert failure.kind == Failure.KIND_INTERNAL
+    assert "TypeError" in failure.message
+    await until(lambda: service.num_sessions == 0)
+    assert any(record.exc_info for record in caplog.records), "with its traceback"
 
 
 async def test_a_session_without_a_hello_ends(answerer: PushedAnswerer) -> None:

@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 
+from kv_cache.events import new_incarnation
 from kv_transfer import nixl
 from kv_transfer.nixl_connector import NixlConfig
-from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
+from kv_transfer.registry import ConnectorConfig, open_connector
 from kv_transfer.socket_connector import SocketConfig
 from tests.kv_transfer.pools import Pool
 

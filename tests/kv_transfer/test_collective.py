@@ -13,6 +13,7 @@ import pytest
 import torch
 import trustme
 
+from kv_cache.events import new_incarnation
 from kv_transfer.carrier import End
 from kv_transfer.collective_connector import CollectivePool
 from kv_transfer.collective_gloo import GlooGroup
@@ -20,7 +21,7 @@ from kv_transfer.collective_rendezvous import Rendezvous
 from kv_transfer.connector import PoolRegion
 from kv_transfer.errors import ConnectorUnavailable, IncompatiblePeer, LinkLost, TransferError
 from kv_transfer.pool_description import PoolDescription
-from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
+from kv_transfer.registry import ConnectorConfig, open_connector
 from kv_transfer.socket_connector import SocketConfig
 from kv_transfer.socket_tls import SocketTls
 from tests.kv_transfer.ends import both

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_cache.events import new_incarnation
 from kv_transfer import nixl
 from kv_transfer.connector import Connector, PeerPool, PoolRegion
 from kv_transfer.errors import IncompatiblePeer, LinkLost, OneSidedRefused, TransferError
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.pool_description import PoolDescription
-from kv_transfer.registry import NAMES, ConnectorConfig, new_incarnation, open_connector
+from kv_transfer.registry import NAMES, ConnectorConfig, open_connector
 from tests.kv_transfer.pools import GROUPS, Pool
 
 CONFIG = ConnectorConfig(secret=b"cluster")

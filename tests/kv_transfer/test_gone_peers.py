@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from kv_cache.events import new_incarnation
 from kv_transfer.connector import Connector
 from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.nixl_connector import NixlConfig
-from kv_transfer.registry import ConnectorConfig, new_incarnation, open_connector
+from kv_transfer.registry import ConnectorConfig, open_connector
 from kv_transfer.socket_connector import SocketConfig
 from tests.forked import forked
 from tests.kv_transfer.children import ChildError, ChildHandle, child

@@ -10,11 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from kv_cache.events import new_incarnation
 from kv_transfer import socket_device
 from kv_transfer.block_pairs import Blocks
 from kv_transfer.carrier import End
 from kv_transfer.connector import PoolRegion
-from kv_transfer.registry import new_incarnation
 from kv_transfer.socket_connector import SocketConfig, SocketConnector
 from kv_transfer.socket_device import DeviceCarrier, DevicePool, Wait
 from tests.kv_transfer.children import child

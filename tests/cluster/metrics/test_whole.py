@@ -133,6 +133,14 @@ async def test_what_is_no_page_is_missed() -> None:
     server.close()
 
 
+async def test_who_told_no_address_or_none_that_can_be_read_has_no_page(worker: str) -> None:
+    cluster = cluster_of("i1")
+    cluster.update("decode", {"d": {KEY: worker}, "silent": {KEY: ""}, "odd": {KEY: "nowhere"}})
+    page = await cluster.page()
+    assert things(page) == {"i1": 1, "d": 5}
+    assert up(page) == {("decode", "d"): 1, ("decode", "odd"): 0, ("ingress", "i1"): 1}
+
+
 def test_every_ingress_shows_the_same_series() -> None:
     one, two = (page_of("ingress", name, n).render() for name, n in (("i1", 1), ("i2", 2)))
     assert things(merge([one, two])) == things(merge([two, one])) == {"i1": 1, "i2": 2}
