@@ -12,7 +12,6 @@ from cluster.backend import Backend, Pooled, Refusing
 from cluster.exchange import Exchange, HttpLimits
 from cluster.gate import Gate
 from cluster.metrics.meter import Meter
-from cluster.metrics.observed import ObservedBackend
 from cluster.metrics.page import CONTENT_TYPE
 from cluster.metrics.record import Origin
 from cluster.off_loop import off_loop
@@ -30,6 +29,7 @@ from cluster.openai.wording import Json
 from cluster.request_ids import HEADER as REQUEST_ID
 from cluster.request_ids import is_request_id, new_request_id
 from cluster.served_model import ServedModel
+from cluster.under_way import UnderWay
 from engine.errors import DeadlineError, EngineError, UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
@@ -37,7 +37,6 @@ from protos.version import version
 
 _READY_TIMEOUT_S = 30.0
 _READY_PROMPT = 100  # tokens: more than a block
-_END_PERIOD_S = 0.05
 
 
 class Front:
@@ -62,9 +61,8 @@ class Front:
         self._limits = limits
         self._gate = gate
         self._request_limits = request_limits or RequestLimits()
-        self._answering: dict[Exchange, ObservedBackend] = {}
         self._proof: asyncio.Task[None] | None = None  # that it is ready
-        self._refusal: EngineError | None = None
+        self._under_way = UnderWay()
 
     async def completions(self, exchange: Exchange) -> None:
         def prepare(body: bytes) -> tuple[Plan, CompletionWording]:
@@ -141,19 +139,11 @@ class Front:
 
     async def end_answers(self, grace_s: float, error: EngineError) -> None:
         """Refuses what is new; what is under way may go on for a while, and then fails."""
-        self._refusal = error
-        deadline = time.monotonic() + grace_s
-        while self._answering and time.monotonic() < deadline:
-            await asyncio.sleep(_END_PERIOD_S)
-        self.fail_all(error)
-        while self._answering:
-            await asyncio.sleep(_END_PERIOD_S)
+        await self._under_way.end(grace_s, error)
 
     def fail_all(self, error: EngineError) -> None:
         """Ends every answer under way with an error that its client gets to read."""
-        for exchange, observed in self._answering.items():
-            observed.fail(error)
-            exchange.fail(api_error(error))
+        self._under_way.fail_all(error)
 
     async def _generate(
         self,
@@ -161,10 +151,10 @@ class Front:
         prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
     ) -> None:
         origin = Origin(_request_id(exchange), time.monotonic())
-        self._check_goes_on()
+        self._under_way.check_goes_on()
         timeout_s = self._timeout_s(exchange)
         body = await exchange.read_body(self._limits)
-        self._check_goes_on()  # nobody would end what begins after `end_answers`
+        self._under_way.check_goes_on()
         if self._refusing is not None:
             self._refusing.check_open(exchange.caller)
 
@@ -181,15 +171,12 @@ class Front:
             finally:
                 self._gate.spend(exchange, answer.num_output_tokens)
 
-        self._answering[exchange] = observed
-        try:
-            await exchange.race(work(), timeout_s)
-        finally:
-            del self._answering[exchange]
+        def fail(error: EngineError) -> None:
+            observed.fail(error)
+            exchange.fail(api_error(error))
 
-    def _check_goes_on(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+        with self._under_way.answering(fail):
+            await exchange.race(work(), timeout_s)
 
     async def _compute(self, exchange: Exchange, answer: Callable[[bytes], Json]) -> None:
         """Of as much as the model takes, which may be long."""

@@ -13,7 +13,6 @@ from cluster.backend import Backend, Refusing
 from cluster.exchange import HttpLimits
 from cluster.gate import Asking, Gate
 from cluster.metrics.meter import Meter
-from cluster.metrics.observed import ObservedBackend
 from cluster.metrics.record import Origin
 from cluster.off_loop import off_loop
 from cluster.openai.errors import ApiError
@@ -23,12 +22,11 @@ from cluster.request_ids import is_request_id
 from cluster.served_model import ServedModel
 from cluster.token_answer import WholeAnswer, messages
 from cluster.token_request import TokenRequest, read_request
+from cluster.under_way import UnderWay
 from engine.errors import DeadlineError, EngineError, RequestError
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, GenerationUpdate, RequestId
 from protos import ingress_pb2 as pb
-
-_END_PERIOD_S = 0.05
 
 
 class Call(Asking, Protocol):
@@ -55,8 +53,8 @@ class TokenFront:
         self._gate = gate
         self._request_limits = request_limits
         self._meter = meter
-        self._running: dict[_Reading, ObservedBackend] = {}
-        self._refusal: EngineError | None = None
+        self._refusing = backend if isinstance(backend, Refusing) else None
+        self._under_way = UnderWay()
 
     async def generate(
         self, message: pb.GenerateRequest, call: Call
@@ -85,15 +83,7 @@ class TokenFront:
 
     async def end_answers(self, grace_s: float, error: EngineError) -> None:
         """Refuses what is new; what is under way may go on for a while, and then fails."""
-        self._refusal = error
-        deadline = time.monotonic() + grace_s
-        while self._running and time.monotonic() < deadline:
-            await asyncio.sleep(_END_PERIOD_S)
-        for reading, observed in self._running.items():
-            observed.fail(error)
-            reading.fail(error)
-        while self._running:
-            await asyncio.sleep(_END_PERIOD_S)
+        await self._under_way.end(grace_s, error)
 
     async def _updates(
         self, message: pb.GenerateRequest, call: Call
@@ -102,30 +92,30 @@ class TokenFront:
         _check_name(message)
         self._gate.enter(call)
         self._gate.count(call)
-        self._check_goes_on()
-        if isinstance(self._backend, Refusing):
-            self._backend.check_open(call.caller)
+        self._under_way.check_goes_on()
+        if self._refusing is not None:
+            self._refusing.check_open(call.caller)
         request = await self._read(message, call.caller)
-        self._check_goes_on()  # nobody would end what begins after `end_answers`
+        self._under_way.check_goes_on()
         self._gate.spend(call, len(request.token_ids))
-        backend = self._meter.observed(self._backend, Origin(call.request_id, arrived_s))
+        observed = self._meter.observed(self._backend, Origin(call.request_id, arrived_s))
         reading = _Reading(
-            backend.submit(_generation(request, call.caller)), arrived_s + request.timeout_s
+            observed.submit(_generation(request, call.caller)), arrived_s + request.timeout_s
         )
-        self._running[reading] = backend
-        num_tokens = 0
-        try:
-            while (update := await reading.next()) is not None:
-                num_tokens += sum(len(delta.token_ids) for delta in update.deltas)
-                yield update
-        finally:
-            del self._running[reading]
-            reading.close()
-            self._gate.spend(call, num_tokens)
 
-    def _check_goes_on(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
+        def fail(error: EngineError) -> None:
+            observed.fail(error)
+            reading.fail(error)
+
+        num_tokens = 0
+        with self._under_way.answering(fail):
+            try:
+                while (update := await reading.next()) is not None:
+                    num_tokens += sum(len(delta.token_ids) for delta in update.deltas)
+                    yield update
+            finally:
+                reading.close()
+                self._gate.spend(call, num_tokens)
 
     async def _read(self, message: pb.GenerateRequest, caller: str) -> TokenRequest:
         most = self._limits.max_body_bytes

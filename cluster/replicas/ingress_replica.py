@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -60,6 +61,7 @@ class IngressReplica(TokenService):
         prefill: DeploymentHandle[Any] | None = None,
     ) -> None:
         began = time.monotonic()
+        self._resources = AsyncExitStack()
         raise_limit()
         bound_all()
         args = ClusterArgs.model_validate(options)
@@ -76,18 +78,20 @@ class IngressReplica(TokenService):
         )
         plane = Plane.load(RpcConfig(**args.rpc))
         self._pools = Pools(plane, args.release, Router(args.router_config, Random()))
+        self._resources.push_async_callback(self._pools.close)
         self._succession = Succession(args.release)
         # Making its routers is what a handle is for here: they tell MEMBERSHIP.
         app_name = serve.get_replica_context().app_name
         handles = (decode,) if prefill is None else (decode, prefill)
         self._handles = [handle.options(method_name="check_health") for handle in handles]
         listener = self._listener(asyncio.get_running_loop())
-        self._subscriptions = [MEMBERSHIP.subscribe(listener)]
+        self._resources.callback(MEMBERSHIP.subscribe(listener))
         asked = time.monotonic()
         limits = (await self._pools.first_description()).limits
         began += time.monotonic() - asked  # the next ingress finds workers that are there
         defaults = read_generation_defaults(text.source.folder)
         model = args.front.model(text.model(limits.max_model_len, limits.vocab_size, defaults))
+        self._resources.callback(model.close)
         request_limits = args.request_limits(keys)
         config = RelayConfig(
             args.local_prefill_mode, soonest_priority=request_limits.soonest_priority
@@ -111,12 +115,14 @@ class IngressReplica(TokenService):
         is_open = keys is not None or args.front.allow_unauthenticated
         self._admits = _anyone if is_open else _on_node(node_address())
         if not is_open:
-            self._access = AccessWatch(self._gate, check)
-            self._access.start()
+            access = AccessWatch(self._gate, check)
+            access.start()
+            self._resources.push_async_callback(access.stop)
         own = await asyncio.to_thread(serve.get_deployment_handle, INGRESS, app_name)
         await self._show_metrics(meter, args)
-        self._fellows = Fellows(own, self._note_fellows)
-        self._fellows.start()
+        fellows = Fellows(own, self._note_fellows)
+        fellows.start()
+        self._resources.push_async_callback(fellows.stop)
         self._objectives = args.objectives
         leave_out_what_stays()
         self._startup_s = time.monotonic() - began
@@ -124,16 +130,18 @@ class IngressReplica(TokenService):
     async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:
         """On a port of this process's own, and of everybody on the front's."""
         page = meter.page_of(INGRESS, replica_id())
-        self._metrics = MetricsServer(page.render)
-        self._metrics_address = await self._metrics.start(worker_host(args))
+        metrics = MetricsServer(page.render)
+        self._metrics_address = await metrics.start(worker_host(args))
+        self._resources.push_async_callback(metrics.stop)
         own = Target(INGRESS, replica_id(), self._metrics_address)
         file = None if args.metrics_targets_file is None else Path(args.metrics_targets_file)
         self._cluster, loop = meter.show_cluster(own, page, file), asyncio.get_running_loop()
+        self._resources.callback(self._cluster.close)
 
         def listen(pool: str, replicas: Replicas) -> None:
             loop.call_soon_threadsafe(self._cluster.update, pool, replicas)
 
-        self._subscriptions.append(MEMBERSHIP.subscribe(listen))
+        self._resources.callback(MEMBERSHIP.subscribe(listen))
 
     def _note_fellows(self, known: Replicas) -> None:
         self._cluster.update(INGRESS, known)
@@ -163,18 +171,8 @@ class IngressReplica(TokenService):
         await asyncio.gather(*(front.end_answers(grace_s, error) for front in fronts))
 
     async def __del__(self) -> None:
-        for unsubscribe in getattr(self, "_subscriptions", ()):
-            unsubscribe()
-        if hasattr(self, "_access"):
-            await self._access.stop()
-        if hasattr(self, "_fellows"):
-            await self._fellows.stop()
-        if hasattr(self, "_cluster"):
-            self._cluster.close()
-        if hasattr(self, "_metrics_address"):
-            await self._metrics.stop()
-        if hasattr(self, "_pools"):
-            await self._pools.close()
+        """Serve awaits it, also where the start has failed."""
+        await self._resources.aclose()
 
     def _update(self, leg: Leg, replicas: Replicas) -> None:
         self._pools.update(leg, self._succession.update(leg, replicas))
