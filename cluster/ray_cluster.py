@@ -63,7 +63,6 @@ CONTROLLER_SETTINGS = {
 }
 _OWN_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
-    "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",  # its files have it; our own words are what users wait for
     # Our code blocks no event loop; one of its own costs a change of threads a message.

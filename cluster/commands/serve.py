@@ -200,6 +200,8 @@ def _starts_ray() -> bool:
 def _serve(
     args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
 ) -> None:
+    # Read when Ray is imported. Lines that differ in numbers alone are one to it, for some seconds.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     from cluster.deployment import deployed
     from cluster.ray_cluster import log_folder, own_ray_cluster, ray_cluster
     from cluster.replica_words import hear
