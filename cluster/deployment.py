@@ -20,6 +20,9 @@ from engine.errors import ConfigError
 logger = logging.getLogger("kvrelay.deployment")
 
 _ROUTE = "/"
+# A line for every call, those of ingresses to each other among them; `log.requests` has one for
+# each request, where it is wanted.
+_LOGGING = {"enable_access_log": False}
 
 
 @contextmanager
@@ -85,7 +88,9 @@ def deploy(args: ClusterArgs) -> None:
     """Returns before the application runs. A policy for all pools together can be given in a
     config alone; Serve builds such an application in a process of its own, which takes longer."""
     if not args.is_scaled:
-        target = serve.RunTarget(application_of(args), name=APP_NAME, route_prefix=_ROUTE)
+        target = serve.RunTarget(
+            application_of(args), name=APP_NAME, route_prefix=_ROUTE, logging_config=_LOGGING
+        )
         serve.run_many([target], wait_for_applications_running=False)
         return
     # As `serve run` does; the REST interface would take a dashboard and its ten processes.
@@ -102,6 +107,7 @@ def serve_config(args: ClusterArgs) -> dict[str, Any]:
         "name": APP_NAME,
         "route_prefix": _ROUTE,
         "import_path": IMPORT_PATH,
+        "logging_config": _LOGGING,
         "autoscaling_policy": {"policy_function": SCALING_POLICY},
         "args": args.model_dump(mode="json"),
     }

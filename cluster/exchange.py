@@ -146,8 +146,9 @@ class Exchange:
         except TimeoutError as timeout:
             raise Disconnected from timeout
 
-    async def race(self, work: Awaitable[None], timeout_s: float) -> None:
+    async def race(self, work: Awaitable[None], timeout_s: float, overtime_s: float = 0.0) -> None:
         """Runs `work`, unless the client leaves, `fail` is called, or the time is over first.
+        `overtime_s`: for work that knows of its time itself, and can tell what it waited for.
 
         The body must have been read: what the client sends after it is its disconnect.
         """
@@ -155,7 +156,9 @@ class Exchange:
         watch = asyncio.ensure_future(self._disconnect())
         try:
             done, _ = await asyncio.wait(
-                (self._work, watch), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                (self._work, watch),
+                timeout=timeout_s + overtime_s,
+                return_when=asyncio.FIRST_COMPLETED,
             )
             if not done:
                 self.fail(not_in_time(f"not finished after {timeout_s:g} s"))

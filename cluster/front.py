@@ -29,7 +29,7 @@ from cluster.openai.wording import Json
 from cluster.request_ids import HEADER as REQUEST_ID
 from cluster.request_ids import is_request_id, new_request_id
 from cluster.served_model import ServedModel
-from cluster.under_way import UnderWay
+from cluster.under_way import LEAST_S, OVERTIME_S, UnderWay
 from engine.errors import DeadlineError, EngineError, UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
@@ -159,6 +159,7 @@ class Front:
             self._refusing.check_open(exchange.caller)
 
         observed = self._meter.observed(self._backend, origin)
+        deadline = time.monotonic() + timeout_s
 
         async def work() -> None:
             plan, wording = await off_loop(lambda: prepare(body), len(body))
@@ -166,8 +167,9 @@ class Front:
                 await self._model.check_grammar(plan.named_grammar, exchange.caller)
             self._gate.spend(exchange, plan.num_prompt_tokens)
             answer = Answer(plan, wording, self._model, exchange)
+            left_s = max(LEAST_S, deadline - time.monotonic())
             try:
-                await answer.write(observed, timeout_s)
+                await answer.write(observed, left_s)
             finally:
                 self._gate.spend(exchange, answer.num_output_tokens)
 
@@ -176,7 +178,7 @@ class Front:
             exchange.fail(api_error(error))
 
         with self._under_way.answering(fail):
-            await exchange.race(work(), timeout_s)
+            await exchange.race(work(), timeout_s, OVERTIME_S)
 
     async def _compute(self, exchange: Exchange, answer: Callable[[bytes], Json]) -> None:
         """Of as much as the model takes, which may be long."""

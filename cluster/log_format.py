@@ -25,14 +25,16 @@ class LogArgs(BaseModel):
 
 
 class TextFormatter(logging.Formatter):
-    """Fields follow the message as name=value."""
+    """Fields follow the message as name=value; what is wrong begins with how much so."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
+        super().__init__("%(asctime)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        is_wrong = record.levelno >= logging.WARNING
+        level = f"{record.levelname.lower()}: " if is_wrong else ""
         fields = "".join(f"  {name}={value}" for name, value in _fields(record).items())
-        return super().formatMessage(record) + fields
+        return f"{super().formatMessage(record)}  {level}{record.message}{fields}"
 
 
 class JsonFormatter(logging.Formatter):

@@ -22,7 +22,7 @@ from cluster.request_ids import is_request_id
 from cluster.served_model import ServedModel
 from cluster.token_answer import WholeAnswer, messages
 from cluster.token_request import TokenRequest, read_request
-from cluster.under_way import UnderWay
+from cluster.under_way import LEAST_S, OVERTIME_S, UnderWay
 from engine.errors import DeadlineError, EngineError, RequestError
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, GenerationUpdate, RequestId
@@ -99,9 +99,9 @@ class TokenFront:
         self._under_way.check_goes_on()
         self._gate.spend(call, len(request.token_ids))
         observed = self._meter.observed(self._backend, Origin(call.request_id, arrived_s))
-        reading = _Reading(
-            observed.submit(_generation(request, call.caller)), arrived_s + request.timeout_s
-        )
+        deadline_s = arrived_s + request.timeout_s
+        stream = observed.submit(_generation(request, call.caller, deadline_s))
+        reading = _Reading(stream, deadline_s + OVERTIME_S)
 
         def fail(error: EngineError) -> None:
             observed.fail(error)
@@ -164,14 +164,14 @@ class _Reading:
         self._stream.close()
 
 
-def _generation(request: TokenRequest, tenant: str) -> GenerationRequest:
+def _generation(request: TokenRequest, tenant: str, deadline_s: float) -> GenerationRequest:
     return GenerationRequest(
         RequestId(f"tokens-{uuid.uuid4().hex}"),
         request.token_ids,
         request.params,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        timeout_s=request.timeout_s,
+        timeout_s=max(LEAST_S, deadline_s - time.monotonic()),
         tenant=tenant,
     )
 

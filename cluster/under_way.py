@@ -6,6 +6,10 @@ from contextlib import contextmanager, suppress
 
 from engine.errors import EngineError
 
+# A request ends itself when its time is over; what is still there then is ended from outside.
+OVERTIME_S = 0.25
+LEAST_S = 0.001  # that one is given, whose time was over before it began
+
 
 class UnderWay:
     """Used on one event loop."""

@@ -116,7 +116,7 @@ class RequestStream(ABC, Generic[News]):
     def _expire(self, seconds: float) -> None:
         if not (self._closed or self._has_ended()):
             self._engine.forget(self)
-            self.fail(DeadlineError(f"not finished after {seconds:g} s"))
+            self.fail(DeadlineError(f"not finished after {round(seconds, 3):g} s"))
 
     def close(self) -> None:
         """Ends the request, if it has not ended."""

@@ -16,7 +16,7 @@ from kv_transfer.faults import Faults
 from kv_transfer.link import Link
 from kv_transfer.pull import Copy, Pull, PullState, RemoteRun
 from kv_transfer.quarantine import Unfinished
-from kv_transfer.tally import DONE, FAILED, NOT_HELD, PullRecord, PullTally
+from kv_transfer.tally import CANCELLED, DONE, FAILED, NOT_HELD, PullRecord, PullTally
 from protos.generation_pb2 import TokenLogprobs
 from protos.handoff_pb2 import (
     Ask,
@@ -108,6 +108,9 @@ class HandOff:
                 raise TransferError(message) from None
             self._link.lose(f"the stream broke: {error.details()}")
             raise LinkLost(message) from None
+        except asyncio.CancelledError:
+            self._ended = CANCELLED
+            raise
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             # what is written to a call that has just ended
             raise TransferError(f"the holder's stream has ended: {error}") from None

@@ -65,7 +65,7 @@ class PullRecord:
             tally.exposed_s.observe(max(0.0, self._read_at - finished_at))
 
 
-ENDS = DONE, FAILED, NOT_HELD = "done", "failed", "not_held"
+ENDS = DONE, FAILED, NOT_HELD, CANCELLED = "done", "failed", "not_held", "cancelled"
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from engine.async_engine import AsyncEngine
 from engine.errors import DeadlineError, EngineError, StepError, UnavailableError
@@ -55,6 +56,16 @@ class FetchPlan:
     prefix: PrefixPlan | None = None
 
 
+class FetchEnd(StrEnum):
+    """What became of a fetch, by the names of its metric."""
+
+    DELIVERED = "delivered"
+    FETCHED_AGAIN = "fetched_again"
+    COMPUTED_HERE = "computed_here"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 @dataclass(slots=True, eq=False)
 class _Wanted:
     request: GenerationRequest
@@ -93,7 +104,7 @@ class Fetcher:
         self.address: str | None = None  # where others may ask for what is cached here
         self.prefixes = PrefixPlanner(engine, exchange.links, incarnation)
         self.num_prefix_tokens = 0  # pulled from those who had them
-        self.outcomes: Counter[str] = Counter()
+        self.ends = Counter(dict.fromkeys(FetchEnd, 0))
 
     @property
     def num_running(self) -> int:
@@ -139,7 +150,9 @@ class Fetcher:
     ) -> None:
         await asyncio.wait({asking})
         outcome: FetchOutcome = ComputeHere()
-        if not asking.cancelled():
+        if asking.cancelled():
+            self.ends[FetchEnd.CANCELLED] += 1
+        else:
             bug = asking.exception()
             if bug is None:
                 outcome = asking.result()
@@ -147,6 +160,7 @@ class Fetcher:
                 logger.error("fetching for %s failed", reservation.request_id, exc_info=bug)
                 if wanted is not None and not wanted.plan.local:
                     outcome = FetchFailed(StepError(f"fetching failed: {bug!r}"))
+            self.ends[_end_of(outcome, reservation)] += 1
         await self._end(reservation, outcome, attempt)
 
     async def _ask(
@@ -160,7 +174,6 @@ class Fetcher:
     async def _end(
         self, reservation: Reservation, outcome: FetchOutcome, attempt: "_Attempt"
     ) -> None:
-        self.outcomes[_outcome_name(outcome, reservation)] += 1
         if isinstance(outcome, Delivered):
             outcome = attempt.timed(outcome, time.monotonic())
         left = [] if attempt.hand_off is None else await attempt.hand_off.unfinished()
@@ -209,12 +222,13 @@ class Fetcher:
             return read_prompt(pulled, reservation, self._engine.engine.limits.vocab_size)
         except Unreachable as error:
             if candidates.note_unreached(number, str(error)):
-                logger.warning("prefill at %s: %s", address, error)
+                logger.warning("%s: prefill at %s: %s", reservation.request_id, address, error)
         except TransferError as error:
             is_lost = isinstance(error, LinkLost)
             note = candidates.note_broke_off if is_lost else candidates.note_failed
             note(number, str(error))
-            logger.warning("prefill at %s failed: %s", address, error)
+            name = reservation.request_id
+            logger.warning("%s: prefill at %s failed: %s", name, address, error)
         return None
 
     async def _ask_sources(
@@ -276,14 +290,19 @@ class Fetcher:
         return Parties(link.incarnation, self._incarnation, self.address)
 
 
-def _outcome_name(outcome: FetchOutcome, reservation: Reservation) -> str:
+def _end_of(outcome: FetchOutcome, reservation: Reservation) -> FetchEnd:
     """Of a prefix of which nothing came all is computed here."""
-    of_nothing = (
-        reservation.of_prefix
-        and isinstance(outcome, Delivered)
-        and outcome.end_of(reservation) <= reservation.held.start
-    )
-    return ComputeHere.__name__ if of_nothing else type(outcome).__name__
+    match outcome:
+        case Delivered():
+            came = outcome.end_of(reservation) > reservation.held.start
+            is_there = came or not reservation.of_prefix
+            return FetchEnd.DELIVERED if is_there else FetchEnd.COMPUTED_HERE
+        case Refetch():
+            return FetchEnd.FETCHED_AGAIN
+        case ComputeHere():
+            return FetchEnd.COMPUTED_HERE
+        case FetchFailed():
+            return FetchEnd.FAILED
 
 
 @dataclass(slots=True)

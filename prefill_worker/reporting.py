@@ -88,6 +88,9 @@ class Reporter:
             worker.cores.write(report.cores)
         if self._last is not None:
             _add_stats(report, *self._last)
+        figures = engine.figures()
+        report.num_hit_tokens = figures.num_cached_tokens
+        report.num_query_tokens = figures.num_prompt_tokens
         return report
 
     async def _ask(self, question: Callable[[Engine], Answer]) -> Answer | None:
@@ -117,8 +120,6 @@ def _add_stats(report: LoadReport, stats: SchedulerStats, cache: CacheStats) -> 
     report.num_waiting = stats.num_waiting
     report.num_fetching = stats.num_fetching
     report.num_context_tokens = stats.num_context_tokens
-    report.num_query_tokens = cache.query_tokens
-    report.num_hit_tokens = cache.hit_tokens
     for group in cache.groups:
         report.blocks.append(
             BlockCounts(

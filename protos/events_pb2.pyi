@@ -294,7 +294,7 @@ class LoadReport(_message.Message):
     unhealthy: _builtins.str
     """why, or empty"""
     num_query_tokens: _builtins.int
-    """Since the worker began, of prompts that were admitted: all of their tokens, those of them
+    """Since the worker began, of prompts read to their end: all of their tokens, those of them
     that were cached here, and those that were pulled from other workers' caches.
     """
     num_hit_tokens: _builtins.int

@@ -30,6 +30,7 @@ from cluster.commands.seen_flags import (
 )
 from cluster.commands.serve_front import WishedFront
 from cluster.front_address import LOOPBACK, FrontAddress, front_url
+from cluster.metrics.targets import write_document
 from cluster.own_processes import begin_again, kill_processes
 from cluster.status.local_clusters import LocalCluster, forget, noted
 from cluster.text_side import TextSide, load_text_side
@@ -118,6 +119,9 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
         except Exception:
             if not stop.lost:
                 raise  # else it has been told already what everything fails without
+    if is_ours and args.metrics_targets_file is not None:
+        with suppress(OSError):  # which the ingresses have told of
+            write_document(Path(args.metrics_targets_file), [])
     say("stopped")
     if stop.lost:
         os._exit(_LOST)  # Ray's way out of a process would be to wait for its head

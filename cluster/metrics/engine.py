@@ -44,7 +44,8 @@ class EngineCollector:
             ["group"],
             {(str(number),): group.evicted for number, group in enumerate(groups)},
         )
-        yield counter("prefix_cache_queries", "Tokens looked for in the cache.", sum(tokens))
+        queries = figures.num_prompt_tokens
+        yield counter("prefix_cache_queries", "Tokens looked for in the cache.", queries)
         yield counter("prefix_cache_hits", "Of them, those found.", figures.num_cached_tokens)
         yield counters(
             "prompt_tokens_by_source",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cluster.backend import RefusedError
 from cluster.metrics.requests import RequestMetrics
 from cluster.routing_view import placement_fields
-from engine.errors import RequestError
+from engine.errors import DeadlineError, RequestError
 from engine.request import GenerationRequest, GenerationUpdate, PromptReport
 from router.ask import Placement
 
@@ -52,7 +52,7 @@ class RequestRecord:
         self._report: PromptReport | None = None
         self._legs: Legs | None = None
         self._error: str | None = None
-        self._is_refused = False
+        self._is_refused = self._is_late = False
         self._ended = False
         self._num_moves = 0
         self._placement: Placement | None = None
@@ -112,6 +112,7 @@ class RequestRecord:
             return
         self._error = type(error).__name__
         self._is_refused = self._first_s is None and isinstance(error, (RequestError, RefusedError))
+        self._is_late = isinstance(error, DeadlineError)
 
     def note_route(self, num_moves: int, placement: Placement | None) -> None:
         """`num_moves`: from one worker to another; `placement`: the last one."""
@@ -122,7 +123,7 @@ class RequestRecord:
         if self._ended:
             return
         self._ended = True
-        unfinished = ABORTED if self._error is None else FAILED
+        unfinished = ABORTED if self._error is None or self._is_late else FAILED
         reasons = [reason or unfinished for reason in self._reasons.values()]
         self._metrics.num_open.dec()
         if not self._is_refused:

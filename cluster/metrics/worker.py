@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric
 
 from cluster.metrics.engine import EngineCollector
-from cluster.metrics.families import counter, counters, gauge, gauges, histograms, reasons
+from cluster.metrics.families import counter, counters, gauge, gauges, histograms
 from cluster.metrics.page import Collects
 from kv_transfer.tally import ENDS
 
@@ -130,25 +130,15 @@ class FetchCollector:
         self._fetcher = fetcher
 
     def collect(self) -> Iterator[Metric]:
-        outcomes = self._fetcher.outcomes
-        yield reasons(
+        yield counters(
             "fetches",
             "Prompts and prefixes that were to come from elsewhere, by what came of it.",
-            "outcome",
-            {_NAMES[name]: number for name, number in outcomes.items()},
-            _NAMES.values(),
+            ["outcome"],
+            {(end.value,): number for end, number in self._fetcher.ends.items()},
         )
         yield counter(
             "prefix_tokens_pulled", "Of prefixes, alone.", self._fetcher.num_prefix_tokens
         )
-
-
-_NAMES = {
-    "Delivered": "delivered",
-    "Refetch": "fetched_again",
-    "ComputeHere": "computed_here",
-    "FetchFailed": "failed",
-}
 
 
 class DecodeCollector:

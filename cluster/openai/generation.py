@@ -61,6 +61,7 @@ class Generation:
             if parts:
                 yield parts
             if not self._running:
+                self.close()  # others of its request may go on for long
                 return
         raise EngineError(f"generation ended with {len(self._running)} choices unfinished")
 

@@ -57,6 +57,11 @@ class SchedulerFigures(NamedTuple):
     num_pulled_tokens: int
     num_drawn_tokens: int
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each is from one of three sources."""
+        return self.num_computed_tokens + self.num_cached_tokens + self.num_pulled_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:

@@ -114,7 +114,9 @@ async def test_what_is_asked_reaches_the_engine() -> None:
     assert list(asked.prompt_token_ids) == PROMPT
     assert asked.params.stop_token_ids == (3,)
     assert (asked.params.temperature, asked.params.seed) == (0.5, -4)
-    assert (asked.priority, asked.cache_salt, asked.timeout_s) == (-2, "tenant", 1.5)
+    assert (asked.priority, asked.cache_salt) == (-2, "tenant")
+    assert asked.timeout_s is not None
+    assert 0 < asked.timeout_s < 1.5, "what is left of it"
 
 
 async def test_what_is_not_said_is_as_over_http() -> None:
@@ -123,7 +125,7 @@ async def test_what_is_not_said_is_as_over_http() -> None:
         asked = server.backend.last
     assert asked.params.max_tokens == 16
     assert asked.params.seed is not None
-    assert asked.timeout_s == HttpLimits().request_timeout_s
+    assert asked.timeout_s == pytest.approx(HttpLimits().request_timeout_s, abs=10)
 
 
 @pytest.mark.parametrize(

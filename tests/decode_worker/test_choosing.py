@@ -1,6 +1,7 @@
 """Whom a decode worker asks, of those whom a request names, and when it asks nobody."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from engine.step_times import StepTimes
 from kv_transfer import links
 from kv_transfer.link import Link
 from prefill_worker import fetching
+from prefill_worker.fetching import FetchEnd
 from prefill_worker.node import Node
 from tests.decode_worker.worker_group import WorkerGroup
 from tests.engine.models_on_disk import make_tiny
@@ -85,7 +87,7 @@ async def test_nobody_is_asked_that_was_not_heard_of_for_long(group: WorkerGroup
         for prompt in PROMPTS
     ]
     await asyncio.gather(*asked)
-    assert decode.fetcher.outcomes.total() == 0
+    assert decode.fetcher.ends.total() == 0
 
 
 async def test_a_link_that_takes_long_to_make_holds_up_one_prompt(
@@ -104,7 +106,7 @@ async def test_a_link_that_takes_long_to_make_holds_up_one_prompt(
     decode.engine.engine.step_times = StepTimes()
     for prompt in PROMPTS[:3]:
         await group.ask(prompt, PARAMS, computed_by=group.prefill[:1], local=LocalPrefill.AUTO)
-    assert decode.fetcher.outcomes == {"ComputeHere": 1}
+    assert decode.fetcher.ends == Counter({FetchEnd.COMPUTED_HERE: 1})
     assert asked == [group.addresses[group.prefill[0]]]
 
 
@@ -118,7 +120,7 @@ async def test_many_at_once_are_shared_out(group: WorkerGroup) -> None:
     ]
     await asyncio.gather(*asked)
     assert num_steps(group)[0] > before[0]
-    fetched = group.decode[0].fetcher.outcomes["Delivered"]
+    fetched = group.decode[0].fetcher.ends[FetchEnd.DELIVERED]
     assert 0 < fetched < len(PROMPTS)
     under_way = group.decode[0].answerer._under_way
     left = (under_way.num_queued, under_way.num_fetched, under_way.num_running)
@@ -133,7 +135,7 @@ async def test_a_worker_of_shorter_sequences_fails_nobody(tmp_path: Path) -> Non
         [make_engine(folder)], [short, make_engine(folder)], "inprocess"
     )
     await group.ask(PROMPTS[0], PARAMS, computed_by=group.prefill[:1])
-    assert group.decode[0].fetcher.outcomes == {"ComputeHere": 1}
+    assert group.decode[0].fetcher.ends == Counter({FetchEnd.COMPUTED_HERE: 1})
     await group.ask(PROMPTS[1], PARAMS, computed_by=group.prefill, local=LocalPrefill.NEVER)
     assert num_steps(group)[0] == 0 < num_steps(group)[1]
     await group.check_idle()

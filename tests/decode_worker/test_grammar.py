@@ -10,6 +10,7 @@ import pytest_asyncio
 from decode_worker.answerer import LocalPrefill
 from engine.engine import Engine
 from engine.request import ChoiceSoFar, FinishReason
+from prefill_worker.fetching import FetchEnd
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.grammar.cases import PERSON, hot, make_engine, prompt, said, schema
 from tests.engine.test_hand_over import answer
@@ -60,7 +61,7 @@ async def test_two_workers_say_what_one_does(
     told = await pair.ask(text, params, sent=sent)
     for choice, tokens in expected.tokens.items():
         assert told.tokens[choice] == tokens[4:]
-    assert pair.decode.fetcher.outcomes["Delivered"] >= 1
+    assert pair.decode.fetcher.ends[FetchEnd.DELIVERED] >= 1
     assert pair.prefill.engine.engine.grammars.num_kept == 0, "the decode worker's alone"
 
 

@@ -15,6 +15,7 @@ from engine.engine import Engine
 from engine.handoff import Reservation
 from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.sampling import SamplingParams
+from prefill_worker.fetching import FetchEnd
 from tests.decode_worker.worker_group import SlowSteps
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.models_on_disk import CONFIGS, make_tiny
@@ -73,12 +74,12 @@ async def pair(workers: WorkerPair, alone: Engine) -> AsyncIterator[WorkerPair]:
 async def test_cold_and_warm(pair: WorkerPair, alone: Engine, length: int) -> None:
     prompt = PROMPTS[length]
     expected = answer(alone, prompt, HOT)
-    delivered = pair.decode.fetcher.outcomes["Delivered"]
+    delivered = pair.decode.fetcher.ends[FetchEnd.DELIVERED]
     (await pair.ask(prompt, HOT)).check_equal(expected)  # cold
-    assert pair.decode.fetcher.outcomes["Delivered"] == delivered + 1
+    assert pair.decode.fetcher.ends[FetchEnd.DELIVERED] == delivered + 1
     await pair.forget(pair.decode)
     (await pair.ask(prompt, HOT)).check_equal(expected)  # warm there
-    assert pair.decode.fetcher.outcomes["Delivered"] == delivered + 2
+    assert pair.decode.fetcher.ends[FetchEnd.DELIVERED] == delivered + 2
     again = await pair.ask(prompt, HOT)  # warm here and there
     again.check_equal(expected)
     assert again.prompt is not None
@@ -126,10 +127,10 @@ async def test_more_choices_than_run_at_once_where_the_prompt_is_computed(
 
 async def test_local_prefill_gives_the_same(pair: WorkerPair, alone: Engine) -> None:
     expected = answer(alone, PROMPTS[100], HOT)
-    asks = pair.decode.fetcher.outcomes.total()
+    asks = pair.decode.fetcher.ends.total()
     told = await pair.ask(PROMPTS[100], HOT, LocalPrefill.ALWAYS)
     told.check_equal(expected)
-    assert pair.decode.fetcher.outcomes.total() == asks
+    assert pair.decode.fetcher.ends.total() == asks
 
 
 async def test_going_on_from_what_was_sent(pair: WorkerPair, alone: Engine) -> None:
@@ -181,7 +182,7 @@ async def test_a_request_that_is_gone_in_the_same_turn_leaves_nothing(pair: Work
     finally:
         del fetcher.on_reserved
     assert len(told.tokens[0]) == HOT.max_tokens
-    assert fetcher.outcomes["ComputeHere"] > 0
+    assert fetcher.ends[FetchEnd.CANCELLED] > 0
 
 
 async def test_many_at_once(pair: WorkerPair, alone: Engine) -> None:

@@ -17,6 +17,7 @@ from engine.sampling import SamplingParams
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.swap import SwapSpace
 from engine.step import HostCopy
+from prefill_worker.fetching import FetchEnd
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.models_on_disk import CONFIGS, make_tiny
 from tests.engine.pair import Answer, make_engine
@@ -132,5 +133,5 @@ async def test_preempted_while_prompts_of_both_kinds_arrive(
     stats = await pair.decode.engine.ask(lambda engine: engine.scheduler_stats())
     assert stats.num_preemptions > 0
     assert bool(taken_out) == (mode == "swap")
-    assert pair.decode.fetcher.outcomes["Delivered"] == len(PROMPTS) // 2
+    assert pair.decode.fetcher.ends[FetchEnd.DELIVERED] == len(PROMPTS) // 2
     await pair.stop()

@@ -14,6 +14,7 @@ from engine.sampling import SamplingParams
 from kv_transfer import holder
 from kv_transfer.registry import open_connector
 from prefill_worker import node
+from prefill_worker.fetching import FetchEnd
 from protos.events_pb2 import LoadReport
 from tests.decode_worker.held_up import HeldUp
 from tests.decode_worker.worker_pair import WorkerPair
@@ -147,8 +148,8 @@ async def test_the_request_is_answered_by_other_blocks(
     (await asked).check_equal(expected[0])
     report = await quarantined(pair, BLOCKS)
     assert report.transfer.num_quarantined_reads == 3
-    outcome = "ComputeHere" if local is LocalPrefill.AUTO else "Refetch"
-    assert pair.decode.fetcher.outcomes[outcome] == 1
+    outcome = FetchEnd.COMPUTED_HERE if local is LocalPrefill.AUTO else FetchEnd.FETCHED_AGAIN
+    assert pair.decode.fetcher.ends[outcome] == 1
     await gate.finish()
     await quarantined(pair, 0)
     await pair.check_idle()

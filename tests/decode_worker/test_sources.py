@@ -18,6 +18,7 @@ from engine.memory import bytes_needed
 from engine.sampling import SamplingParams
 from engine.step_times import StepTimes
 from prefill_worker import prefixes
+from prefill_worker.fetching import FetchEnd
 from prefill_worker.node import Node
 from tests.decode_worker.worker_group import WorkerGroup
 from tests.engine.models_on_disk import CONFIGS, make_tiny
@@ -206,11 +207,11 @@ async def test_a_source_whose_time_is_over_is_not_asked(
     await group.warm(there, PROMPT[:96])
     token_s = here.engine.engine.step_times.whole_prompt_token_s
     monkeypatch.setattr(prefixes, "GRACE_S", -96 * token_s)
-    leases, before = there.exchange.holder.tally.num_leases, Counter(here.fetcher.outcomes)
+    leases, before = there.exchange.holder.tally.num_leases, Counter(here.fetcher.ends)
     told = await group.ask(PROMPT, HOT, [group.has(there, 96)])
     told.check_equal(answer(alone, PROMPT, HOT))
     assert there.exchange.holder.tally.num_leases == leases
-    assert here.fetcher.outcomes - before == {"ComputeHere": 1}
+    assert here.fetcher.ends - before == Counter({FetchEnd.COMPUTED_HERE: 1})
     await group.forget()
     monkeypatch.undo()
     await group.warm(there, PROMPT[:96])
@@ -224,15 +225,19 @@ async def test_what_becomes_of_a_prefix_is_counted_once(group: WorkerGroup) -> N
     good, forgotten = group.has(there, 96), group.has(group.prefill[1], 96)
     gone = good._replace(incarnation=there.incarnation ^ 1)
     nobody = PrefixSource("127.0.0.1:1", 6, 96)  # another test asks 5, and it is left alone then
-    failing = [([one], "ComputeHere") for one in (gone, nobody, forgotten)]
-    for sources, outcome in [([good], "Delivered"), *failing, ([gone, good], "Delivered")]:
+    failing = [([one], FetchEnd.COMPUTED_HERE) for one in (gone, nobody, forgotten)]
+    for sources, outcome in [
+        ([good], FetchEnd.DELIVERED),
+        *failing,
+        ([gone, good], FetchEnd.DELIVERED),
+    ]:
         await group.forget()
         await group.warm(there, PROMPT[:96])
-        before, pulled = Counter(here.fetcher.outcomes), here.fetcher.num_prefix_tokens
+        before, pulled = Counter(here.fetcher.ends), here.fetcher.num_prefix_tokens
         await group.ask(PROMPT, HOT, sources)
-        assert here.fetcher.outcomes - before == {outcome: 1}, sources
+        assert here.fetcher.ends - before == Counter({outcome: 1}), sources
         num_pulled = here.fetcher.num_prefix_tokens - pulled
-        assert num_pulled == (96 if outcome == "Delivered" else 0)
+        assert num_pulled == (96 if outcome == FetchEnd.DELIVERED else 0)
 
 
 async def test_what_is_computed_sooner_is_not_pulled(group: WorkerGroup, alone: Engine) -> None:

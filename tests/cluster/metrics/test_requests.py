@@ -16,6 +16,7 @@ from cluster.metrics.page import Page
 from cluster.metrics.record import Origin, RequestRecord
 from cluster.metrics.requests import LEGS, RequestMetrics
 from engine.errors import (
+    DeadlineError,
     EngineError,
     QueueFullError,
     RequestError,
@@ -153,6 +154,44 @@ def test_what_fails_after_its_first_token_is_an_answer() -> None:
     samples = samples_of(metrics)
     assert value(samples, "request_success_total", finished_reason="error") == 1
     assert value(samples, "prompt_tokens_total") == 3
+
+
+def test_whose_time_was_over_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvrelay.requests")
+    record, metrics = make_record()
+    record.note(update(1, told=True), 11.0, 0.0)
+    record.fail(DeadlineError("not finished after 2 s"))
+    record.end(12.0)
+    samples = samples_of(metrics)
+    assert value(samples, "request_success_total", finished_reason="abort") == 1
+    assert value(samples, "request_success_total", finished_reason="error") == 0
+    (line,) = caplog.records
+    assert line.__dict__["fields"]["error"] == "DeadlineError"
+
+
+async def test_a_prompt_that_is_answered_waits_for_no_other_of_its_request() -> None:
+    ended, never = asyncio.Event(), asyncio.Event()
+
+    def script(request: GenerationRequest) -> Iterator[Step]:
+        if request.prompt_token_ids == [1]:
+            yield update(7, end=FinishReason.LENGTH)
+            return
+        yield update(7)
+        ended.set()
+        yield never.wait()
+
+    server = make_server(script)
+    async with server.client:
+        answer = asyncio.create_task(server.post("/v1/completions", prompt=[[1], [2]]))
+        await ended.wait()
+        async with asyncio.timeout(10):
+            while True:
+                samples = read((await server.client.get("/metrics")).content)
+                if value(samples, "num_requests_open") == 1:
+                    break
+        assert value(samples, "request_success_total", finished_reason="length") == 1
+        answer.cancel()
+        await asyncio.wait([answer])
 
 
 @pytest.mark.parametrize("error", [RefusedError("too many wait"), StepError("broke")])

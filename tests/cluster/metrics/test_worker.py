@@ -106,9 +106,9 @@ async def test_what_has_not_happened_is_counted_as_nothing(pair: WorkerPair) -> 
         assert value(own, "router_refusals_total", reason=reason) == 0
     for reason in ("remote", "local-sooner", "no-prefill-worker", "policy"):
         assert value(own, "router_placements_total", reason=reason) == 0
-    for outcome in ("delivered", "fetched_again", "computed_here", "failed"):
+    for outcome in ("delivered", "fetched_again", "computed_here", "failed", "cancelled"):
         assert value(decode, "fetches_total", outcome=outcome) == 0
-    for end in ("done", "not_held", "failed"):
+    for end in ("done", "not_held", "failed", "cancelled"):
         assert value(decode, "handoffs_total", connector="inprocess", end=end) == 0
 
 
