@@ -162,7 +162,8 @@ def announcement(name: str, host: str, port: int, more: str = "", *, asks_key: b
 def listen(host: str, port: int) -> socket.socket:
     """Bound and not listening yet: clients are refused until the model is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends at once, without waiting for more, where it knows a connection for one of TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

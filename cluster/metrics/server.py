@@ -29,7 +29,7 @@ class MetricsServer:
     async def start(self, host: str) -> str:
         """The address at which the page is."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # sends at once
         listener.bind((host, 0))
         address = str(Address(host, listener.getsockname()[1]))
         self._server = _Server(

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from cluster.commands import local
 from engine.errors import EngineError, QueueFullError
 from tests.cluster.fakes import ANSWER, answer_tokens, say
 from tests.cluster.live_server import LiveServer, live_server, wait_until
@@ -196,3 +197,19 @@ async def test_many_streams_at_once(live: LiveServer) -> None:
         choices = [json.loads(frame.removeprefix("data: "))["choices"][0] for frame in frames]
         assert "".join(choice["delta"].get("content", "") for choice in choices) == ANSWER
     assert all(stream.num_closed for stream in live.backend.streams)
+
+
+async def test_what_local_writes_is_sent_at_once() -> None:
+    """And not kept back until the client has acknowledged what came before, some 40 ms later."""
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    server = await asyncio.start_server(look, sock=local.listen("127.0.0.1", 0))
+    async with server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await accepted
+        writer.close()
