@@ -73,9 +73,10 @@ class Placement(_Args):
     resources: dict[str, float] = {}
     max_replicas_per_node: int | None = Field(default=None, ge=1, le=100)
 
-    @field_validator("replicas")
+    @field_validator("replicas", mode="before")
     @classmethod
-    def _check_replicas(cls, value: int | str) -> int | str:
+    def _check_replicas(cls, value: object) -> object:
+        """Before pydantic takes true for 1."""
         ReplicaRange.parse(value)
         return value
 

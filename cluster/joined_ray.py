@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from engine.errors import UnavailableError
+from engine.errors import ConfigError, UnavailableError
 from protos.address import Address
 from protos.errors import PlaneError
 
@@ -27,6 +27,8 @@ def joined(ray_address: str, **options: Any) -> Iterator[None]:
     check_reachable(ray_address)
     try:
         init_ray(address=ray_address, log_to_driver=False, **options)
+    except ValueError as error:
+        raise ConfigError("RAY_ADDRESS", f"{ray_address}, must be HOST:PORT or auto") from error
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).splitlines()[0]
         raise UnavailableError(

@@ -19,6 +19,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 _ABOVE_0 = {"max_leases": 1 << 20, "max_quarantined_share": 1.0, "stuck_after_s": 3600.0}
 _FROM_0 = {"unreachable_patience_s": 3600.0, "slow_bytes_per_s": 1e15}
+_MERGE = "tag:yaml.org,2002:merge"
 UNSPECIFIED = ("0.0.0.0", "::")
 
 
@@ -98,13 +99,28 @@ class WorkerConfig:
         return cls(**values)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a name that stands twice in a mapping, of which the first would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, _ in node.value:
+            if key.tag != _MERGE and names.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} stands there twice", key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def read_options(path: Path) -> dict[str, Any]:
     try:
-        options = yaml.safe_load(path.read_text())
+        options = yaml.load(path.read_text(), _Loader)
     except OSError as error:
         raise ConfigError("config", f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("config", f"{path} is no YAML: {_in_one_line(error)}") from error
+    except RecursionError as error:
+        raise ConfigError("config", f"{path} is nested too deep") from error
     return dict(_mapping("config", options))
 
 

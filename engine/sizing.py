@@ -80,12 +80,7 @@ def decide_shape(
         raise ConfigError(
             "kv_cache_dtype", f"{kv_dtype!r}, must be the model's {dtype!r} or one of {quantised}"
         )
-    max_model_len = config.max_model_len or model.max_model_len
-    if max_model_len > model.max_model_len:
-        raise ConfigError(
-            "max_model_len",
-            f"{max_model_len}, the model handles at most {model.max_model_len}",
-        )
+    max_model_len = model.length_for(config.max_model_len)
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             "max_num_batched_tokens",

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cluster.bench.answer import Tally
@@ -58,6 +58,10 @@ class Outcome:
     start_s: float
 
 
+class Interrupted(Exception):  # noqa: N818 - nothing is wrong
+    """Before anything was asked that could be told of."""
+
+
 async def run_load(
     load: Load,
     *,
@@ -73,7 +77,10 @@ async def run_load(
         return Talk(client, asking, prompts, clock, keep, tally=tally, think_s=load.think_s)
 
     try:
-        asking, form, words = await _prepare(load, client)
+        preparing = asyncio.ensure_future(_prepare(load, client))
+        if await _until(preparing, stop):
+            raise Interrupted
+        asking, form, words = preparing.result()
         # With other prompts, so that none of what is measured is in a cache.
         warming = talk(_prompts(load, form, words, "warm-up"), _forget, Tally())
         warm_up = _conversations(load, load.num_warm_up)
@@ -143,7 +150,7 @@ def _conversations(load: Load, num_requests: int | None) -> Iterator[Conversatio
     return conversations if num_requests is None else first_requests(conversations, num_requests)
 
 
-async def _until(work: Coroutine[None, None, None], stop: asyncio.Event | None) -> bool:
+async def _until(work: Awaitable[object], stop: asyncio.Event | None) -> bool:
     """Whether it was stopped before its end."""
     if stop is None:
         await work

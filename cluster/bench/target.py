@@ -47,7 +47,7 @@ async def _fetch(client: Client, method: str, path: str, fields: Any = None) -> 
     try:
         status, body = await client.fetch(method, path, fields)
     except (OSError, BrokenAnswerError, ProtocolError) as error:
-        raise ConfigError("url", f"{path} cannot be asked: {error or 'no answer'}") from error
+        raise ConfigError("url", f"{path} cannot be asked: {str(error) or 'no answer'}") from error
     if status in _NOT_THERE:
         return None
     text = body.decode(errors="replace")

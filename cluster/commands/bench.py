@@ -10,7 +10,7 @@ import time
 
 from cluster.bench.answer import Tally
 from cluster.bench.as_json import as_json
-from cluster.bench.load import Load, Outcome, run_load
+from cluster.bench.load import Interrupted, Load, Outcome, run_load
 from cluster.bench.measure import Objectives, summarise
 from cluster.bench.plots import check_plots, write_plots
 from cluster.bench.progress import shown
@@ -34,7 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
         raise ConfigError("json", f"{arguments.json.absolute().parent}: there is no such folder")
     _allow_many_connections()
-    outcome = asyncio.run(_run(load))
+    try:
+        outcome = asyncio.run(_run(load))
+    except Interrupted:
+        say("interrupted")
+        return _INTERRUPTED
     num_complete = _tell(arguments, load, outcome, objectives)
     if outcome.interrupted:
         return _INTERRUPTED

@@ -24,7 +24,12 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", help="of an OpenAI-compatible server, like http://127.0.0.1:8000")
     server = parser.add_argument_group("server")
     server.add_argument("--model", help="default: the first that the server lists")
-    server.add_argument("--endpoint", choices=list(EndpointKind), default=EndpointKind.COMPLETIONS)
+    server.add_argument(
+        "--endpoint",
+        choices=[*map(str, EndpointKind)],
+        default=EndpointKind.COMPLETIONS.value,
+        help="default: %(default)s",
+    )
     server.add_argument(
         "--api-key-env",
         metavar="NAME",
@@ -32,7 +37,11 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
         help="the environment variable that has the key (default: %(default)s)",
     )
     server.add_argument(
-        "--timeout", type=float, metavar="SECONDS", default=TIMEOUT_S, help="of one request"
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=TIMEOUT_S,
+        help="of one request (default: %(default)g)",
     )
     _add_when(parser.add_argument_group("when requests are sent"))
     _add_what(parser.add_argument_group("what is asked"))
@@ -68,19 +77,29 @@ def _add_what(what: argparse._ArgumentGroup) -> None:
     what.add_argument("--input-tokens", metavar="LENGTHS", help=f"{FORMS} (default: 512)")
     what.add_argument("--output-tokens", metavar="LENGTHS", help="likewise (default: 64)")
     what.add_argument("--prefix-share", type=float, metavar="0..1", help="of a prompt is shared")
-    what.add_argument("--prefix-groups", type=int, metavar="N", help="so many shared beginnings")
+    what.add_argument(
+        "--prefix-groups", type=int, metavar="N", help="so many shared beginnings (default: 1)"
+    )
     what.add_argument("--turns", metavar="LENGTHS", help="of a conversation (default: 1)")
-    what.add_argument("--think-time", type=float, metavar="SECONDS", default=0.0)
+    what.add_argument(
+        "--think-time",
+        type=float,
+        metavar="SECONDS",
+        default=0.0,
+        help="before a conversation's next turn (default: %(default)g)",
+    )
     what.add_argument("--trace", type=Path, metavar="FILE", help="recorded requests, JSON lines")
     what.add_argument("--trace-speed", type=float, metavar="X", help="so many times as fast")
     what.add_argument("--trace-scale", type=float, metavar="X", help="multiplies all lengths")
-    what.add_argument("--prompts", choices=list(PromptForm), help="default: tokens, if possible")
+    what.add_argument(
+        "--prompts", choices=[*map(str, PromptForm)], help="default: tokens, if possible"
+    )
     what.add_argument(
         "--token-ids",
         metavar="FIRST-LAST",
         help="that prompts are drawn from (default: those of some words, by /tokenize)",
     )
-    what.add_argument("--temperature", type=float, default=0.0)
+    what.add_argument("--temperature", type=float, default=0.0, help="default: %(default)g")
     what.add_argument("--stop-at-eos", action="store_true", help="answers may be shorter")
     what.add_argument("--extra-body", metavar="JSON", help="members added to every request")
     what.add_argument("--seed", type=int, default=0, help="the same load again")
@@ -93,7 +112,7 @@ def load_of(arguments: argparse.Namespace) -> Load:
     for name in ("requests", "duration", "timeout"):
         _more_than_0(name, getattr(arguments, name))
     for name in ("think_time", "warm_up", "temperature"):
-        if getattr(arguments, name) < 0:
+        if not 0 <= getattr(arguments, name) < float("inf"):
             raise ConfigError(name, "must be at least 0")
     return Load(
         url=arguments.url,

@@ -11,6 +11,7 @@ from engine.errors import ConfigError
 
 _HINTS = get_type_hints(EngineConfig)
 _PREFIX = "knob_"
+_MORE = {"scheduling_policy": "; 'shortest' of prefill workers"}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         if knob.name == "model":
             continue
         flag = "--" + knob.name.replace("_", "-")
-        default = "" if knob.default is None else f" (default: {knob.default})"
+        more = _MORE.get(knob.name, "")
+        default = "" if knob.default is None else f" (default: {knob.default}{more})"
         text = f"{knob.metadata['help']}{default}".replace("%", "%%")
         options: dict[str, Any] = {"dest": _PREFIX + knob.name, "help": text}
         if bool in _types(knob.name):

@@ -21,7 +21,7 @@ from cluster.openai.generation import Generation
 from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.remote_engine import RemoteEngine
 from cluster.served_model import ServedModel
-from engine.errors import RequestError
+from engine.errors import ConfigError, RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.request import GenerationRequest, RequestId
 
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("system", "needs --chat")
     config = engine_config(arguments)
     _check_sampling(arguments)
+    arguments.prompt = _prompt(arguments)
     show_progress()
     engine = open_engine(arguments, config)
     asyncio.run(_generate(engine, arguments))
@@ -91,9 +92,19 @@ def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _prompt(arguments: argparse.Namespace) -> str:
+    if arguments.prompt != "-":
+        return str(arguments.prompt)
+    if sys.stdin is None:
+        raise ConfigError("prompt", "there is no standard input")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError("prompt", f"standard input is no text: {error}") from error
+
+
 def _plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    fields = _fields(arguments)
+    text, fields = arguments.prompt, _fields(arguments)
     if arguments.chat:
         turns = [("system", arguments.system), ("user", text)]
         messages = [

@@ -4,13 +4,14 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 
 from engine.errors import ConfigError
 from protos.errors import PlaneError
 from protos.rpc import Plane, RpcConfig
 from protos.secret import VARIABLE
 
-_PREFIX = "plane_"
+_PREFIX, _NO_FILE = "plane_", "tls_server_name"
 _HELP = {
     "secret_file": f"the cluster's secret, for its owner's eyes only; or the variable {VARIABLE}",
     "tls_certificate": "PEM, with its key: connections are encrypted",
@@ -28,11 +29,13 @@ def add_plane_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given_plane_flags(arguments: argparse.Namespace) -> dict[str, str]:
-    return {
-        name.removeprefix(_PREFIX): value
-        for name, value in vars(arguments).items()
-        if name.startswith(_PREFIX) and value is not None
-    }
+    """Files by whole paths: other processes read them too, in folders of their own."""
+    given: dict[str, str] = {}
+    for flag, value in vars(arguments).items():
+        name = flag.removeprefix(_PREFIX)
+        if flag != name and value is not None:
+            given[name] = value if name == _NO_FILE else str(Path(value).absolute())
+    return given
 
 
 def load_plane(config: RpcConfig) -> Plane:

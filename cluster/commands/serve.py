@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cluster.access import check_access
@@ -21,23 +20,26 @@ from cluster.commands.engine_flags import add_engine_flags, given_knobs
 from cluster.commands.front_flags import add_front_flags, given_front_flags
 from cluster.commands.loading import Loading, told_pools
 from cluster.commands.local import announcement
-from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
+from cluster.commands.plane_flags import add_plane_flags, given_plane_flags, load_plane
 from cluster.commands.seen_flags import (
     add_log_flags,
     add_metrics_flags,
     given_log_flags,
     given_targets_file,
 )
+from cluster.commands.serve_file import ServeFile
 from cluster.commands.serve_front import WishedFront
 from cluster.front_address import LOOPBACK, FrontAddress, front_url
 from cluster.metrics.targets import write_document
 from cluster.own_processes import begin_again, kill_processes
 from cluster.status.local_clusters import LocalCluster, forget, noted
 from cluster.text_side import TextSide, load_text_side
-from cluster.validation import check_known, checked
-from cluster.worker_config import ConnectorChoice, merged, read_options
+from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
 from decode_worker.answerer import LocalPrefill
+from engine.config import EngineConfig
 from engine.errors import ConfigError, UnavailableError
+from engine.models.describe import describe
+from protos.rpc import RpcConfig
 from router.workers import Leg
 
 if TYPE_CHECKING:
@@ -76,12 +78,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[mode.name.lower() for mode in LocalPrefill],
         help="whether decode workers compute prompts themselves (default: auto, where sooner)",
     )
-    pools.add_argument("--connector", choices=list(ConnectorChoice), help="what moves the cache")
+    pools.add_argument(
+        "--connector",
+        choices=[str(choice) for choice in ConnectorChoice],
+        help="what moves the cache (default: auto, the best that both ends have)",
+    )
     pools.add_argument(
         "--drain",
         type=float,
         metavar="SECONDS",
-        help="a worker that is stopped keeps for so long what another one could take",
+        help="a worker that is stopped keeps for so long what another one could take"
+        f" (default: {WorkerConfig.drain_s:g})",
     )
     add_plane_flags(parser)
     add_log_flags(parser)
@@ -90,20 +97,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    args = cluster_args(arguments)
+    path = arguments.config
+    file = ServeFile({}) if path is None else ServeFile.read(Path(path))
+    args = cluster_args(arguments, file.args)
     front = args.front
-    wished = WishedFront.of(arguments)
+    wished = WishedFront.of(arguments, file)
     host = wished.host or LOOPBACK
     check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
     if arguments.check:
         return _check(args)
+    file.check_only_ours()
     with wished.here() if _starts_ray() else nullcontext() as own:
         return _run(args, wished, own)
 
 
 def _check(args: ClusterArgs) -> int:
     """What takes neither weights nor other machines."""
+    from engine.sizing import decide_shape  # loads torch
+
     text = _text_side(args, weights=False)
+    model = describe(text.source)
+    for engine in _engines(args):
+        decide_shape(engine, model)
     say(f"{', '.join(text.names)}: nothing of it is refused; nothing was started")
     return 0
 
@@ -130,14 +145,22 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
 
 def _text_side(args: ClusterArgs, *, weights: bool) -> TextSide:
     """What a replica would fail on, sooner."""
+    if _starts_ray():  # on a cluster of others' each machine has files of its own
+        load_plane(RpcConfig(**args.rpc))
     names, template = args.served_model_name, args.front.chat_template
-    return load_text_side(args.engine_config, names, template, weights=weights)
+    text = load_text_side(args.engine_config, names, template, weights=weights)
+    model = describe(text.source)
+    for engine in _engines(args):
+        model.length_for(engine.max_model_len)
+    return text
 
 
-def cluster_args(arguments: argparse.Namespace) -> ClusterArgs:
-    options: dict[str, Any] = {}
-    if arguments.config is not None:
-        options = _of_file(Path(arguments.config))
+def _engines(args: ClusterArgs) -> list[EngineConfig]:
+    legs = [Leg.DECODE] if args.is_colocated else list(Leg)
+    return [args.worker(leg, LOOPBACK).engine for leg in legs]
+
+
+def cluster_args(arguments: argparse.Namespace, options: Mapping[str, Any]) -> ClusterArgs:
     pools = {
         pool: {"replicas": getattr(arguments, f"{pool}_replicas")} for pool in (*Leg, "ingress")
     }
@@ -167,38 +190,8 @@ def cluster_args(arguments: argparse.Namespace) -> ClusterArgs:
     return ClusterArgs.checked(merged(options, said))
 
 
-def _of_file(path: Path) -> dict[str, Any]:
-    """The arguments themselves, or a Serve config file that has them."""
-    options = read_options(path)
-    if "applications" not in options:
-        return options
-    from ray.serve.schema import ServeDeploySchema
-
-    check_known(options, checked(ServeDeploySchema, options).model_dump(exclude_unset=True))
-    try:
-        (application,) = options["applications"]
-        _check_code(application)
-        return dict(application.get("args") or {})
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError("config", f"{path}: applications: must be one, with args") from error
-
-
-def _check_code(application: Mapping[str, Any]) -> None:
-    """That what it names is there, which Serve finds out after having started a process for it."""
-    if application.get("runtime_env"):
-        return  # of which it may be
-    policy = (application.get("autoscaling_policy") or {}).get("policy_function")
-    named = {"import_path": application["import_path"], "autoscaling_policy": policy}
-    for key, path in named.items():
-        try:
-            if path is not None:
-                resolve_name(path)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"applications.0.{key}", f"{path}: {error}") from error
-
-
 def _starts_ray() -> bool:
-    return _ADDRESS not in os.environ
+    return not os.environ.get(_ADDRESS)
 
 
 def _serve(
@@ -226,7 +219,7 @@ def _serve(
 
     def cluster() -> AbstractContextManager[None]:
         if own is None:
-            return ray_cluster(os.environ[_ADDRESS] or "auto", say)
+            return ray_cluster(os.environ[_ADDRESS], say)
         return own_ray_cluster(_num_cpus(args), lost)
 
     with cluster():
@@ -310,12 +303,22 @@ def _wait_until_running(args: ClusterArgs, stop: _Stop) -> bool:
         if application["status"] == "RUNNING":
             return True
         if application["status"] == "DEPLOY_FAILED":
-            raise ConfigError("serve", application["message"])
+            raise ConfigError("serve", _why(application))
         line = loading.line(application, nodes())
         if line != shown:
             shown = line
             say(line)
     return False
+
+
+def _why(application: Mapping[str, Any]) -> str:
+    """Serve's own words, and what its replicas ended with: the last line of each one's error."""
+    told = [
+        message.strip().splitlines()[-1]
+        for deployment in application["deployments"].values()
+        if (message := deployment.get("message") or "").strip()
+    ]
+    return " ".join([application["message"], *dict.fromkeys(told)])
 
 
 def _watch_application(stop: _Stop) -> None:

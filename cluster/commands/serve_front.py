@@ -8,8 +8,10 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Self
 
 from cluster.commands.local import kept, listen
+from cluster.commands.serve_file import ServeFile
 from cluster.front_address import HTTP_PORT, LOOPBACK, FrontAddress
 from engine.errors import ConfigError
+from protos.address import MAX_PORT
 from protos.errors import PlaneError
 from protos.port import reserved_port
 
@@ -22,8 +24,16 @@ class WishedFront(NamedTuple):
     grpc_port: int | None
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Self:
-        return cls(arguments.host, arguments.port, arguments.grpc_port)
+    def of(cls, arguments: argparse.Namespace, file: ServeFile) -> Self:
+        """Flags win. ConfigError for what can be no port."""
+        ports = {name: getattr(arguments, name) for name in ("port", "grpc_port")}
+        for name, said in ports.items():
+            port = ports[name] = getattr(file, name) if said is None else said
+            if port is not None and not 0 <= port <= MAX_PORT:
+                raise ConfigError(name, f"{port}, must be in 0..{MAX_PORT}")
+        if ports["port"] and ports["port"] == ports["grpc_port"]:
+            raise ConfigError("grpc_port", f"{ports['port']}, which is the other one's")
+        return cls(arguments.host or file.host, **ports)
 
     @contextmanager
     def here(self) -> Iterator[FrontAddress]:

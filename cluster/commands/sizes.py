@@ -1,5 +1,6 @@
 """Sizes as people write them."""
 
+import math
 import re
 
 from engine.errors import ConfigError
@@ -16,4 +17,7 @@ def parse_bytes(name: str, text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
     if match is None:
         raise ConfigError(name, f"{text!r}, must be a size such as 16GiB or 800MB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    size = float(match[1]) * _UNITS[match[2] or ""]
+    if size == math.inf:
+        raise ConfigError(name, "is more than any machine has")
+    return int(size)

@@ -55,10 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _wanted(arguments: argparse.Namespace) -> _Wanted:
     flags = given_plane_flags(arguments)
-    if "RAY_ADDRESS" in os.environ:
+    ray_address = os.environ.get("RAY_ADDRESS")
+    if ray_address:
         if arguments.port is not None:
             raise ConfigError("port", "is of a cluster on this machine; RAY_ADDRESS names another")
-        return _Wanted(os.environ["RAY_ADDRESS"], "", load_plane(RpcConfig(**flags)), "")
+        return _Wanted(ray_address, "", load_plane(RpcConfig(**flags)), "")
     cluster = _of_this_machine(arguments.port)
     plane = load_plane(RpcConfig(**{**cluster.rpc, **flags}))
     return _Wanted(cluster.ray_address, cluster.ray_auth_mode, plane, cluster.url)

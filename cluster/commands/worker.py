@@ -51,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     worker = parser.add_argument_group("worker")
     worker.add_argument("--config", metavar="FILE", help="YAML; flags win over what it says")
-    worker.add_argument("--role", choices=list(WorkerRole))
+    worker.add_argument("--role", choices=[str(role) for role in WorkerRole])
     worker.add_argument("--listen", metavar="HOST:PORT", help="port 0: any that is free")
     worker.add_argument(
         "--connector",
-        choices=list(ConnectorChoice),
+        choices=[str(choice) for choice in ConnectorChoice],
         help="what moves the cache (default: auto, the best that both ends have)",
     )
     worker.add_argument(

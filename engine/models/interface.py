@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from engine.errors import ConfigError
 from kv_cache.layout import KvGroup
 
 if TYPE_CHECKING:
@@ -69,6 +70,15 @@ class ModelDescription:
     num_tied: int = 0  # of the parameters: both embedding and head, of which kernels may need two
     # Where max_model_len is above this, longrope's other factors serve: other keys are cached.
     longrope_limit: int | None = None
+
+    def length_for(self, wanted: int | None) -> int:
+        """Of prompt and answer together, where so much is asked for. ConfigError for more than the
+        model handles."""
+        if wanted is not None and wanted > self.max_model_len:
+            raise ConfigError(
+                "max_model_len", f"{wanted}, the model handles at most {self.max_model_len}"
+            )
+        return wanted or self.max_model_len
 
     def weight_bytes(self, itemsize: int, copies_tied: bool) -> int:
         """By the config's shapes, which the checkpoint's are held against."""

@@ -13,6 +13,8 @@ import pytest
 from cluster import cli
 from cluster.commands import engine_flags, generate, local, serve
 from cluster.commands.front_flags import given_front_flags
+from cluster.commands.serve_file import ServeFile
+from cluster.commands.serve_front import WishedFront
 from cluster.commands.sizes import parse_bytes
 from cluster.openai.plan import Plan
 from cluster.openai.reading.formats import TOOL_FORMATS
@@ -146,6 +148,20 @@ def test_sizes_that_are_none(text: str) -> None:
         (["local", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["serve", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["generate", "bundled", "--prompt", "x", "--system", "y"], "system: needs --chat"),
+        (["serve", "--check", "--port", "-1"], "port: -1, must be in 0..65535"),
+        (
+            ["serve", "--check", "--port", "9", "--grpc-port", "9"],
+            "grpc_port: 9, which is the other",
+        ),
+        (["serve", "--port", "0", "--secret-file", "/no/file"], "secret_file: /no/file cannot be"),
+        (["serve", "--check", "--tls-key", "/no/file"], "tls_certificate: "),
+        (["serve", "--port", "0", "--max-model-len", "9999"], "max_model_len: 9999, the model"),
+        (
+            ["serve", "--check", "--gpu-memory-utilization", "0.5"],
+            "gpu_memory_utilization: 0.5, and",
+        ),
+        (["bench", "http://127.0.0.1:1", "--think-time", "nan"], "think_time: must be at least 0"),
+        (["plan", "bundled", "--memory", "9" * 400], "memory: is more than any machine has"),
         (["local", "--chat-template", "/no/file", "--port", "0"], "/no/file: cannot be read"),
         (["serve", "--chat-template", "/no/file", "--port", "0"], "/no/file: cannot be read"),
     ],
@@ -168,6 +184,10 @@ def test_wrong_values_are_told_in_one_line(
         ("import_path: cluster.app:build", "", "applications.0.import_path: must"),
         ("port: 8000", "port: many", "http_options.port: must be a valid integer"),
         ("port: 8000", "prot: 8000", "http_options.prot: unknown option"),
+        ("port: 8000", "port: 99999", "port: 99999, must be in 0..65535"),
+        ("host: 127.0.0.1", "host: 0.0.0.0", "host: 0.0.0.0 is beyond this"),
+        ("replicas: 1", "replicas: true", "prefill.replicas: True, must be a number, or"),
+        ("num_cpus: 1", "replicas: 2", "config: "),
         ("    args:", "    arg:", "applications.0.arg: unknown option"),
         ("model: bundled", "model: /no/folder", "/no/folder: no such folder"),
         ("cluster.app:build", "cluster.app:built", "applications.0.import_path: cluster.app:built"),
@@ -331,3 +351,26 @@ def test_a_plan_says_what_does_not_fit_and_what_would(capsys: pytest.CaptureFixt
     assert cli.main([*on_cpu, "900000000TB"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert all(len(row.split()) == 6 for row in rows if row.startswith(("bf16 ", "int8 ")))
+
+
+@pytest.mark.parametrize(
+    "more", ["runtime_env: {env_vars: {A: b}}", "deployments: [{name: decode}]", "route_prefix: /v"]
+)
+def test_what_only_serve_keeps_to_is_not_dropped(
+    more: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    text = DEPLOYED.read_text().replace("    route_prefix: /\n", f"    {more}\n")
+    file.write_text(text)
+    assert cli.main(["serve", "--config", str(file)]) == 2
+    assert f"{more.partition(':')[0]}: is for `serve run`" in capsys.readouterr().err
+    assert cli.main(["serve", "--check", "--config", str(file)]) == 0
+
+
+def test_the_front_of_a_serve_file_is_where_it_says() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    file = ServeFile({}, "0.0.0.0", 18000, 9000)
+    assert WishedFront.of(parser.parse_args([]), file) == ("0.0.0.0", 18000, 9000)
+    flags = parser.parse_args(["--port", "0", "--host", "::1"])
+    assert WishedFront.of(flags, file) == ("::1", 0, 9000)

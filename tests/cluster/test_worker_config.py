@@ -66,7 +66,9 @@ def test_flags_win_key_by_key(file: Path) -> None:
     assert config.engine == EngineConfig(
         model="other/model", block_size=64, scheduling_policy="shortest"
     )
-    assert config.rpc == RpcConfig(secret_file="mine", tls_server_name="workers")
+    assert config.rpc == RpcConfig(
+        secret_file=str(Path("mine").absolute()), tls_server_name="workers"
+    )
     assert config.data_port == 9001
 
 
@@ -185,3 +187,16 @@ def test_wrong_values_are_told_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"kvrelay {words[0]}: {reason}")
     assert error.count("\n") == 1
+
+
+def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """Or the first would be lost; a merged mapping's names may be said anew."""
+    path = tmp_path / "twice.yaml"
+    path.write_text("engine: {block_size: 32}\nrole: decode\nengine: {max_num_seqs: 8}\n")
+    with pytest.raises(ConfigError, match="'engine' stands there twice"):
+        read_options(path)
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\n")
+    assert read_options(path)["b"] == {"x": 3, "y": 2}
+    path.write_text("[" * 5000)
+    with pytest.raises(ConfigError, match="nested too deep"):
+        read_options(path)

@@ -13,7 +13,7 @@ from cluster.bench.answer import FailureKind, Tally
 from cluster.bench.arrivals import ClosedLoop, OpenLoop
 from cluster.bench.client import EndpointKind
 from cluster.bench.lengths import Fixed
-from cluster.bench.load import Load, run_load
+from cluster.bench.load import Interrupted, Load, run_load
 from cluster.bench.measure import summarise
 from cluster.bench.prompts import PromptForm
 from cluster.bench.workload import Synthetic
@@ -172,6 +172,19 @@ async def test_turns_after_a_failed_one_are_counted(live: LiveServer) -> None:
 def never_ends(request: GenerationRequest) -> Iterator[Step]:
     yield next(say("abc")(request))
     yield asyncio.Event().wait()
+
+
+async def test_a_stop_while_the_server_does_not_even_say_what_it_serves() -> None:
+    asked, stop = asyncio.Event(), asyncio.Event()
+    server = await asyncio.start_server(lambda *_: asked.set(), "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        load = Load(url=url, workload=Synthetic(Fixed(12), Fixed(5)), num_requests=1)
+        running = asyncio.create_task(run_load(load, stop=stop))
+        await asked.wait()
+        stop.set()
+        with pytest.raises(Interrupted):
+            await asyncio.wait_for(running, 10)
 
 
 async def test_a_stop_tells_what_was_measured_and_leaves(live: LiveServer) -> None:

@@ -1,0 +1,65 @@
+"""What a file says to `kvrelay serve`: the arguments themselves, or what `serve deploy` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NamedTuple, Self
+
+from cluster.validation import check_known, checked
+from cluster.worker_config import read_options
+from engine.errors import ConfigError
+
+# Of an application: what `kvrelay serve` deploys is as it says itself.
+_OTHERS = ("deployments", "runtime_env")
+_ROOT = "/"
+
+
+class ServeFile(NamedTuple):
+    """`host` and ports are of Serve's front, as far as the file says them."""
+
+    args: Mapping[str, Any]
+    host: str | None = None
+    port: int | None = None
+    grpc_port: int | None = None
+    others: tuple[str, ...] = ()  # that Serve alone keeps to
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """ConfigError for what Serve would refuse, or drop without a word."""
+        options = read_options(path)
+        if "applications" not in options:
+            return cls(options)
+        from ray.serve.schema import ServeDeploySchema
+
+        check_known(options, checked(ServeDeploySchema, options).model_dump(exclude_unset=True))
+        try:
+            (application,) = options["applications"]
+            _check_code(application)
+            args = dict(application.get("args") or {})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError("config", f"{path}: applications: must be one, with args") from error
+        front, grpc = options.get("http_options") or {}, options.get("grpc_options") or {}
+        others = [f"applications.0.{name}" for name in _OTHERS if application.get(name)]
+        if application.get("route_prefix", _ROOT) != _ROOT:
+            others.append("applications.0.route_prefix")
+        return cls(args, front.get("host"), front.get("port"), grpc.get("port"), tuple(others))
+
+    def check_only_ours(self) -> None:
+        for name in self.others:
+            raise ConfigError(name, "is for `serve run` and `serve deploy`")
+
+
+def _check_code(application: Mapping[str, Any]) -> None:
+    """That what it names is there, which Serve finds out after having started a process for it."""
+    if application.get("runtime_env"):
+        return  # of which it may be
+    policy = (application.get("autoscaling_policy") or {}).get("policy_function")
+    named = {"import_path": application["import_path"], "autoscaling_policy": policy}
+    for key, path in named.items():
+        try:
+            if path is not None:
+                resolve_name(path)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"applications.0.{key}", f"{path}: {error}") from error
