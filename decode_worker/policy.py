@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-STALE_S = 2.0  # four load reports that did not come
-LONG_PAUSE_S = 0.25  # of the sequences that run
+from protos.judging import LONG_PAUSE_S, SILENT_AFTER_S
+
 FETCHING_S = 0.002  # of a decode worker's own time, however short the prompt that it fetches
 
 
@@ -63,7 +63,7 @@ def num_held_up(num_running: int, num_queued: int, num_fetched: int) -> int:
 
 def is_shunned(age_s: float, draining: bool, unhealthy: bool) -> bool:
     """`age_s` since the worker was heard of: no news is bad news."""
-    return age_s > STALE_S or draining or unhealthy
+    return age_s > SILENT_AFTER_S or draining or unhealthy
 
 
 def in_turn(prospects: Sequence[Prospect]) -> list[int]:

@@ -1,8 +1,8 @@
 """Notices an engine that has work and makes no steps."""
 
+from protos.judging import overdue_s
+
 FIRST = 5.0  # times the timeout: how long the first step takes, nobody has measured
-LATE = 3.0  # times what a step should take
-LATE_S = 1.0
 
 
 class Watchdog:
@@ -26,8 +26,7 @@ class Watchdog:
 
     def stalled_s(self, now: float, expected_s: float = 0.0) -> float | None:
         """The same, once that exceeds the timeout, and what a step that should take `expected_s`
-        may: a large model on a small machine is at one chunk of a prompt for minutes, and who
-        takes it for stuck restarts it in the middle of every long prompt."""
+        may: who takes it for stuck restarts it in the middle of every long prompt."""
         still_s = self.still_s(now)
         timeout_s = self.timeout_s * FIRST if self._last[1] <= 0 else self.timeout_s
-        return still_s if still_s > max(timeout_s, LATE * expected_s + LATE_S) else None
+        return still_s if still_s > max(timeout_s, overdue_s(expected_s)) else None

@@ -13,7 +13,7 @@ GUESS = StepCosts(5e-3, 1e-4, 0.0, 1e-8, 1e-5)
 # So many steps of late count as much as what all of a leg measured. Or else whoever was slow in its
 # first steps, or for a while, would be given nothing, and nothing would ever correct it.
 DOUBT = {Leg.PREFILL: 4.0, Leg.DECODE: 128.0}
-LATE_S = 60.0
+FORGETS_S = 60.0
 _MOST_STEPS = 8  # times the doubt
 
 # In the mean, beside their steps of late: who is judged by it because it made none must not weigh
@@ -80,7 +80,7 @@ class _Told:
 
     def hear(self, load: Load, most: float) -> None:
         num_new = max(0, load.num_steps - self.num_steps)
-        kept = exp(-max(0.0, load.at - self.at) / LATE_S)
+        kept = exp(-max(0.0, load.at - self.at) / FORGETS_S)
         self.num_late = min(most, self.num_late * kept + num_new)
         self.num_steps, self.at = load.num_steps, load.at
         if any(load.costs):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from protos.cores import Cores
+from protos.judging import overdue_s
 from router.costs import Measured, full_step_s, prompt_token_s, step_s
 from router.prompt_queue import Prompt, PromptQueue
 from router.seats import Seat, Seats
@@ -16,7 +17,6 @@ from router.workers import Leg, LinkSpeed, Load, Standing, StepCosts, Worker
 
 STALL_S = 2.0  # with work, and without a step; where no step takes as long
 FIRST_STALL_S = 10.0  # of a worker that has made none
-LATE, LATE_S = 3.0, 1.0  # times what a step should take, and so much more
 HEADROOM = 0.05  # of a worker's tokens
 
 
@@ -93,15 +93,14 @@ class Account:
 
     @property
     def stall_s(self) -> float:
-        """More than its longest step should take, or the one that it is at: a large model on a
-        small machine is at one chunk of a prompt for minutes, at the end of a long one for longer
-        still, and not stuck."""
+        """More than its longest step may last, or the one that it is at: at the end of a long
+        prompt that is longer still."""
         load = self.standing.load
         longest_s = full_step_s(self.costs, self.max_step_tokens)
         if load is not None:
             longest_s = max(longest_s, load.step_s)
         least_s = FIRST_STALL_S if self._num_steps <= 0 else STALL_S
-        return max(least_s, LATE * longest_s + LATE_S)
+        return max(least_s, overdue_s(longest_s))
 
     def takes_new(self, now: float) -> bool:
         return self.still_s <= self.stall_s and self.standing.takes_new(now)

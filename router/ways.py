@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from protos.cores import contend
+from protos.judging import LONG_PAUSE_S
 from router.ask import Ask, Source, Terms
 from router.costs import exposed_s, num_steps, prefill_s, step_s, transfer_s
 from router.field import Field
@@ -34,8 +35,6 @@ class Weights:
     may_stay: bool = True  # a decode worker may compute the prompt, where prefill workers are
 
 
-# Of the sequences that run: from here on a second of it counts more the longer it is.
-LONG_PAUSE_S = 0.25
 _IN_VAIN = 0.05  # more for what gains nothing, so that it is no tie
 
 _AT_ONCE = LinkSpeed(float("inf"))
@@ -207,7 +206,7 @@ class Ways:
         those who run slow down, instead of making a long pause."""
         here = self.local(decoding).terms
         pause_s = computing.prefill_s
-        excess = max(0.0, pause_s / LONG_PAUSE_S - 1)
+        excess = max(0.0, pause_s / LONG_PAUSE_S - 1)  # a second counts more the longer it is
         gain_s = decoding.account.seats.num_sequences * pause_s * excess
         return computing.wait_s + (1 + _IN_VAIN) * here.cost_s - gain_s
 

@@ -6,9 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from protos.cores import Cores
-
-# A worker whose last word is older may be stopped, cut off or stuck.
-SILENT_AFTER_S = 2.0
+from protos.judging import SILENT_AFTER_S
 
 
 class Leg(StrEnum):

@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from decode_worker.policy import (
     FETCHING_S,
-    LONG_PAUSE_S,
-    STALE_S,
     Decision,
     Prospect,
     Reason,
@@ -18,6 +16,7 @@ from decode_worker.policy import (
     is_shunned,
     num_held_up,
 )
+from protos.judging import LONG_PAUSE_S, SILENT_AFTER_S
 
 TOKEN_S = 0.001
 IDLE = Prospect(Station(0.0, TOKEN_S), 0.005)
@@ -94,8 +93,8 @@ def test_thresholds(
     ("age_s", "draining", "unhealthy", "expected"),
     [
         (0.0, False, False, False),
-        (STALE_S, False, False, False),
-        (STALE_S + 0.1, False, False, True),
+        (SILENT_AFTER_S, False, False, False),
+        (SILENT_AFTER_S + 0.1, False, False, True),
         (0.0, True, False, True),
         (0.0, False, True, True),
     ],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from protos.judging import SILENT_AFTER_S
 from router.backlog import Backlog
 from router.config import RouterConfig
 from router.router import AIMED, MOST_LOOKED_AT
-from router.workers import SILENT_AFTER_S, Leg
+from router.workers import Leg
 from tests.router.world import COSTS, World, busy, keys
 
 PROMPT_S = 0.512 + COSTS.step_s  # of 512 tokens

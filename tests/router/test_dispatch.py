@@ -2,10 +2,11 @@
 
 import pytest
 
+from protos.judging import SILENT_AFTER_S
 from router.config import RouterConfig
 from router.pairing import Reason
 from router.router import AIMED
-from router.workers import SILENT_AFTER_S, Leg
+from router.workers import Leg
 from tests.router.world import COSTS, STEP_TOKENS, World, busy, keys
 
 

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protos.judging import SILENT_AFTER_S
 from router.ledger import FIRST_STALL_S, STALL_S, Account, Ledger
 from router.prompt_queue import Prompt, PromptQueue
 from router.seats import GRACE_S, Pace, Seat, Seats
-from router.workers import SILENT_AFTER_S, Leg, Load, StepCosts, Worker
+from router.workers import Leg, Load, StepCosts, Worker
 
 TOKEN_S = 0.001
 COSTS = StepCosts(0.01, TOKEN_S, 0.0, 1e-6, 1e-4)

@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 
 from protos.cores import Cores
+from protos.judging import LONG_PAUSE_S
 from router.ask import Placement, Source, Terms
 from router.config import RouterConfig
 from router.pairing import Reason
-from router.ways import LONG_PAUSE_S
 from router.workers import Leg, StepCosts, Worker
 from tests.router.world import BLOCK, World, decode, keys, prefill, with_link
 

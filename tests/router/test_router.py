@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protos.judging import SILENT_AFTER_S
 from router.admission import Refused
 from router.config import RouterConfig
 from router.pairing import Reason
-from router.workers import SILENT_AFTER_S, Leg, LinkSpeed
+from router.workers import Leg, LinkSpeed
 from tests.router.world import World, busy, keys
 
 REMOTE = RouterConfig(max_backlog_steps=None)
