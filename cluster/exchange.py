@@ -161,7 +161,7 @@ class Exchange:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not done:
-                self.fail(not_in_time(f"not finished after {timeout_s:g} s"))
+                self.fail(not_in_time("not finished in the request's time", timeout_s))
         finally:
             watch.cancel()
             if not self._work.done():

@@ -20,7 +20,7 @@ from cluster.openai.chat_request import ChatRequest
 from cluster.openai.chat_wording import ChatWording
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.completion_wording import CompletionWording
-from cluster.openai.errors import ApiError, api_error, bad_request
+from cluster.openai.errors import ApiError, api_error, bad_request, not_in_time
 from cluster.openai.events import dump, dump_long
 from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.openai.request_limits import RequestLimits
@@ -170,6 +170,8 @@ class Front:
             left_s = max(LEAST_S, deadline - time.monotonic())
             try:
                 await answer.write(observed, left_s)
+            except DeadlineError as error:
+                raise not_in_time(str(error), timeout_s) from error
             finally:
                 self._gate.spend(exchange, answer.num_output_tokens)
 

@@ -162,13 +162,12 @@ class Holder(HandOffServicer):
             checksums=() if checksum is None else [checksum(run.group, b) for b in run.blocks],
         )
 
-    def waiting(self, queued: bool) -> Waiting:
+    def waiting(self) -> Waiting:
         source = self._source
         return Waiting(
             wait_s=source.predict_s(),
             num_turns=source.num_turns,
             turn_s=source.turn_s(),
-            queued=queued,
         )
 
     def predict_s(self) -> float:
@@ -209,11 +208,10 @@ class _HandOff:
 
     async def _announce(self) -> bool:
         """All chunks and the end; False if the puller left."""
-        queued = True
         while True:
             ready = self._stream.take()
             if ready is None:
-                if not await self._wait(queued):
+                if not await self._wait():
                     return False
             elif isinstance(ready, ReadyEnd):
                 if self._next_message.done() and not self._hear():
@@ -221,7 +219,6 @@ class _HandOff:
                 await self._finish(ready)
                 return True
             else:
-                queued = False
                 self._lease.announce(ready.held)
                 self._holder.reach("holder.chunk", self._lease)
                 for message in self._chunk(ready):
@@ -241,7 +238,7 @@ class _HandOff:
         )
         await self._write(HolderMessage(finished=finished))
 
-    async def _wait(self, queued: bool) -> bool:
+    async def _wait(self) -> bool:
         """Keeps the puller patient until there is news; False if it left."""
         news = asyncio.ensure_future(self._stream.wait())
         try:
@@ -254,7 +251,7 @@ class _HandOff:
                 if self._next_message.done() and not self._hear():
                     return False
                 if not done:
-                    await self._say_waiting(queued)
+                    await self._say_waiting()
         finally:
             news.cancel()
         return True
@@ -272,8 +269,8 @@ class _HandOff:
         self._next_message = asyncio.ensure_future(_next(self._requests))
         return True
 
-    async def _say_waiting(self, queued: bool) -> None:
-        await self._write(HolderMessage(waiting=self._holder.waiting(queued)))
+    async def _say_waiting(self) -> None:
+        await self._write(HolderMessage(waiting=self._holder.waiting()))
 
     async def _write(self, message: HolderMessage) -> None:
         try:

@@ -234,26 +234,22 @@ class Waiting(_message.Message):
     WAIT_S_FIELD_NUMBER: _builtins.int
     NUM_TURNS_FIELD_NUMBER: _builtins.int
     TURN_S_FIELD_NUMBER: _builtins.int
-    QUEUED_FIELD_NUMBER: _builtins.int
     wait_s: _builtins.float
     """predicted time to the next chunk"""
     num_turns: _builtins.int
     """of the engine's loop, which turns unless it is stuck"""
     turn_s: _builtins.float
     """the longest that one of them should take"""
-    queued: _builtins.bool
-    """others are served first; nothing of this prompt was computed yet"""
     def __init__(
         self,
         *,
         wait_s: _builtins.float = ...,
         num_turns: _builtins.int = ...,
         turn_s: _builtins.float = ...,
-        queued: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_turns", b"num_turns", "queued", b"queued", "turn_s", b"turn_s", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_turns", b"num_turns", "turn_s", b"turn_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

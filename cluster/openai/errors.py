@@ -78,9 +78,10 @@ def api_error(error: EngineError) -> ApiError:
             return ApiError(500, str(error) or "generation failed", "server_error")
 
 
-def not_in_time(message: str) -> ApiError:
+def not_in_time(message: str, timeout_s: float | None = None) -> ApiError:
     """Of an answer. OpenAI's clients would ask for all of it again, as after any 408."""
-    return ApiError(408, message, "timeout_error", headers={"X-Should-Retry": "false"})
+    given = "" if timeout_s is None else f" ({timeout_s:g} s)"
+    return ApiError(408, message + given, "timeout_error", headers={"X-Should-Retry": "false"})
 
 
 def internal_error() -> ApiError:

@@ -179,10 +179,12 @@ async def test_others_have_their_turns_between_many_prompts(server: Server) -> N
 
 
 async def test_a_deadline_that_the_engine_keeps_is_a_timeout(server: Server) -> None:
-    server.backend.script = lambda request: iter([DeadlineError("not finished after 2 s")])
-    response = await server.post(PATH, prompt=[[1]])
+    server.backend.script = lambda request: iter([DeadlineError("not in its time")])
+    headers = {"X-Request-Timeout": "9.5"}
+    response = await server.client.post(PATH, json={"prompt": [[1]]}, headers=headers)
     assert response.status_code == 408
-    assert response.json()["error"]["type"] == "timeout_error"
+    error = response.json()["error"]
+    assert (error["type"], error["message"]) == ("timeout_error", "not in its time (9.5 s)")
     assert response.headers["x-should-retry"] == "false"
 
 

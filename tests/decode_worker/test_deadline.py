@@ -53,7 +53,7 @@ async def test_whichever_engine_hangs(pair: WorkerPair, hung: str, local: LocalP
         started = time.monotonic()
         stream = session.submit(request, route)
         async with asyncio.timeout(30):
-            with pytest.raises(DeadlineError, match="in time|after 0.3 s"):
+            with pytest.raises(DeadlineError, match="in time|the request's time"):
                 await anext(stream)
         assert SHORT_S <= time.monotonic() - started < SHORT_S + 10
         assert pair.decode.engine.num_open == 0

@@ -58,7 +58,7 @@ def request(name: str, timeout_s: float | None = SHORT_S) -> GenerationRequest:
 
 async def check_ends_in_time(stream: EngineStream) -> None:
     async with asyncio.timeout(30):
-        with pytest.raises(DeadlineError, match=f"after {SHORT_S:g} s"):
+        with pytest.raises(DeadlineError, match="the request's time"):
             await read(stream)
     stream.close()
 
@@ -107,5 +107,5 @@ async def test_what_is_there_in_time_is_told_later(serving: AsyncEngine) -> None
     async with asyncio.timeout(30):
         while not late._has_ended():
             await asyncio.sleep(0.01)
-    late._expire(1.0)
+    late._expire()
     assert (await read(late))[0] == tokens
