@@ -28,7 +28,8 @@ def joined(ray_address: str, **options: Any) -> Iterator[None]:
     try:
         init_ray(address=ray_address, log_to_driver=False, **options)
     except ValueError as error:
-        raise ConfigError("RAY_ADDRESS", f"{ray_address}, must be HOST:PORT or auto") from error
+        reason = str(error).splitlines()[0]
+        raise ConfigError("RAY_ADDRESS", f"{ray_address} cannot be joined: {reason}") from error
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).splitlines()[0]
         raise UnavailableError(

@@ -44,12 +44,6 @@ class ServedModel:
         eos = self.defaults.eos_below(self.vocab_size)
         return GrammarTrial(self.tokenizer.to_json, self.vocab_size, eos)
 
-    def close(self) -> None:
-        """Ends the process that tries grammars, if there is one."""
-        trial: GrammarTrial | None = self.__dict__.get("grammar_trial")
-        if trial is not None:
-            trial.close()
-
     async def check_grammar(self, named: NamedGrammar, caller: str = "") -> None:
         """RequestError, naming the field of the part that cannot be compiled, or of the whole."""
         try:

@@ -102,14 +102,16 @@ class WorkerConfig:
 class _Loader(yaml.SafeLoader):
     """Refuses a name that stands twice in a mapping, of which the first would be lost."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """As it is written: what is merged into it comes later."""
+        node = super().compose_mapping_node(anchor)
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for key, _ in node.value:
             if key.tag != _MERGE and names.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(
+                raise yaml.composer.ComposerError(
                     None, None, f"{key.value!r} stands there twice", key.start_mark
                 )
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def read_options(path: Path) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class Fetcher:
     ) -> None:
         await asyncio.wait({asking})
         outcome: FetchOutcome = ComputeHere()
-        if asking.cancelled():
+        if asking.cancelled() or wanted is None:  # who asked for it has left
             self.ends[FetchEnd.CANCELLED] += 1
         else:
             bug = asking.exception()

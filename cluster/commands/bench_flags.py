@@ -113,7 +113,7 @@ def load_of(arguments: argparse.Namespace) -> Load:
         _more_than_0(name, getattr(arguments, name))
     for name in ("think_time", "warm_up", "temperature"):
         if not 0 <= getattr(arguments, name) < float("inf"):
-            raise ConfigError(name, "must be at least 0")
+            raise ConfigError(name, "must be at least 0, and a number")
     return Load(
         url=arguments.url,
         workload=_workload(arguments),

@@ -97,6 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # Read when Ray is imported. Lines that differ in numbers alone are one to it, for some seconds.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     path = arguments.config
     file = ServeFile({}) if path is None else ServeFile.read(Path(path))
     args = cluster_args(arguments, file.args)
@@ -134,9 +136,10 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
         except Exception:
             if not stop.lost:
                 raise  # else it has been told already what everything fails without
-    if is_ours and args.metrics_targets_file is not None:
-        with suppress(OSError):  # which the ingresses have told of
-            write_document(Path(args.metrics_targets_file), [])
+        finally:
+            if is_ours and args.metrics_targets_file is not None:
+                with suppress(OSError):  # which the ingresses have told of
+                    write_document(Path(args.metrics_targets_file), [])
     say("stopped")
     if stop.lost:
         os._exit(_LOST)  # Ray's way out of a process would be to wait for its head
@@ -197,8 +200,6 @@ def _starts_ray() -> bool:
 def _serve(
     args: ClusterArgs, wished: WishedFront, own: FrontAddress | None, name: str, stop: _Stop
 ) -> None:
-    # Read when Ray is imported. Lines that differ in numbers alone are one to it, for some seconds.
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     from cluster.deployment import deployed
     from cluster.ray_cluster import log_folder, own_ray_cluster, ray_cluster
     from cluster.replica_words import hear

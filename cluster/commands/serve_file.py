@@ -11,9 +11,10 @@ from cluster.validation import check_known, checked
 from cluster.worker_config import read_options
 from engine.errors import ConfigError
 
-# Of an application: what `kvrelay serve` deploys is as it says itself.
-_OTHERS = ("deployments", "runtime_env")
-_ROOT = "/"
+# What an application says here, `kvrelay serve` says as well, or it changes nothing.
+_KNOWN = {"name", "args", "import_path", "route_prefix", "autoscaling_policy", "logging_config"}
+_OURS = {"route_prefix": "/", "import_path": "cluster.app:build"}
+_OF_FRONT = {"host", "port"}
 
 
 class ServeFile(NamedTuple):
@@ -27,28 +28,34 @@ class ServeFile(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """ConfigError for what Serve would refuse, or drop without a word."""
+        """ConfigError for what Serve would refuse, or drop without a word; `check_only_ours` is for
+        what `kvrelay serve` would drop."""
         options = read_options(path)
         if "applications" not in options:
             return cls(options)
         from ray.serve.schema import ServeDeploySchema
 
-        check_known(options, checked(ServeDeploySchema, options).model_dump(exclude_unset=True))
+        read = checked(ServeDeploySchema, options).model_dump(exclude_unset=True)
+        check_known(options, read)
         try:
-            (application,) = options["applications"]
+            (application,) = read["applications"]
             _check_code(application)
             args = dict(application.get("args") or {})
         except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError("config", f"{path}: applications: must be one, with args") from error
-        front, grpc = options.get("http_options") or {}, options.get("grpc_options") or {}
-        others = [f"applications.0.{name}" for name in _OTHERS if application.get(name)]
-        if application.get("route_prefix", _ROOT) != _ROOT:
-            others.append("applications.0.route_prefix")
+        front, grpc = read.get("http_options") or {}, read.get("grpc_options") or {}
+        others = [f"applications.0.{name}" for name in _others(application)]
+        others += [f"http_options.{name}" for name in front.keys() - _OF_FRONT]
         return cls(args, front.get("host"), front.get("port"), grpc.get("port"), tuple(others))
 
     def check_only_ours(self) -> None:
         for name in self.others:
             raise ConfigError(name, "is for `serve run` and `serve deploy`")
+
+
+def _others(application: Mapping[str, Any]) -> list[str]:
+    differs = [name for name, value in _OURS.items() if application.get(name, value) != value]
+    return differs + [name for name in application if name not in _KNOWN and application[name]]
 
 
 def _check_code(application: Mapping[str, Any]) -> None:

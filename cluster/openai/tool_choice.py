@@ -63,11 +63,15 @@ class ToolChoice(NamedTuple):
         """JSON schemas of the arguments of whatever may be called, by where the client wrote
         them."""
         assert self.tools is not None
-        return {
+        schemas = {
             f"tools[{index}].function.parameters": _parameters(tool)
             for index, tool in enumerate(self.tools)
             if self.name in (None, _name(tool))
         }
+        if self.name is None:
+            for schema in schemas.values():
+                schema.pop("$id", None)  # references start at the array of calls
+        return schemas
 
     def schema(self, *, one_call: bool) -> dict[str, Any]:
         """JSON schema of the whole answer: a function's arguments, or an array of calls."""
@@ -79,7 +83,6 @@ class ToolChoice(NamedTuple):
         calls, arguments = [], {}
         for index, (tool, parameters) in enumerate(zip(self.tools, schemas, strict=True)):
             root = f"#/$defs/{index}"
-            parameters.pop("$id", None)  # references start at the array of calls
             arguments[str(index)] = _moved(parameters, root)
             calls.append(_call_schema(_name(tool), root))
         array: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}

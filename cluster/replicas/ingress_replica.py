@@ -91,7 +91,6 @@ class IngressReplica(TokenService):
         began += time.monotonic() - asked  # the next ingress finds workers that are there
         defaults = read_generation_defaults(text.source.folder)
         model = args.front.model(text.model(limits.max_model_len, limits.vocab_size, defaults))
-        self._resources.callback(model.close)
         request_limits = args.request_limits(keys)
         config = RelayConfig(
             args.local_prefill_mode, soonest_priority=request_limits.soonest_priority

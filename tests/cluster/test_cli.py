@@ -1,6 +1,7 @@
 """The command line: its flags are the engine's knobs, and its errors name what is wrong."""
 
 import argparse
+import os
 import socket
 import subprocess
 import sys
@@ -160,7 +161,10 @@ def test_sizes_that_are_none(text: str) -> None:
             ["serve", "--check", "--gpu-memory-utilization", "0.5"],
             "gpu_memory_utilization: 0.5, and",
         ),
-        (["bench", "http://127.0.0.1:1", "--think-time", "nan"], "think_time: must be at least 0"),
+        (
+            ["bench", "http://127.0.0.1:1", "--think-time", "nan"],
+            "think_time: must be at least 0, and",
+        ),
         (["plan", "bundled", "--memory", "9" * 400], "memory: is more than any machine has"),
         (["local", "--chat-template", "/no/file", "--port", "0"], "/no/file: cannot be read"),
         (["serve", "--chat-template", "/no/file", "--port", "0"], "/no/file: cannot be read"),
@@ -185,6 +189,7 @@ def test_wrong_values_are_told_in_one_line(
         ("port: 8000", "port: many", "http_options.port: must be a valid integer"),
         ("port: 8000", "prot: 8000", "http_options.prot: unknown option"),
         ("port: 8000", "port: 99999", "port: 99999, must be in 0..65535"),
+        ("port: 8000", 'port: "8001"', None),
         ("host: 127.0.0.1", "host: 0.0.0.0", "host: 0.0.0.0 is beyond this"),
         ("replicas: 1", "replicas: true", "prefill.replicas: True, must be a number, or"),
         ("num_cpus: 1", "replicas: 2", "config: "),
@@ -374,3 +379,21 @@ def test_the_front_of_a_serve_file_is_where_it_says() -> None:
     assert WishedFront.of(parser.parse_args([]), file) == ("0.0.0.0", 18000, 9000)
     flags = parser.parse_args(["--port", "0", "--host", "::1"])
     assert WishedFront.of(flags, file) == ("::1", 0, 9000)
+
+
+def test_ray_takes_no_lines_of_replicas_for_one() -> None:
+    """Also where it is imported to read a file."""
+    script = (
+        "from cluster import cli; cli.main(['serve', '--check', '--config', 'deploy/serve.yaml']);"
+        "from ray._private import ray_logging; print(ray_logging.RAY_DEDUP_LOGS)"
+    )
+    environment = {name: value for name, value in os.environ.items() if "RAY" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=DEPLOYED.parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"

@@ -176,7 +176,13 @@ def never_ends(request: GenerationRequest) -> Iterator[Step]:
 
 async def test_a_stop_while_the_server_does_not_even_say_what_it_serves() -> None:
     asked, stop = asyncio.Event(), asyncio.Event()
-    server = await asyncio.start_server(lambda *_: asked.set(), "127.0.0.1", 0)
+    writers = []
+
+    def keep(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        asked.set()
+
+    server = await asyncio.start_server(keep, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         load = Load(url=url, workload=Synthetic(Fixed(12), Fixed(5)), num_requests=1)
@@ -185,6 +191,8 @@ async def test_a_stop_while_the_server_does_not_even_say_what_it_serves() -> Non
         stop.set()
         with pytest.raises(Interrupted):
             await asyncio.wait_for(running, 10)
+        for writer in writers:
+            writer.close()
 
 
 async def test_a_stop_tells_what_was_measured_and_leaves(live: LiveServer) -> None:
