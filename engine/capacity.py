@@ -41,7 +41,7 @@ class FormatCapacity:
     bytes_per_token: int  # of a sequence short enough that every layer keeps all of it
     block_bytes: int  # of all groups
     num_blocks: tuple[int, ...] | None  # of each group
-    num_tokens: int | None  # that the cache holds, of any sequences
+    num_tokens: int | None  # that layers which see all keep, of any sequences
     num_sequences: int | None  # of `context_tokens` each, at once
     problem: str | None = None
 

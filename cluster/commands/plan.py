@@ -79,6 +79,9 @@ def as_table(capacity: "Capacity") -> str:
             f"{name:<12}{row.bytes_per_token:>12}{row.block_bytes:>13} {blocks:>13} {tokens:>10}"
             f" {sequences:>10}"
         )
+    if any(row.num_blocks is not None and len(row.num_blocks) > 1 for row in capacity.formats):
+        lines += ["", "tokens are those of layers that see all before them; layers with a window"]
+        lines += ["keep the last ones of each sequence, in blocks of their own, behind the plus"]
     lines += ["", f"* not served beside weights in {capacity.dtype}; int4 is planned only"]
     lines += [f"{row.kv_format}: {row.problem}" for row in capacity.formats if row.problem]
     return "\n".join(lines)

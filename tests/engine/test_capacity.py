@@ -69,6 +69,13 @@ def test_a_plan_has_the_engines_own_blocks(device: str, kv_cache_dtype: str) -> 
     assert capacity.step_bytes == steps
 
 
+def test_what_tokens_means_beside_windows_is_told() -> None:
+    config = EngineConfig(device="cpu", max_model_len=1024)
+    for model, told in ((MODEL, True), (WITHOUT_WINDOWS, False)):
+        text = as_table(plan_capacity(config, model, 8 * GIB))
+        assert ("layers with a window" in text) is told
+
+
 def test_a_gpu_that_is_full_of_weights_is_told_so() -> None:
     capacity = plan_capacity(EngineConfig(device="cuda"), MODEL, WEIGHTS + 64 * MIB)
     assert capacity.cache_bytes == 0
