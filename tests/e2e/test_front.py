@@ -308,15 +308,13 @@ def test_who_waits_is_not_let_go(cluster: Cluster) -> None:
     def by_http() -> None:
         answer = post(cluster, json.dumps(more).encode(), **{"X-Request-Timeout": str(wait_s)})
         assert answer.status_code == 408
-        assert (
-            f"not finished in the request's time ({wait_s} s)" in answer.json()["error"]["message"]
-        )
+        assert f"in the request's time ({wait_s} s)" in answer.json()["error"]["message"]
 
     def by_grpc() -> None:
         stub = GenerationStub(grpc.insecure_channel(cluster.grpc_address))
         params = SamplingParams(n=16, max_tokens=1900, ignore_eos=True)
         request = GenerateRequest(token_ids=[5, 6, 7], params=params, timeout_ms=1000 * wait_s)
-        with pytest.raises(grpc.RpcError, match="not finished in the request's time"):
+        with pytest.raises(grpc.RpcError, match="in the request's time"):
             stub.GenerateWhole(request, timeout=60, metadata=(("authorization", f"Bearer {KEY}"),))
 
     with ThreadPoolExecutor(2) as threads:
