@@ -26,8 +26,8 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--model", help="default: the first that the server lists")
     server.add_argument(
         "--endpoint",
-        choices=[*map(str, EndpointKind)],
-        default=EndpointKind.COMPLETIONS.value,
+        choices=[str(kind) for kind in EndpointKind],
+        default=str(EndpointKind.COMPLETIONS),
         help="default: %(default)s",
     )
     server.add_argument(
@@ -92,7 +92,7 @@ def _add_what(what: argparse._ArgumentGroup) -> None:
     what.add_argument("--trace-speed", type=float, metavar="X", help="so many times as fast")
     what.add_argument("--trace-scale", type=float, metavar="X", help="multiplies all lengths")
     what.add_argument(
-        "--prompts", choices=[*map(str, PromptForm)], help="default: tokens, if possible"
+        "--prompts", choices=[str(form) for form in PromptForm], help="default: tokens, if possible"
     )
     what.add_argument(
         "--token-ids",

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 
 # What an application says here, `kvrelay serve` says as well, or it changes nothing.
 _KNOWN = {"name", "args", "import_path", "route_prefix", "autoscaling_policy", "logging_config"}
+# As `cluster.deployment` has them, which loads Ray: a file of arguments alone takes none.
 _OURS = {"route_prefix": "/", "import_path": "cluster.app:build"}
 _OF_FRONT = {"host", "port"}
 
@@ -49,8 +50,9 @@ class ServeFile(NamedTuple):
         return cls(args, front.get("host"), front.get("port"), grpc.get("port"), tuple(others))
 
     def check_only_ours(self) -> None:
-        for name in self.others:
-            raise ConfigError(name, "is for `serve run` and `serve deploy`")
+        """ConfigError for the first of the others."""
+        if self.others:
+            raise ConfigError(self.others[0], "is for `serve run` and `serve deploy`")
 
 
 def _others(application: Mapping[str, Any]) -> list[str]:
