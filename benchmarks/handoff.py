@@ -5,7 +5,7 @@
 `first-token`: the same decode worker computes a prompt itself and has it computed by a prefill
 worker beside it, in turns; `hidden` is the share of the bytes that had arrived before the prompt
 was computed to its end. `load`: completions over HTTP, so many at a time, on our pair (local
-prefill allowed, and strictly remote) and on vLLM's own pair.
+prefill allowed, and strictly remote) and on vLLM's own pair, beside which ours are set.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks import machine
+from benchmarks import machine, table
 from benchmarks.model_folder import write_model
 from benchmarks.pairs import Workers, our_front, our_workers, vllm_pair
 from benchmarks.sides import add_vllm_arguments, chosen_vllm
@@ -45,6 +45,9 @@ PROMPT_LENGTHS = (128, 512, 2048, 8000)
 LONG = 16384
 PROMPT, OUTPUT = 512, 64
 REQUESTS = {1: 6, 8: 32, 32: 64}  # by concurrency
+VLLM_PAIR = "vLLM 1P1D"
+RATE, FIRST, TOKEN = "tokens/s", "mean first token, ms", "median token, ms"
+SPINNING = f"{VLLM_PAIR}: its NIXL progress threads spin on the cores on which it computes"
 TRIES, REOPENED_S = 3, 30.0
 ANOTHER = 1000  # seed, which no turn has
 Row = dict[str, Any]
@@ -169,26 +172,30 @@ def load_rows(side: str, url: str, model: Path, repeats: int, seeds: Iterator[in
             {
                 "pair": side,
                 "at a time": concurrency,
-                "tokens/s": statistics.median(turn.output_tokens_per_s for turn in turns),
-                "mean first token, ms": statistics.median(spread.mean for spread in first) * 1e3,
-                "median token, ms": statistics.median(spread.median for spread in token) * 1e3,
+                RATE: statistics.median(turn.output_tokens_per_s for turn in turns),
+                FIRST: statistics.median(spread.mean for spread in first) * 1e3,
+                TOKEN: statistics.median(spread.median for spread in token) * 1e3,
             }
         )
         print(_line(rows[-1]), file=sys.stderr)
     return rows
 
 
-def as_text(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    heads = list(rows[0])
-    cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
-    lines = [
-        "| " + " | ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) + " |" for r in cells
+def beside_peer(rows: Sequence[Row]) -> list[Row]:
+    """With what each figure is of the peer's at the same load, where the peer was measured."""
+    theirs = {row["at a time"]: row for row in rows if row["pair"] == VLLM_PAIR}
+    return [
+        row
+        if (peer := theirs.get(row["at a time"])) is None
+        else row
+        | {f"{name} / {VLLM_PAIR}": row[name] / peer[name] for name in (RATE, FIRST, TOKEN)}
+        for row in rows
     ]
-    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    heads = list(rows[0])
+    return table.lines([heads, *([_cell(row.get(head, "-")) for head in heads] for row in rows)])
 
 
 def _cell(value: object) -> str:
@@ -221,23 +228,27 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, list[Row]]:
     models.mkdir(parents=True, exist_ok=True)
     short, long = write_models(models)
     repeats, parts = arguments.repeats, arguments.part or ["first-token", "load"]
+    flags = {
+        "prefill": [*arguments.engine, *arguments.prefill_engine],
+        "decode": [*arguments.engine, *arguments.decode_engine],
+    }
     results: dict[str, list[Row]] = {}
     if "first-token" in parts:
-        with our_workers(long, folder, *arguments.engine) as workers:
+        with our_workers(long, folder, flags) as workers:
             results["first-token"] = asyncio.run(
                 measure_first_tokens(workers, repeats, SMALL.kv_token_bytes)
             )
     if "load" in parts:
         rows: list[Row] = []
         seeds = count()
-        with our_workers(short, folder, *arguments.engine) as workers:
+        with our_workers(short, folder, flags) as workers:
             for name, mode in (("kvrelay", "auto"), ("kvrelay, strictly remote", "never")):
                 with our_front(short, folder, workers, mode) as url:
                     rows += load_rows(name, url, short, repeats, seeds)
         if peer := chosen_vllm(arguments):
             with vllm_pair(peer, short, folder) as url:
-                rows += load_rows("vLLM 1P1D", url, short, repeats, seeds)
-        results["load"] = rows
+                rows += load_rows(VLLM_PAIR, url, short, repeats, seeds)
+        results["load"] = beside_peer(rows)
     return results
 
 
@@ -249,6 +260,8 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=["first-token", "load"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engine", nargs="*", default=[], help="flags of both our workers")
+    for role in ("prefill", "decode"):
+        parser.add_argument(f"--{role}-engine", nargs="*", default=[], help=f"of the {role} worker")
     parser.add_argument("--work-dir", type=Path, help="keeps models for later")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -258,6 +271,8 @@ def main() -> None:
     print("machine:", ", ".join(f"{k} {v}" for k, v in machine.describe().items()))
     for name, rows in results.items():
         print(f"\n{name}\n{as_text(rows)}")
+        if any(row.get("pair") == VLLM_PAIR for row in rows):
+            print(SPINNING)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
 

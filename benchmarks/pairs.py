@@ -1,7 +1,7 @@
 """A prefill and a decode worker behind HTTP: ours, and vLLM's."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +22,17 @@ class Workers:
 
 
 @contextmanager
-def our_workers(model: Path, logs: Path, *engine: str) -> Iterator[Workers]:
-    """As a user starts them, with all of their caches touched; `engine` are further flags of
-    both."""
-    common = ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(KV_BYTES), *engine]
-    servers = {
-        role: Server(
-            kvrelay("worker", str(model), "--role", role, *common), {}, logs / f"{role}.log"
-        )
-        for role in ("prefill", "decode")
-    }
+def our_workers(
+    model: Path, logs: Path, further: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[Workers]:
+    """As a user starts them, with all of their caches touched; `further` are more flags by
+    role."""
+    common = ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(KV_BYTES)]
+    servers = {}
+    for role in ("prefill", "decode"):
+        flags = [*common, *(further or {}).get(role, ())]
+        command = kvrelay("worker", str(model), "--role", role, *flags)
+        servers[role] = Server(command, {}, logs / f"{role}.log")
     try:
         lines = {role: s.wait_for_line("worker at ") for role, s in servers.items()}
         addresses = {role: line.split()[-1] for role, line in lines.items()}

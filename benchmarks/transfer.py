@@ -3,7 +3,8 @@
     python -m benchmarks.transfer [--json FILE] [--only nixl socket]
 
 All sides copy the same randomly drawn blobs, in turns, so that a drift of the machine meets
-each of them. Rates are medians over the turns. Memory is touched before.
+each of them. Rates are medians over the turns; of few turns the p99 is the longest. Memory is
+touched before.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """The other process: a pool that our connectors and a bare socket let others read.
 
-Answers JSON lines on its standard input: "busy", "idle", "cpu" (seconds of CPU so far).
+Answers each line of its standard input with the seconds of CPU that it took so far: "expect"
+(somebody is about to connect) or "cpu".
 """
 
 import asyncio
