@@ -24,8 +24,8 @@ PACE_S = 0.02  # from one look at the cache's events to the next, however fast t
 
 
 class EventSource(Protocol):
-    """A worker's cache and load. Every method answers within a second, whatever the engine
-    does, so that the reports of a stuck one go on and show that it makes no steps."""
+    """A worker's cache and load. Every method answers soon, whatever the engine does, so that the
+    reports of a stuck one go on and show that it makes no steps."""
 
     @property
     def incarnation(self) -> int: ...

@@ -49,7 +49,9 @@ class Cheapest:
         pairs = product(computing, nsmallest(NUM_JOINED, decoding))
         every = [ways.remote(*pair) for pair in pairs]
         if weights.may_stay:
-            every += _local(ways, decoding, min(every, key=_order, default=None))
+            spared = {way.decode for way in every if way.spares_pause}
+            staying = [one for one in decoding if one.account not in spared]
+            every += _local(ways, staying, min(every, key=_order, default=None))
         best = nsmallest(NUM_CONSIDERED, every, key=_order)
         first = _of_equals(best, weights)
         if first.terms.prefill is not None:

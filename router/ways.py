@@ -78,6 +78,7 @@ class Way(NamedTuple):
     computing: Account
     decode: Account
     num_decode_cached: int
+    spares_pause: bool = False  # so long a one that the decode worker does not compute the prompt
 
     def prompt(self, ask: Ask) -> Prompt:
         """In a queue, where its last step is shared with the next one. Steps may have become
@@ -164,8 +165,12 @@ class Ways:
         peer, decode = computing.account, decoding.account
         hand_off_s = self._hand_off_s(computing, decoding)
         cost_s = computing.cost_s + hand_off_s + decoding.decode_s
+        spares_pause = False
         if self._weights.may_stay and contend(peer.cores, decode.cores):
-            cost_s = max(cost_s, self._contended_s(computing, decoding) + hand_off_s)
+            here_s = self.local(decoding).terms.cost_s
+            contended_s = self._contended_s(computing, decoding, here_s) + hand_off_s
+            spares_pause = contended_s < here_s
+            cost_s = max(cost_s, contended_s)
         terms = Terms(
             decode.worker,
             peer.worker,
@@ -178,7 +183,7 @@ class Ways:
             computing.num_cached,
             computing.source,
         )
-        return Way(decoding.fit, terms, peer, decode, decoding.num_cached)
+        return Way(decoding.fit, terms, peer, decode, decoding.num_cached, spares_pause)
 
     def local(self, decoding: Decoding) -> Way:
         """Every step that computes a part of the prompt makes a token of each sequence that runs,
@@ -201,14 +206,14 @@ class Ways:
         fit = max(decoding.fit, self._fit_of_mixed(account, mixed_s / steps, share_s / steps))
         return Way(fit, terms, account, account, num_cached)
 
-    def _contended_s(self, computing: Computing, decoding: Decoding) -> float:
-        """On the same cores nothing is computed sooner there than here. All that is gained is that
-        those who run slow down, instead of making a long pause."""
-        here = self.local(decoding).terms
+    def _contended_s(self, computing: Computing, decoding: Decoding, here_s: float) -> float:
+        """On the same cores nothing is computed sooner there than here, and nothing here that does
+        not make those later who wait there. All that is gained is that those who run slow down,
+        instead of making a long pause."""
         pause_s = computing.prefill_s
         excess = max(0.0, pause_s / LONG_PAUSE_S - 1)  # a second counts more the longer it is
         gain_s = decoding.account.seats.num_sequences * pause_s * excess
-        return computing.wait_s + (1 + _IN_VAIN) * here.cost_s - gain_s
+        return computing.wait_s + (1 + _IN_VAIN) * here_s - gain_s
 
     def _hand_off_s(self, computing: Computing, decoding: Decoding) -> float:
         peer, most = computing.account, computing.account.max_step_tokens

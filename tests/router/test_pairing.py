@@ -87,6 +87,18 @@ def test_a_neighbour_on_the_same_cores_spares_long_pauses_alone() -> None:
         world.router.ended(f"a{num_tokens}", world.now)
 
 
+@pytest.mark.parametrize("share_cores", [True, False])
+def test_a_long_prompt_overtakes_nobody_who_waits_for_the_same_cores(share_cores: bool) -> None:
+    """It would hold up all who run here, and come out of the time of those who wait there."""
+    world = World(1, 1, NO_WAITING)
+    cores = Cores("machine", 0b11, 2) if share_cores else None
+    links = with_link(world.prefill[0], 1e9)
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=12_000, cores=cores)
+    world.report(Leg.DECODE, world.decode[0], num_running=8, cores=cores, links=links)
+    placement = world.place("a", 1000)  # a second, for which 12 are waited there
+    assert bool(placement.prefill) is share_cores
+
+
 def test_what_the_decode_worker_holds_is_computed_there() -> None:
     """The next turn of a conversation: its last answer is there."""
     world = World(1, 2)
