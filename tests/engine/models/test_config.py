@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.errors import ModelError
 from engine.model_source import ModelSource
 from engine.models.decoder_config import DecoderConfig
-from engine.models.describe import describe
+from engine.models.describe import describe, describe_decoder
 from engine.models.json_config import JsonConfig
 from engine.models.parse_config import parse_decoder
+from engine.models.rope import rotary_tables
 from engine.models.rope_config import (
     LinearScaling,
     Llama3Scaling,
@@ -285,6 +287,18 @@ def test_description(tmp_path: Path) -> None:
     assert description.num_parameters == 2 * 96 * 64 + 2 * (attention + mlp + norms) + 64
     assert (description.native, description.dtype) == (True, "bfloat16")
     assert (description.num_layers, description.max_model_len) == (2, 128)
+
+
+@pytest.mark.parametrize(("values", "num_tables"), [(LLAMA, 1), (GEMMA3, 2)])
+def test_what_is_counted_of_rotations_is_what_their_tables_take(
+    values: dict[str, Any], num_tables: int
+) -> None:
+    config = parsed(values)
+    ropes = {layer.rope for layer in config.layers}
+    assert len(ropes) == num_tables
+    tables = [rotary_tables(one, 100, torch.device("cpu")) for one in ropes]
+    taken = sum(table.cos.nbytes + table.sin.nbytes for table in tables)
+    assert describe_decoder(config).position_bytes * 100 == taken
 
 
 def test_descriptions_names_and_defaults_need_no_torch(tmp_path: Path) -> None:
