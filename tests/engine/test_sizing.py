@@ -145,6 +145,20 @@ def test_a_share_of_a_gpu_is_refused_where_there_is_none() -> None:
     assert shape_of(EngineConfig(gpu_memory_utilization=0.5), "cuda").device.type == "cuda"
 
 
+def test_a_gpu_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="^device: 'cuda', and torch sees no such device here"):
+        decide_shape(EngineConfig(device="cuda"), MODEL)
+    assert decide_shape(EngineConfig(), MODEL).device.type == "cpu"
+
+
+def test_a_step_has_room_for_a_token_of_every_sequence() -> None:
+    with pytest.raises(ConfigError, match="63, must be at least max_num_seqs, 64") as caught:
+        shape_of(EngineConfig(max_num_batched_tokens=63), "cpu")
+    assert caught.value.field == "max_num_batched_tokens"
+    shape_of(EngineConfig(max_num_batched_tokens=64), "cpu")
+
+
 def test_a_cpus_cache_is_modest() -> None:
     memory = Memory(64 * GIB, 64 * GIB)
     plan = size_cache(EngineConfig(), shape_of(EngineConfig(), "cpu"), MODEL, memory, WEIGHTS)
