@@ -1,6 +1,7 @@
 """What fits is decided before anything is loaded, and what does not is told with what would."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -311,11 +312,14 @@ def test_a_start_says_what_there_was_and_what_became_of_it(
         model=str(folder), dtype="float32", block_size=16, kv_cache_memory_bytes=4 << 20
     )
     monkeypatch.setattr(engine_module, "memory_of", memory)
+    started = time.monotonic()
     with caplog.at_level("INFO"):
         engine = Engine.create(config)
         engine.touching.join(60)
     engine.close()
     assert ("4.0 MiB of cache touched in" in caplog.text) == may_populate()
+    (ready,) = re.findall("ready after ([0-9.]+) s with 4.0 MiB of cache", caplog.text)
+    assert 0 <= float(ready) <= time.monotonic() - started + 0.05
     assert asked == [torch.device("cpu")] * 3, "before loading, to size the cache, at the end"
     weights = engine.info.model.num_parameters * 4
     assert (
