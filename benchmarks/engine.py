@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import machine, table
 from benchmarks.bounds import Limits
@@ -41,6 +41,11 @@ from benchmarks.workloads import FIRST_TOKEN, SHAPES, SMALL, START, WORKLOADS, M
 
 # idle OpenMP threads of the engine before spin for some 0.2 s after their last work
 REST_S = 0.5
+
+
+class Started(NamedTuple):
+    seconds: float  # to the first token
+    kv_bytes: int
 
 
 class Benchmark:
@@ -65,17 +70,26 @@ class Benchmark:
         firsts = {side.name: self._start(side) for side in self._sides}
         for _ in range(self._repeats):
             for side in self._sides:
+                second = self._start(side)
                 self.samples[START][side.name].append(
-                    {"first_start_s": firsts[side.name], "second_start_s": self._start(side)}
+                    {
+                        "first_start_s": firsts[side.name].seconds,
+                        "second_start_s": second.seconds,
+                        "kv_bytes": second.kv_bytes,
+                    }
                 )
 
-    def _start(self, side: SideSpec) -> float:
+    def _start(self, side: SideSpec) -> Started:
         child = side.start(SMALL, self._folders, settled=False)
         child.ask(FIRST_TOKEN.name, seed=0)
         elapsed = time.perf_counter() - child.started
         child.close()
-        _say(f"{side.name}: first token {elapsed:.1f} s after the start of its process")
-        return elapsed
+        kv_bytes = child.info["kv_bytes"]
+        _say(
+            f"{side.name}: first token {elapsed:.1f} s after the start of its process, with"
+            f" {kv_bytes >> 20} MiB of cache"
+        )
+        return Started(elapsed, kv_bytes)
 
     def measure(self, shape: ModelShape, names: Sequence[str]) -> None:
         """All turns of the workloads on one model, the engines loaded once."""

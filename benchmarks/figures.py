@@ -102,5 +102,6 @@ FIGURES = (
     _step(WORKLOADS["overhead"], "median step", limited=False),
     Figure(START, "first start to first token", "s", True, lambda run: run["first_start_s"]),
     Figure(START, "second start to first token", "s", True, lambda run: run["second_start_s"]),
+    Figure(START, "its cache", "MiB", True, lambda run: run["kv_bytes"] / (1 << 20)),
     Figure(MEMORY, "peak beyond weights and cache", "MB", True, _beyond_weights_and_cache),
 )

@@ -129,7 +129,8 @@ class Engine:
         _report(info, found, weights)
         logger.info("warming up; what is to be compiled is compiled on a machine's first start")
         engine.warm_up()
-        logger.info("ready after %.1f s", time.monotonic() - started)
+        cache = format_bytes(plan.num_bytes)
+        logger.info("ready after %.1f s with %s of cache", time.monotonic() - started, cache)
         return engine
 
     @property

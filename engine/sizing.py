@@ -1,6 +1,7 @@
 """What the configuration leaves open, decided from the model and the machine."""
 
 import math
+from bisect import bisect
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from engine.kernels.interface import Kernels
 from engine.machine import available_memory, num_cpus
 from engine.memory import CachePlan, bytes_needed, format_bytes, plan_cache
 from engine.models.interface import ModelDescription
+from engine.slots import slot_bytes
 from engine.step_memory import step_bytes
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvFormat
 
@@ -201,14 +203,16 @@ def check_host(
     available_bytes: int,
     to_load_bytes: int = 0,
 ) -> None:
-    """What is needed of the host beside weights and cache that stay there: the space of swapped
-    sequences, and weights on their way to a GPU, of a model that transformers loads."""
+    """What is needed of the host beside weights and cache that stay there: tables as long as the
+    longest sequence, the space of swapped ones, and weights on their way to a GPU, of a model
+    that transformers loads."""
     stays = shape.device.type == "cpu"
     if not stays and not model.native and to_load_bytes > available_bytes:
         raise ConfigError("model", _no_way(shape, to_load_bytes, available_bytes))
+    left = max(available_bytes - stays * (to_load_bytes + plan.num_bytes), 0)
+    left -= _table_bytes(config, shape, model, left, loaded=not to_load_bytes)
     if config.preemption_mode != "swap":
         return
-    left = max(available_bytes - stays * (to_load_bytes + plan.num_bytes), 0)
     if not stays:  # pinned memory, of which torch takes a power of two
         left = 1 << left.bit_length() >> 1
     if config.swap_space_bytes > left:
@@ -219,6 +223,34 @@ def check_host(
             f" memory are available{beside}; set it to at most {left}, or preemption_mode to"
             " recompute",
         )
+
+
+def _table_bytes(
+    config: EngineConfig, shape: EngineShape, model: ModelDescription, left: int, loaded: bool
+) -> int:
+    """Of running sequences' tokens and blocks, and of rotations, which come with the weights; at
+    most what is left, or a ConfigError."""
+
+    def needed(num_seqs: int, length: int) -> int:
+        rows = num_seqs * slot_bytes(length, shape.block_size, len(model.groups))
+        return rows + (0 if loaded else length * model.position_bytes)
+
+    most, longest = config.max_num_seqs, shape.max_model_len
+    table_bytes = needed(most, longest)
+    if table_bytes <= left:
+        return table_bytes
+    problem = (
+        f"tables for {most} sequences of {longest} tokens take {format_bytes(table_bytes)}, and"
+        f" {format_bytes(left)} of the host's memory are available for them"
+    )
+    fitting = bisect(range(longest + 1), left, key=lambda length: needed(most, length)) - 1
+    if needed(1, longest) <= left:
+        most = bisect(range(most + 1), left, key=lambda num_seqs: needed(num_seqs, longest)) - 1
+        problem += f"; set it to at most {most}"
+        advice = f", or max_model_len to at most {fitting}" if fitting > 1 else ""
+        raise ConfigError("max_num_seqs", problem + advice)
+    advice = f"; set it to at most {fitting}" if fitting > 1 else ""
+    raise ConfigError("max_model_len", problem + advice)
 
 
 def _least(shape: EngineShape, model: ModelDescription) -> int:

@@ -22,6 +22,11 @@ class DrawnTokens(NamedTuple):
     token_ids: torch.Tensor  # [draws] int32, on the device
 
 
+def slot_bytes(max_len: int, block_size: int, num_groups: int) -> int:
+    """Of one row of a `SlotTable`."""
+    return 4 * (max_len + 1 + num_groups * (max_len // block_size + 1) + 3)
+
+
 class SlotTable:
     """One row for each running sequence: its tokens and its block tables, on the host.
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from engine.errors import ConfigError
 
+MOST_TOKENS = 10_000_000  # of a prompt or an answer: as long as the longest contexts
 FORMS = "N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA[:MOST]"
 
 
@@ -37,37 +38,37 @@ class LogNormal:
 
     median: float
     sigma: float
-    most: int | None = None
+    most: int = MOST_TOKENS
 
     def draw(self, random: Random) -> int:
         length = max(1, round(self.median * math.exp(random.gauss(0.0, self.sigma))))
-        return length if self.most is None else min(length, self.most)
+        return min(length, self.most)
 
 
-def parse_lengths(field: str, text: str) -> Lengths:
+def parse_lengths(field: str, text: str, most: int = MOST_TOKENS) -> Lengths:
     kind, _, rest = text.partition(":")
     words = rest.split(":") if rest else []
     try:
         match kind, words:
             case number, []:
-                return Fixed(_at_least_1(number))
-            case "uniform", [least, most]:
-                uniform = Uniform(_at_least_1(least), _at_least_1(most))
+                return Fixed(_within(number, most))
+            case "uniform", [low, high]:
+                uniform = Uniform(_within(low, most), _within(high, most))
                 if uniform.least <= uniform.most:
                     return uniform
-            case "lognormal", [median, sigma, *most] if len(most) <= 1:
-                limit = _at_least_1(most[0]) if most else None
+            case "lognormal", [median, sigma, *high] if len(high) <= 1:
+                limit = _within(high[0], most) if high else most
                 lognormal = LogNormal(float(median), float(sigma), limit)
                 # e to the power of more is beyond every context
                 if 1 <= lognormal.median < math.inf and 0 <= lognormal.sigma <= 10:
                     return lognormal
     except ValueError:
         pass
-    raise ConfigError(field, f"{text!r}: must be {FORMS}, of at least 1")
+    raise ConfigError(field, f"{text!r}: must be {FORMS}, from 1 to {most}")
 
 
-def _at_least_1(text: str) -> int:
+def _within(text: str, most: int) -> int:
     number = int(text)
-    if number < 1:
+    if not 1 <= number <= most:
         raise ValueError(text)
     return number

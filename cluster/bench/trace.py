@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.bench.lengths import MOST_TOKENS
 from cluster.bench.workload import Conversation, Piece, Turn
 from engine.errors import ConfigError
 
@@ -44,7 +45,7 @@ class Trace:
             last_ms = at_ms
             turn = Turn(
                 self._pieces(where, number, entry),
-                self._scaled(_number(where, entry, "output_length", least=1)),
+                self._length(where, entry, "output_length"),
             )
             yield Conversation(number, (turn,), (at_ms - start_ms) / 1e3)
 
@@ -59,7 +60,7 @@ class Trace:
             raise ConfigError("trace", f"{self.path}: {error}") from error
 
     def _pieces(self, where: str, number: int, entry: dict[str, Any]) -> tuple[Piece, ...]:
-        left = self._scaled(_number(where, entry, "input_length", least=1))
+        left = self._length(where, entry, "input_length")
         block = self._scaled(BLOCK_TOKENS)
         pieces = []
         for hash_id in _hash_ids(where, entry):
@@ -70,6 +71,14 @@ class Trace:
         if left > 0:
             pieces.append(Piece(f"own {number}", left))
         return tuple(pieces)
+
+    def _length(self, where: str, entry: dict[str, Any], key: str) -> int:
+        length = _number(where, entry, key, least=1)
+        if length * self.scale > MOST_TOKENS:
+            times = "" if self.scale == 1 else f" times {self.scale:g}"
+            problem = f"{length}{times}, must be at most {MOST_TOKENS} tokens"
+            raise ConfigError("trace", f"{where}: {key}: {problem}")
+        return self._scaled(length)
 
     def _scaled(self, length: float) -> int:
         return max(1, round(length * self.scale))

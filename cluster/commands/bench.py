@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import time
+from pathlib import Path
 
 from cluster.bench.answer import Tally
 from cluster.bench.as_json import as_json
@@ -31,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     load, objectives = load_of(arguments), objectives_of(arguments)
     if arguments.plots is not None:
         check_plots(arguments.plots)
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        raise ConfigError("json", f"{arguments.json.absolute().parent}: there is no such folder")
+    if arguments.json is not None:
+        _check_json(arguments.json)
     _allow_many_connections()
     try:
         outcome = asyncio.run(_run(load))
@@ -43,6 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome.interrupted:
         return _INTERRUPTED
     return 0 if num_complete else 1
+
+
+def _check_json(path: Path) -> None:
+    """Before a run, rather than after it."""
+    is_new = not path.exists()
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError("json", f"{path}: cannot be written: {error.strerror}") from error
+    if is_new:
+        path.unlink()
 
 
 def _allow_many_connections() -> None:

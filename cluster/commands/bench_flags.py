@@ -3,11 +3,12 @@
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 
 from cluster.bench.arrivals import Arrivals, ClosedLoop, OpenLoop, Recorded
 from cluster.bench.client import EndpointKind
-from cluster.bench.lengths import FORMS, Fixed, parse_lengths
+from cluster.bench.lengths import FORMS, parse_lengths
 from cluster.bench.load import TIMEOUT_S, Load
 from cluster.bench.measure import Objectives
 from cluster.bench.prompts import PromptForm
@@ -17,6 +18,9 @@ from engine.errors import ConfigError
 
 NUM_REQUESTS = 100
 _BURSTINESS = 0.25
+_API_KEY = "KVRELAY_API_KEY"
+_MOST_IDS = 1 << 20  # far beyond every vocabulary
+_MOST_TURNS = 10_000
 _SYNTHETIC = ("input_tokens", "output_tokens", "prefix_share", "prefix_groups", "turns")
 
 
@@ -33,8 +37,7 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--api-key-env",
         metavar="NAME",
-        default="KVRELAY_API_KEY",
-        help="the environment variable that has the key (default: %(default)s)",
+        help=f"the environment variable that has the key (default: {_API_KEY}, if it is set)",
     )
     server.add_argument(
         "--timeout",
@@ -197,21 +200,26 @@ def _workload(arguments: argparse.Namespace) -> Workload:
         arguments.seed,
         share or 0.0,
         groups or 1,
-        Fixed(1) if arguments.turns is None else parse_lengths("turns", arguments.turns),
+        parse_lengths("turns", arguments.turns or "1", _MOST_TURNS),
     )
 
 
 def _token_ids(text: str | None) -> range | None:
     if text is None:
         return None
-    first, _, last = text.partition("-")
-    if first.isdecimal() and last.isdecimal() and int(first) <= int(last):
-        return range(int(first), int(last) + 1)
-    raise ConfigError("token_ids", f"{text!r}: must be like 100-20000")
+    found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", text)
+    if found is not None:
+        first, last = map(int, found.groups())
+        if first <= last < _MOST_IDS:
+            return range(first, last + 1)
+    raise ConfigError("token_ids", f"{text!r}: must be like 100-20000, and below {_MOST_IDS}")
 
 
-def _api_key(name: str) -> str | None:
+def _api_key(given: str | None) -> str | None:
+    name = given or _API_KEY
     key = os.environ.get(name)
+    if given is not None and not key:
+        raise ConfigError("api_key_env", f"${name} is not set, or empty")
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError("api_key_env", f"${name} has characters that no HTTP header may have")
     return key

@@ -40,4 +40,6 @@ def describe_decoder(config: DecoderConfig) -> ModelDescription:
         groups=groups,
         num_tied=config.vocab_size * config.hidden_size if config.tied_embeddings else 0,
         longrope_limit=config.longrope_limit,
+        # a cosine and a sine in fp32 for every pair of elements that is turned
+        position_bytes=sum(4 * rope.rotary_dim for rope in {one.rope for one in config.layers}),
     )

@@ -70,6 +70,7 @@ class ModelDescription:
     num_tied: int = 0  # of the parameters: both embedding and head, of which kernels may need two
     # Where max_model_len is above this, longrope's other factors serve: other keys are cached.
     longrope_limit: int | None = None
+    position_bytes: int = 0  # of its tables of rotations, for each of max_model_len positions
 
     def length_for(self, wanted: int | None) -> int:
         """Of prompt and answer together, where so much is asked for. ConfigError for more than the

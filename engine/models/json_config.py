@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeGuard
@@ -11,6 +10,9 @@ from typing import TypeGuard
 from engine.errors import ModelError
 
 MOST = 2**31 - 1  # of what is counted: far beyond every model
+# Of what is measured: what is computed from it by a few products is a finite number of 32 bits.
+_SMALLEST, _LARGEST = 1e-30, 1e30
+_RANGE = f"{_SMALLEST} to {_LARGEST}"
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -87,7 +89,7 @@ class JsonConfig:
         if value is None:
             return None
         if not _is_positive(value):
-            raise self.fail(key, f"{value!r}, must be a positive number")
+            raise self.fail(key, f"{value!r}, must be a positive number, {_RANGE}")
         return float(value)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -117,7 +119,7 @@ class JsonConfig:
         if value is None:
             raise self._missing(key, "a list of numbers")
         if not isinstance(value, list) or not all(map(_is_positive, value)):
-            raise self.fail(key, "must be a list of positive numbers")
+            raise self.fail(key, f"must be a list of positive numbers, {_RANGE}")
         return tuple(float(v) for v in value)
 
     def texts(self, key: str) -> tuple[str, ...] | None:
@@ -138,7 +140,7 @@ class JsonConfig:
 
 
 def _is_positive(value: object) -> TypeGuard[int | float]:
-    """And finite, as a float: JSON's whole numbers have no end."""
+    """And of a size that can be computed with."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 < value <= sys.float_info.max
+    return _SMALLEST <= value <= _LARGEST

@@ -81,7 +81,7 @@ def _parse(own: JsonConfig, architecture: str, family: Family, dtype: DtypeName)
         layers=_layers(config, family, head_dim),
         activation=_activation(config, family),
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        max_positions=config.integer("max_position_embeddings"),
+        max_positions=config.integer("max_position_embeddings", minimum=2),
         dtype=dtype,
         attention_scale=_attention_scale(config, family, head_dim),
         attention_soft_cap=_attention_soft_cap(config, family),
@@ -107,11 +107,13 @@ def _layers(config: JsonConfig, family: Family, head_dim: int) -> tuple[LayerCon
         raise config.fail("partial_rotary_factor", f"{partial} is not supported here")
     context = RopeContext(
         head_dim=head_dim,
-        max_positions=config.integer("max_position_embeddings"),
+        max_positions=config.integer("max_position_embeddings", minimum=2),
         default_theta=10_000.0,
         partial_factor=partial,
         partial_allowed=family.partial_rotary,
-        original_max_positions=config.optional_integer("original_max_position_embeddings"),
+        original_max_positions=config.optional_integer(
+            "original_max_position_embeddings", minimum=2
+        ),
         yarn_is_longrope=family.partial_rotary,
     )
     ropes = rope_pair(config, context, separate=family.local_rope)

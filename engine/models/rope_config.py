@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.models.json_config import JsonConfig
+from engine.models.json_config import MOST, JsonConfig
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ def parse_rope(section: JsonConfig, context: RopeContext) -> RopeConfig:
             " which must be even and inside the head",
         )
     scaling = _parse_scaling(section, context, rotary_dim)
+    if isinstance(scaling, YarnScaling) and theta <= 1:
+        raise section.fail("rope_theta", f"{theta}, must be above 1 with yarn")
     if section.unseen:
         key = min(section.unseen)
         raise section.fail(key, "is not supported in rotary parameters")
@@ -98,7 +100,7 @@ def _parse_scaling(section: JsonConfig, context: RopeContext, rotary_dim: int) -
     kind = section.optional_text("rope_type") or legacy or "default"
     if kind == "su" or (context.yarn_is_longrope and kind == "yarn"):
         kind = "longrope"
-    own_original = section.optional_integer("original_max_position_embeddings")
+    own_original = section.optional_integer("original_max_position_embeddings", minimum=2)
     original = context.original_max_positions or own_original or context.max_positions
     match kind:
         case "default":
@@ -130,6 +132,10 @@ def _parse_scaling(section: JsonConfig, context: RopeContext, rotary_dim: int) -
 
 def _parse_yarn(section: JsonConfig, context: RopeContext, original: int) -> YarnScaling:
     factor = section.number("factor", context.max_positions / original)
+    if original * factor > MOST:
+        raise section.fail(
+            "factor", f"{factor}, must be at most {MOST // original} with {original} positions"
+        )
     attention = section.optional_number("attention_factor")
     mscale = section.optional_number("mscale")
     mscale_all_dim = section.optional_number("mscale_all_dim")

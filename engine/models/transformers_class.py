@@ -87,8 +87,11 @@ def find_decoder(architecture: str, model: Any) -> Any:
 def max_positions(architecture: str, config: Any) -> int:
     """What positions the model is good for whatever it is batched with."""
     positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
-        raise _refusal(architecture, "config.json: max_position_embeddings: missing")
+    if not isinstance(positions, int) or positions < 2:
+        raise _refusal(
+            architecture,
+            f"config.json: max_position_embeddings: {positions}, must be an integer of at least 2",
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     for section in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if section.get("rope_type") == "longrope":

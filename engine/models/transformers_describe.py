@@ -26,19 +26,20 @@ from kv_cache.layout import KvGroup
 def describe_transformers(source: ModelSource) -> ModelDescription:
     found = transformers_class(source)
     model, attentions = probe(found)
-    return ModelDescription(
-        architecture=found.architecture,
-        native=False,
-        vocab_size=model.get_output_embeddings().weight.shape[0],
-        hidden_size=found.config.hidden_size,
-        num_layers=len(attentions),
-        num_heads=attentions[0].spec.num_heads,
-        mlp_size=_mlp_size(model, found.config),
-        max_model_len=max_positions(found.architecture, found.config),
-        dtype=parse_dtype(source.config, "float32"),
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        groups=attention_groups([attention.spec for attention in attentions]),
-    )
+    with reported(found.architecture):
+        return ModelDescription(
+            architecture=found.architecture,
+            native=False,
+            vocab_size=model.get_output_embeddings().weight.shape[0],
+            hidden_size=found.config.hidden_size,
+            num_layers=len(attentions),
+            num_heads=attentions[0].spec.num_heads,
+            mlp_size=_mlp_size(model, found.config),
+            max_model_len=max_positions(found.architecture, found.config),
+            dtype=parse_dtype(source.config, "float32"),
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            groups=attention_groups([attention.spec for attention in attentions]),
+        )
 
 
 def probe(found: TransformersClass) -> tuple[Any, list[ProbedAttention]]:

@@ -4,11 +4,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.model_folder import write_model
+from benchmarks.peers.kvrelay_offline import settle
 from benchmarks.process import Child, ChildError
 from benchmarks.sides import Folders, ours
 from benchmarks.workloads import THIN, WORKLOADS
+from engine.machine import resident_bytes
+from kv_cache import slab as slab_module
+from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
+from kv_cache.slab import KvSlab
 
 
 def test_our_engine_answers_with_a_run(tmp_path: Path) -> None:
@@ -24,6 +30,18 @@ def test_our_engine_answers_with_a_run(tmp_path: Path) -> None:
     assert len(answer["first_token_s"]) == workload.num_seqs
     assert len(answer["decode_step_s"]) >= workload.output_len // 2
     assert child.info["weights_bytes"] == 2 * THIN.num_parameters
+
+
+@pytest.mark.parametrize("format", ["bf16", "fp8_e4m3"])
+def test_a_cache_is_in_memory_also_where_the_system_cannot_be_told_so(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slab_module, "_populate", lambda start, size: False)
+    layout = BlockLayout(KvGroup((0, 1), 2, (16, 16)), 16, KV_FORMATS[format])
+    slab = KvSlab.allocate(layout, (64 << 20) // layout.blob_bytes, torch.device("cpu"))
+    before = resident_bytes()
+    settle([slab])
+    assert resident_bytes() - before > 0.9 * slab.data.nbytes
 
 
 def test_a_dead_engine_says_its_last_words(tmp_path: Path) -> None:

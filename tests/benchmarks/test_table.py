@@ -22,6 +22,13 @@ def test_ratio_is_above_one_where_ours_is_better_and_medians_are_over_turns() ->
     assert step["share of limit"] == pytest.approx(step["limit"] / 40)
 
 
+def test_starts_stand_beside_the_cache_that_they_come_with() -> None:
+    start = {"first_start_s": 9.0, "second_start_s": 2.5, "kv_bytes": 512 << 20}
+    table = rows({"start": {"kvrelay": [start] * 2}}, LIMITS)
+    assert [(row["unit"], row["kvrelay"]) for row in table] == [("s", 9), ("s", 2.5), ("MiB", 512)]
+    assert table[-1]["values"] == {"kvrelay": [512, 512]}
+
+
 def test_one_engine_alone_has_no_ratio() -> None:
     (row,) = rows({"overhead": {"kvrelay": [answer(1.0, 0.0012)]}}, LIMITS)
     assert row["vLLM"] is None

@@ -167,16 +167,32 @@ async def test_both_names_of_the_limit(server: Server, name: str) -> None:
     assert response.json()["error"]["param"] == "max_completion_tokens"
 
 
-async def test_request_then_model_then_openai_decide_the_sampling() -> None:
-    defaults = GenerationDefaults(temperature=0.6, top_k=20, max_new_tokens=7)
+@pytest.mark.parametrize(
+    ("path", "asked"), [(PATH, {"messages": HELLO}), ("/v1/completions", {"prompt": "Tell me"})]
+)
+async def test_request_then_model_then_openai_decide_the_sampling(
+    path: str, asked: dict[str, Any]
+) -> None:
+    """What a request says also where it is nothing, as a temperature of 0."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    openai: dict[str, Any] = dict(zip(names, (1.0, 1.0, 0, 0.0, 1.0), strict=True))
+    models: dict[str, Any] = dict(zip(names, (0.6, 0.9, 9, 0.1, 1.2), strict=True))
+    said: dict[str, Any] = dict(zip(names, (0.0, 1.0, -1, 0.0, 1.0), strict=True))
+
+    async def taken(server: Server, **fields: Any) -> tuple[dict[str, Any], int | None]:
+        await server.ok(path, **asked, **fields)
+        params = server.backend.last.params
+        return {name: getattr(params, name) for name in names}, params.max_tokens
+
+    plain = make_server()
+    assert (await taken(plain))[0] == openai
+    assert await taken(plain, **models, max_tokens=9) == (models, 9)
+    defaults = GenerationDefaults(**models, max_new_tokens=7)
     server = make_server(model=small_model(defaults))
-    await server.ok(PATH, messages=HELLO, top_k=5)
-    params = server.backend.last.params
-    assert (params.temperature, params.top_k, params.top_p) == (0.6, 5, 1.0)
-    assert params.max_tokens == 7
-    await server.ok(PATH, messages=HELLO, temperature=0, top_k=-1, max_tokens=9)
-    params = server.backend.last.params
-    assert (params.temperature, params.top_k, params.max_tokens) == (0.0, 0, 9)
+    assert await taken(server) == (models, 7)
+    for name, value in said.items():
+        assert await taken(server, **{name: value}) == ({**models, name: max(value, 0)}, 7)
+    assert await taken(server, **said, max_tokens=9) == ({**said, "top_k": 0}, 9)
 
 
 async def test_a_seed_is_drawn_where_none_is_given(server: Server) -> None:

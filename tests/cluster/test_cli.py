@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from cluster.text_side import load_text_side
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
 from engine.generation_defaults import GenerationDefaults
+from engine.model_source import BUNDLED_FOLDER
 from engine.text.chat_template import ChatOptions
 from tests.cluster.fakes import small_model, small_tokenizer
 
@@ -176,6 +178,21 @@ def test_wrong_values_are_told_in_one_line(
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"kvrelay {words[0]}: {reason}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["local", "--port", "0"], ["serve", "--port", "0"], ["generate", "--prompt", "x"]]
+)
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copy(BUNDLED_FOLDER / "config.json", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"which would be told too")
+    command, *flags = words
+    assert cli.main([command, str(tmp_path), *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvrelay {command}: {tmp_path}/tokenizer.json: not there, and the")
     assert error.count("\n") == 1
 
 

@@ -16,6 +16,7 @@ from cluster.rate_limit import Rates
 from cluster.replicas.token_service import on_this_machine
 from cluster.token_request import TokenRequest, read_request
 from engine.errors import QueueFullError, StepError, UnavailableError
+from engine.generation_defaults import GenerationDefaults
 from engine.request import GenerationRequest, GenerationUpdate
 from protos.generation_pb2 import Failure, Grammar, SamplingParams
 from protos.ingress_pb2 import GenerateRequest, ListModels, ReadyRequest
@@ -126,6 +127,24 @@ async def test_what_is_not_said_is_as_over_http() -> None:
     assert asked.params.max_tokens == 16
     assert asked.params.seed is not None
     assert asked.timeout_s == pytest.approx(HttpLimits().request_timeout_s, abs=10)
+
+
+def test_request_then_model_decide_the_sampling() -> None:
+    """What a request says also where it is nothing, as a temperature of 0."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    models: dict[str, Any] = dict(zip(names, (0.6, 0.9, 9, 0.1, 1.2), strict=True))
+    said: dict[str, Any] = dict(zip(names, (0.0, 1.0, 0, 0.0, 1.0), strict=True))
+    model = small_model(GenerationDefaults(**models, max_new_tokens=7))
+
+    def taken(**fields: Any) -> tuple[dict[str, Any], int | None]:
+        message = GenerateRequest(token_ids=PROMPT, params=SamplingParams(**fields))
+        params = read_request(message, model, RequestLimits(), 60.0).params
+        return {name: getattr(params, name) for name in names}, params.max_tokens
+
+    assert taken() == (models, 7)
+    for name in names:
+        assert taken(**{name: said[name]}) == ({**models, name: said[name]}, 7)
+    assert taken(**said, max_tokens=9) == (said, 9)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """What fits is decided before anything is loaded, and what does not is told with what would."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ from engine.sizing import (
     size_cache,
     weight_bytes,
 )
+from engine.slots import SlotTable, slot_bytes
 from kv_cache.layout import KvGroup
 from tests.engine.models_on_disk import make_tiny
 from tests.populating import may_populate
@@ -143,6 +146,20 @@ def test_a_share_of_a_gpu_is_refused_where_there_is_none() -> None:
     assert shape_of(EngineConfig(gpu_memory_utilization=0.5), "cuda").device.type == "cuda"
 
 
+def test_a_gpu_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="^device: 'cuda', and torch sees no such device here"):
+        decide_shape(EngineConfig(device="cuda"), MODEL)
+    assert decide_shape(EngineConfig(), MODEL).device.type == "cpu"
+
+
+def test_a_step_has_room_for_a_token_of_every_sequence() -> None:
+    with pytest.raises(ConfigError, match="63, must be at least max_num_seqs, 64") as caught:
+        shape_of(EngineConfig(max_num_batched_tokens=63), "cpu")
+    assert caught.value.field == "max_num_batched_tokens"
+    shape_of(EngineConfig(max_num_batched_tokens=64), "cpu")
+
+
 def test_a_cpus_cache_is_modest() -> None:
     memory = Memory(64 * GIB, 64 * GIB)
     plan = size_cache(EngineConfig(), shape_of(EngineConfig(), "cpu"), MODEL, memory, WEIGHTS)
@@ -187,6 +204,59 @@ def test_swap_space_that_the_host_has_not_is_refused_with_what_it_has(
     fitting = replace(config, swap_space_bytes=most)
     check_host(fitting, shape, MODEL, plan, 6 * GIB, WEIGHTS)
     check_host(replace(config, preemption_mode="recompute"), shape, MODEL, plan, 6 * GIB, WEIGHTS)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tables_that_the_host_has_no_room_for_are_refused_with_what_it_has(device: str) -> None:
+    """Of a model whose cache is a window's: it says nothing of how long sequences may be. 2 GiB
+    are left for them."""
+    windowed = replace(
+        MODEL,
+        max_model_len=2**31 - 1,
+        groups=tuple(replace(group, window=4096) for group in MODEL.groups),
+        position_bytes=512,
+    )
+    host_bytes = 2 * GIB
+
+    def checked(config: EngineConfig, loaded: bool = False) -> None:
+        shape = decide_shape(config, windowed, torch.device(device))
+        plan = size_cache(config, shape, windowed, Memory(64 * GIB, 64 * GIB), WEIGHTS)
+        weights = 0 if loaded else WEIGHTS
+        there = host_bytes + (weights + plan.num_bytes) * (device == "cpu")
+        check_host(config, shape, windowed, plan, there, weights)
+
+    with pytest.raises(ConfigError) as too_long:
+        checked(EngineConfig())
+    assert too_long.value.field == "max_model_len"
+    length = int(re.findall("set it to at most ([0-9]+)", str(too_long.value))[0])
+    # a token's id for each of 64 sequences, its share of their blocks' and its rotation
+    block_size = {"cpu": 16, "cuda": 64}[device]
+    assert length == pytest.approx(2 * GIB / (64 * 4 * (1 + 1 / block_size) + 512), rel=0.01)
+    checked(EngineConfig(max_model_len=length))
+    for one_more in (
+        EngineConfig(max_model_len=length + 1),
+        EngineConfig(max_model_len=length, max_num_seqs=65),
+    ):
+        with pytest.raises(ConfigError, match="^max_num_seqs: tables for"):
+            checked(one_more)
+    many = EngineConfig(
+        max_model_len=1 << 17, max_num_seqs=16384, max_num_batched_tokens=16384, block_size=16
+    )
+    with pytest.raises(ConfigError) as too_many:
+        checked(many)
+    assert too_many.value.field == "max_num_seqs"
+    num_seqs, fitting = map(int, re.findall("to at most ([0-9]+)", str(too_many.value)))
+    assert num_seqs == pytest.approx((2 * GIB - (512 << 17)) / (4 << 17) / (1 + 1 / 16), rel=0.01)
+    checked(replace(many, max_num_seqs=num_seqs))
+    checked(replace(many, max_model_len=fitting))
+    checked(replace(many, max_num_seqs=num_seqs + 100), loaded=True)  # rotations are there by then
+
+
+def test_what_is_counted_of_a_table_is_what_it_takes() -> None:
+    table = SlotTable(num_slots=3, max_len=100, block_size=16, num_groups=2)
+    arrays = [*vars(table).values(), *vars(table)["_tables"]]
+    taken = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    assert 3 * slot_bytes(100, 16, 2) == taken
 
 
 def test_weights_that_go_to_a_gpu_through_too_small_a_host_are_refused() -> None:
@@ -242,11 +312,14 @@ def test_a_start_says_what_there_was_and_what_became_of_it(
         model=str(folder), dtype="float32", block_size=16, kv_cache_memory_bytes=4 << 20
     )
     monkeypatch.setattr(engine_module, "memory_of", memory)
+    started = time.monotonic()
     with caplog.at_level("INFO"):
         engine = Engine.create(config)
         engine.touching.join(60)
     engine.close()
     assert ("4.0 MiB of cache touched in" in caplog.text) == may_populate()
+    (ready,) = re.findall("ready after ([0-9.]+) s with 4.0 MiB of cache", caplog.text)
+    assert 0 <= float(ready) <= time.monotonic() - started + 0.05
     assert asked == [torch.device("cpu")] * 3, "before loading, to size the cache, at the end"
     weights = engine.info.model.num_parameters * 4
     assert (

@@ -66,6 +66,14 @@ def test_names_do_not_depend_on_the_process(hash_seed: str) -> None:
     assert json.loads(output) == GOLDEN
 
 
+def test_names_do_not_depend_on_the_byte_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There these ids lie in memory as those with their bytes turned lie here."""
+    turned = [int.from_bytes(token.to_bytes(4, "little"), "big") for token in TOKENS]
+    here = name_blocks(root_name("llama bf16"), TOKENS, 4)
+    monkeypatch.setattr(sys, "byteorder", "big" if sys.byteorder == "little" else "little")
+    assert name_blocks(root_name("llama bf16"), turned, 4) == here
+
+
 def test_what_decides_the_bytes_of_a_cache_decides_the_root() -> None:
     roots = [
         root_name("a"),

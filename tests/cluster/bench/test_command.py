@@ -124,17 +124,36 @@ def test_objectives_are_in_milliseconds() -> None:
         ("--trace-scale 2", "trace_scale"),
         ("--token-ids 9-5", "token_ids"),
         ("--token-ids x", "token_ids"),
+        ("--token-ids 0-99999999", "token_ids"),
+        (f"--token-ids 0-{'9' * 5000}", "token_ids"),
+        ("--input-tokens 99999999999", "input_tokens"),
+        ("--output-tokens uniform:1:99999999999", "output_tokens"),
+        ("--turns lognormal:2:1:99999999", "turns"),
+        ("--api-key-env NO_SUCH_KEY", "api_key_env"),
         ("--extra-body [1]", "extra_body"),
         ("--extra-body {", "extra_body"),
         ("--temperature -1", "temperature"),
         ("--ttft-objective 0", "ttft_objective"),
         ("--json /absent/file", "json"),
+        ("--json /", "json"),
         ("--endpoint chat --token-ids 1-5", "prompts"),
     ],
 )
 def test_bad_flags_are_named(words: str, field: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "http://127.0.0.1:1", "--model", "m", *words.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"kvrelay bench: {field}: ")
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvrelay bench: {field}: ")
+    assert error.count("\n") == 1
+
+
+def test_a_file_is_tried_before_a_run_and_left_as_it_was(tmp_path: Path) -> None:
+    """Nobody answers there."""
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("kept")
+    for path in (old, new):
+        assert cli.main(["bench", "http://127.0.0.1:1", "--json", str(path)]) == 2
+    assert old.read_text() == "kept"
+    assert not new.exists()
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port", "http://[", "x?y=1"])

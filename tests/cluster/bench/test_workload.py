@@ -50,7 +50,7 @@ def test_lengths_are_read(text: str, lengths: Lengths) -> None:
     "text",
     ["", "0", "-3", "1.5", "x", "uniform", "uniform:9:1", "uniform:0:4", "uniform:1:2:3"]
     + ["lognormal:0:1", "lognormal:nan:1", "lognormal:9:-1", "lognormal:9", "lognormal:9:1:0"]
-    + ["lognormal:inf:1", "lognormal:9:99", "fixed:4"],
+    + ["lognormal:inf:1", "lognormal:9:99", "fixed:4", "10000001", "uniform:1:10000001"],
 )
 def test_lengths_that_cannot_be_are_named(text: str) -> None:
     with pytest.raises(ConfigError, match="^turns: .*must be N, uniform") as refused:
@@ -67,7 +67,6 @@ def test_lengths_stay_within_their_bounds(lengths: Lengths, seed: int) -> None:
         case Uniform(least, most):
             assert least <= min(drawn) <= max(drawn) <= most
         case LogNormal(_, _, most):
-            assert most is not None
             assert 1 <= min(drawn) <= max(drawn) <= most
 
 
@@ -197,6 +196,8 @@ GOOD = {"timestamp": 5, "input_length": 9, "output_length": 2}
         ({**GOOD, "input_length": "9"}, "input_length"),
         ({**GOOD, "output_length": float("nan")}, "output_length"),
         ({**GOOD, "output_length": True}, "output_length"),
+        ({**GOOD, "output_length": 1e14}, "output_length: 1.*, must be at most 10000000 tokens"),
+        ({**GOOD, "input_length": 10**14}, "input_length: 1.*, must be at most 10000000 tokens"),
         ({**GOOD, "hash_ids": [1.5]}, "hash_ids"),
         ({"timestamp": 5}, "output_length|input_length"),
         ([1], "object"),
@@ -206,6 +207,12 @@ def test_a_bad_line_of_a_trace_is_named(tmp_path: Path, entry: object, named: st
     path = write(tmp_path / "t", GOOD, entry)
     with pytest.raises(ConfigError, match=rf"^trace: .*:2: .*({named})"):
         list(Trace(path).conversations())
+
+
+def test_a_scale_that_makes_too_much_of_a_trace_is_named(tmp_path: Path) -> None:
+    trace = Trace(write(tmp_path / "t", GOOD), scale=1e308)
+    with pytest.raises(ConfigError, match="^trace: .*:1: input_length: 9 times 1e.308, must be at"):
+        trace.check()
 
 
 def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:

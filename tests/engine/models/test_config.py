@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.errors import ModelError
 from engine.model_source import ModelSource
 from engine.models.decoder_config import DecoderConfig
-from engine.models.describe import describe
+from engine.models.describe import describe, describe_decoder
 from engine.models.json_config import JsonConfig
 from engine.models.parse_config import parse_decoder
+from engine.models.rope import rotary_tables
 from engine.models.rope_config import (
     LinearScaling,
     Llama3Scaling,
@@ -36,6 +38,7 @@ QWEN2: dict[str, Any] = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
 PHI3: dict[str, Any] = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
 GEMMA2: dict[str, Any] = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 4}
 GEMMA3: dict[str, Any] = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7}
+YARN = {"type": "yarn", "factor": 4.0}
 LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -184,6 +187,9 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"hidden_size": 10**400}, "hidden_size: 1000+, must be at most"),
         ({"rms_norm_eps": -1}, "rms_norm_eps: -1, must be a positive number"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps: 1000+, must be a positive number"),
+        ({"rope_theta": 1e308}, "rope_theta: 1e.308, must be a positive number, 1e-30 to 1e.30"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings: 1, must be .* of at least 2"),
+        ({"original_max_position_embeddings": 1}, "original_max_position_embeddings: 1, must be"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide 4"),
         ({"hidden_act": "relu2"}, "hidden_act: 'relu2', must be one of"),
         ({"torch_dtype": "int8"}, "torch_dtype: 'int8', must be"),
@@ -197,6 +203,14 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor: missing"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}, "mrope_sect"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor: missing"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, "factor: 1e.308, must be a positive"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 1e30}},
+            "factor: 1e.30, must be at most 16777",
+        ),
+        ({"rope_scaling": {"type": "yarn", "beta_fast": 1e308}}, "beta_fast: 1e.308, must be"),
+        ({"rope_scaling": {"type": "yarn", "beta_slow": 1e-320}}, "beta_slow: 1e-320, must be"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta: 1.0, must be above 1 with yarn"),
         ({"rope_scaling": [2.0]}, "rope_scaling: \\[2.0\\], must be an object"),
         ({"rope_parameters": {"full_attention": {}}}, "one rotation for all layers"),
     ],
@@ -220,6 +234,24 @@ def test_a_wrong_value_is_named(changes: dict[str, Any], message: str) -> None:
 def test_a_wrong_value_of_gemma3_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         parsed(GEMMA3, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partial_rotary_factor": 1e308}, "partial_rotary_factor: 1e.308, must be a positive"),
+        ({"partial_rotary_factor": 1e30}, "16[0-9]+ rotated elements, which must be"),
+        (
+            {"original_max_position_embeddings": 1},
+            "rope_scaling: original_max_position_embeddings: 1, must be an integer of at least 2",
+        ),
+        ({"long_factor": [1e308] * 8}, "long_factor: must be a list of positive numbers, 1e-30"),
+    ],
+)
+def test_a_wrong_value_of_phi3_is_named(changes: dict[str, Any], message: str) -> None:
+    factors = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    with pytest.raises(ModelError, match=message):
+        parsed(PHI3, rope_scaling={**factors, **changes})
 
 
 def test_longrope_factors_must_fit_the_head() -> None:
@@ -255,6 +287,18 @@ def test_description(tmp_path: Path) -> None:
     assert description.num_parameters == 2 * 96 * 64 + 2 * (attention + mlp + norms) + 64
     assert (description.native, description.dtype) == (True, "bfloat16")
     assert (description.num_layers, description.max_model_len) == (2, 128)
+
+
+@pytest.mark.parametrize(("values", "num_tables"), [(LLAMA, 1), (GEMMA3, 2)])
+def test_what_is_counted_of_rotations_is_what_their_tables_take(
+    values: dict[str, Any], num_tables: int
+) -> None:
+    config = parsed(values)
+    ropes = {layer.rope for layer in config.layers}
+    assert len(ropes) == num_tables
+    tables = [rotary_tables(one, 100, torch.device("cpu")) for one in ropes]
+    taken = sum(table.cos.nbytes + table.sin.nbytes for table in tables)
+    assert describe_decoder(config).position_bytes * 100 == taken
 
 
 def test_descriptions_names_and_defaults_need_no_torch(tmp_path: Path) -> None:

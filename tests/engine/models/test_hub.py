@@ -16,7 +16,7 @@ from safetensors.torch import save
 from engine.errors import ModelError
 from engine.fingerprint import fingerprint
 from engine.generation_defaults import read_generation_defaults
-from engine.model_source import ModelSource, resolve_model
+from engine.model_source import BUNDLED_FOLDER, ModelSource, resolve_model
 from engine.models.describe import describe
 from tests.engine.models.hub_server import Hub, Repository
 
@@ -58,6 +58,27 @@ PROGRAM = """if True:
 """
 
 
+# Plans a model of the hub, and loads its text and its engine, with one name, revision and place.
+SERVING = """if True:
+    import json, sys
+    from cluster import cli
+    from cluster.text_side import load_text_side
+    from engine.config import EngineConfig
+    from engine.engine import Engine
+    words = ["some/served", "--revision", "v2", "--download-dir", sys.argv[1]]
+    status = cli.main(["plan", *words])
+    config = EngineConfig(
+        model="some/served", revision="v2", download_dir=sys.argv[1], kernels="reference",
+        kv_cache_memory_bytes=4 << 20, max_model_len=64,
+    )
+    text = load_text_side(config, (), None, weights=True)
+    engine = Engine.create(config)
+    engine.close()
+    folders = [str(source.folder) for source in (text.source, engine.info.source)]
+    print(json.dumps([status, folders, engine.info.fingerprint, engine.limits.fingerprint]))
+"""
+
+
 def files_in(folder: str) -> set[str]:
     root = Path(folder)
     return {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()}
@@ -70,11 +91,17 @@ class Client:
     stderr: str = ""
 
     def resolve(self, *calls: dict[str, Any], **environment: str) -> list[dict[str, str]]:
+        out = self.run(PROGRAM, text=json.dumps(calls), **environment)
+        answers: list[dict[str, str]] = json.loads(out.splitlines()[-1])
+        return answers
+
+    def run(self, program: str, *words: str, text: str = "", **environment: str) -> str:
+        """What it prints, in a process that has the environment."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
         env = {**kept, "HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), **environment}
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            input=json.dumps(calls),
+            [sys.executable, "-c", program, *words],
+            input=text,
             env=env,
             capture_output=True,
             text=True,
@@ -83,8 +110,7 @@ class Client:
         )
         assert done.returncode == 0, done.stderr
         self.stderr = done.stderr
-        answers: list[dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
-        return answers
+        return done.stdout
 
 
 @pytest.fixture
@@ -134,6 +160,22 @@ def test_only_the_config_is_fetched_where_weights_are_not_wanted(client: Client)
     assert "not, or not wholly, in the download folder" in partial["error"]
     (served,) = client.resolve({"model": "some/model"})
     assert (Path(served["folder"]) / "model.safetensors").exists()
+
+
+def test_a_model_by_its_name_is_planned_and_loaded(client: Client, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in BUNDLED_FOLDER.iterdir() if path.is_file()}
+    revisions = {"main": FIRST, "v2": SECOND, SECOND: SECOND}
+    client.hub.repositories["some/served"] = Repository(files, revisions)
+    out = client.run(SERVING, str(tmp_path / "elsewhere"))
+    status, folders, model, blocks = json.loads(out.splitlines()[-1])
+    assert status == 0
+    assert out.startswith("LlamaForCausalLM (our decoder), ")
+    assert folders == [str(tmp_path / f"elsewhere/models--some--served/snapshots/{SECOND}")] * 2
+    assert model == f"hub:{SECOND}"
+    assert blocks.startswith(f"hub:{SECOND}/"), "they are named by it"
+    downloads = client.hub.downloads
+    assert len(downloads) == len(set(downloads)), "each file came once"
+    assert downloads[-1] == "some/served/model.safetensors", "a plan needs no weights"
 
 
 def test_a_token_opens_a_gated_repository(client: Client) -> None:

@@ -92,6 +92,10 @@ def test_a_class_that_takes_no_attention_implementation_is_refused(
         ({"architectures": ["NewModel"], "auto_map": {"AutoModel": "m.M"}}, "code of its own"),
         ({"architectures": ["GPT2LMHeadModel"], "quantization_config": {}}, "quantization_config"),
         ({"architectures": ["GPT2LMHeadModel"], "n_layer": 10_001}, "n_layer: 10001, must be at"),
+        (
+            {"architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 2, "n_positions": 1},
+            "max_position_embeddings: 1, must be an integer of at least 2",
+        ),
         ({"architectures": []}, "architectures"),
         ({}, "architectures: missing"),
     ],
