@@ -7,8 +7,9 @@ An action happens when its point is reached for the given time (the first by def
 and `stop` are signals to the own process, `fail` raises, `block` holds the calling thread for a
 while, and any other word is handed to the place that asked, which knows what it means: `stuck`
 holds up its engine for as long as the same faults are asked for, `slow` does so before each step,
-`break` fails a piece of a read as the network would. A file is read again whenever it was
-written, and counting begins anew. Without the variable nothing ever happens.
+`break` fails a piece of a read as the network would, `damage` announces a block with a checksum
+of other bytes. A file is read again whenever it was written, and counting begins anew. Without
+the variable nothing ever happens.
 """
 
 import os
@@ -23,6 +24,7 @@ from kv_transfer.errors import TransferError
 VARIABLE = "KVRELAY_FAULTS"
 READ = "connector.read"  # a piece is about to be read, by a thread of the connector
 BREAK = "break"
+DAMAGE = "damage"
 BLOCK_S = 2.5
 STUCK_S = 60.0  # at most
 SLOW_S = 0.01

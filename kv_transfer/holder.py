@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kv_cache.handover import BlockRun
 from kv_transfer.errors import Refused, TransferError
-from kv_transfer.faults import Faults
+from kv_transfer.faults import DAMAGE, Faults
 from kv_transfer.lease import Lease
 from kv_transfer.source import PromptSource, PromptStream, ReadyChunk, ReadyEnd
 from kv_transfer.tally import HolderTally
@@ -173,9 +173,11 @@ class Holder(HandOffServicer):
     def predict_s(self) -> float:
         return self._source.predict_s()
 
-    def reach(self, point: str, lease: Lease) -> None:
-        if self._faults.reach(point) == "release":
+    def reach(self, point: str, lease: Lease) -> str | None:
+        action = self._faults.reach(point)
+        if action == "release":
             self._source.drop(lease.release_early("a fault let go of it"))
+        return action
 
 
 class _HandOff:
@@ -220,8 +222,10 @@ class _HandOff:
                 return True
             else:
                 self._lease.announce(ready.held)
-                self._holder.reach("holder.chunk", self._lease)
+                action = self._holder.reach("holder.chunk", self._lease)
                 for message in self._chunk(ready):
+                    if action == DAMAGE and message.chunk.blocks:
+                        message.chunk.blocks[0].checksums[0] ^= 1
                     await self._write(message)
 
     async def _finish(self, ready: ReadyEnd) -> None:

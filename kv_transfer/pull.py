@@ -124,7 +124,7 @@ class Pull:
         self._next_message = now + PATIENCE_S + PATIENCE * max(PROMISED_S, within_s)
 
     def note_finished(self, now: float) -> None:
-        if self.state not in (PullState.WAITING, PullState.READING):
+        if self.state is not PullState.READING:  # a holder that has nothing announces that
             raise TransferError(f"'finished' while {self.state.name}")
         if self._whole and not self.complete:
             raise TransferError("the holder computed only a part of the prompt")

@@ -7,7 +7,7 @@ connector; this stream says which and when.
   puller                               holder
     Ask                      ->
                              <-          Waiting*          (while nothing new is ready)
-                             <-          Chunk*            (these blocks may be read)
+                             <-          Chunk+            (these blocks may be read)
     Commit                   ->                            (all that was named has been read)
                              <-          Finished          (with the verdict; the stream ends)
 

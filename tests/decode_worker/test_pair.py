@@ -97,10 +97,25 @@ async def test_only_the_missing_range_travels(pair: WorkerPair, alone: Engine) -
             if length:
                 one = replace(HOT, max_tokens=1)
                 await warm(worker.engine, prompt[:length], one)
+        before = num_pulled(pair)
         told = await pair.ask(prompt, HOT)
         told.check_equal(expected)
         assert told.prompt is not None
         assert told.prompt.num_cached_tokens == max(on_prefill, on_decode)
+        assert num_pulled(pair) - before == num_missing(pair, len(prompt), on_decode)
+
+
+def num_pulled(pair: WorkerPair) -> int:
+    """Blobs, so far."""
+    return sum(tally.num_blobs for tally in pair.decode.exchange.pulls.values())
+
+
+def num_missing(pair: WorkerPair, num_tokens: int, num_cached: int) -> int:
+    """Of a window's blobs only those are wanted that are seen from the last whole block's end."""
+    wholes, end = num_tokens // 16, -(-num_tokens // 16)
+    windows = [slab.layout.group.window for slab in pair.decode.engine.engine.slabs]
+    firsts = [0 if window is None else (16 * wholes - window + 1) // 16 for window in windows]
+    return sum(end - max(first, num_cached // 16) for first in firsts)
 
 
 @pytest.mark.parametrize("params", ASKED)

@@ -26,6 +26,10 @@ async def snapshot(worker: Worker) -> list[list[BlockName]]:
     return [_chain(parents, last) for last in parents.keys() - parents.values()]
 
 
+async def names(worker: Worker) -> set[BlockName]:
+    return {name for chain in await snapshot(worker) for name in chain}
+
+
 def _chain(parents: dict[BlockName, BlockName | None], last: BlockName) -> list[BlockName]:
     chain: list[BlockName] = []
     name: BlockName | None = last

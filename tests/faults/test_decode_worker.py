@@ -1,6 +1,7 @@
 """A decode worker dies, stops or fails at every point of a hand-off; clients leave at any."""
 
 import asyncio
+import json
 import signal
 import time
 from contextlib import aclosing
@@ -8,13 +9,16 @@ from dataclasses import replace
 
 import pytest
 
+from decode_worker.answerer import LocalPrefill, PrefixSource
 from engine.errors import UnavailableError
 from kv_transfer.faults import BREAK, READ
 from protos.events_pb2 import LoadReport
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
+from tests.faults.cached import names
 from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
-from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, Relay
+from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, Relay, leased
+from tests.forked import forked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,7 +42,9 @@ async def test_killed(relay: Relay, point: str) -> None:
 
 @pytest.mark.parametrize("point", STOPS)
 async def test_stopped(relay: Relay, point: str) -> None:
-    """Its client and the holder notice, each by its own stream."""
+    """Its client and the holder notice, each by its own stream; when it goes on, nothing comes
+    of what it had begun."""
+    before, commits = await names(relay.decode), await relay.first.num_commits()
     relay.decode.set_faults(f"{point}=stop")
     shown = Answer()
     asked = asyncio.ensure_future(
@@ -51,17 +57,22 @@ async def test_stopped(relay: Relay, point: str) -> None:
     assert time.monotonic() - stopped < NOTICED_HERE_S
     await relay.first.until(lambda load: load.num_leases == 0)
     assert time.monotonic() - stopped < NOTICED_HERE_S
-    assert shown == Answer()
     await relay.first.check_settled()
     relay.decode.go_on()
+    await relay.decode.check_settled()
+    assert shown == Answer()
+    assert await names(relay.decode) <= before
+    assert await relay.first.num_commits() == commits
     await relay.reconnect()
 
 
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_failure_is_another_ones_turn(relay: Relay, expected: Expected, point: str) -> None:
+    steps = (await relay.second.load()).num_steps
     relay.decode.set_faults(f"{point}=fail")
     told = await relay.ask(PROMPTS["300"], PARAMS, salt=f"fail {point}")
     told.check_equal(expected["300"])
+    assert (await relay.second.load()).num_steps > steps
 
 
 @ANY_CONNECTOR
@@ -164,6 +175,50 @@ async def test_a_client_that_leaves_while_a_read_is_under_way(relay: Relay) -> N
     assert (health.healthy, health.reason) == (False, load.unhealthy)
 
 
+@ANY_CONNECTOR
+async def test_a_client_that_leaves_while_its_prompt_is_computed_here(relay: Relay) -> None:
+    """Chunk by chunk: eight steps, each of which five others have made slower."""
+    relay.decode.set_faults(" ".join(f"worker.reserved:{i}=slow" for i in range(1, 6)))
+    others = [relay.ask(PROMPTS["33"], PARAMS, salt=f"slow {i}") for i in range(5)]
+    await asyncio.gather(*others)
+    before = (await relay.decode.load()).num_query_tokens
+    prompt = [*PROMPTS["300"], *PROMPTS["100"], *PROMPTS["100"]]
+    asked = asyncio.ensure_future(relay.ask(prompt, PARAMS, local=LocalPrefill.ALWAYS))
+    await relay.decode.until(lambda load: load.num_running == 1)
+    await leave(asked)
+    await relay.decode.check_settled()
+    assert (await relay.decode.load()).num_query_tokens == before, "it was not read to its end"
+
+
+@ANY_CONNECTOR
+@pytest.mark.parametrize("puller", ["decode", "prefill"])
+async def test_a_client_that_leaves_while_a_prefix_is_pulled(relay: Relay, puller: str) -> None:
+    """From the second prefill worker, which is asked as no link to it is known yet, and stops
+    before it announces what it has."""
+    salt, has, prompt = f"prefix for {puller}", relay.second, PROMPTS["300"]
+    gone = (await has.load()).incarnation
+    await has.restart()
+    await relay.decode.until_lost(gone)
+    async with leased(has, prompt, PARAMS, salt):
+        pass
+    source = PrefixSource(has.address, (await has.load()).incarnation, 288)
+    pulls = relay.decode if puller == "decode" else relay.first
+    local = LocalPrefill.ALWAYS if puller == "decode" else LocalPrefill.NEVER
+    before = (await pulls.load()).num_prefix_tokens
+    has.set_faults("holder.chunk=stop")
+    asked = asyncio.ensure_future(
+        relay.ask(prompt, PARAMS, relay.first, local=local, salt=salt, sources=[source])
+    )
+    await has.stopped()
+    await pulls.until(lambda load: load.num_fetching == 1)
+    await leave(asked)
+    for worker in (pulls, relay.decode):
+        await worker.until(lambda load: load.num_fetching == 0)
+    has.go_on()
+    await has.check_settled()
+    assert (await pulls.load()).num_prefix_tokens == before
+
+
 async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> None:
     relay.first.set_faults("holder.commit=stop")
     asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="leave"))
@@ -202,9 +257,12 @@ async def leave(*asked: asyncio.Future[Answer]) -> None:
 
 async def test_a_read_that_fails_does_not_poison_the_pair(relay: Relay, expected: Expected) -> None:
     await relay.ask(PROMPTS["33"], PARAMS, relay.first)  # the link's first read
+    peer, steps = (await relay.first.load()).incarnation, (await relay.second.load()).num_steps
     relay.decode.set_faults(f"{READ}:2={BREAK}")
     told = await relay.ask(PROMPTS["300"], PARAMS, salt="broken")
     told.check_equal(expected["300"])
+    assert (await relay.second.load()).num_steps > steps
+    await relay.decode.until_lost(peer)
     told = await relay.ask(PROMPTS["250"], PARAMS, relay.first, salt="mended")
     told.check_equal(expected["250"])
 
@@ -247,3 +305,30 @@ async def test_a_session_that_breaks(relay: Relay) -> None:
     assert left.num_steps - load.num_steps < num_tokens
     await relay.decode.until(lambda load: not load.num_fetching)
     await relay.connect()
+
+
+@ANY_CONNECTOR
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_an_ingress_that_dies_or_stops(relay: Relay, number: signal.Signals) -> None:
+    """Seven of its requests are answered, one is fetched and one waits."""
+    num_tokens = 470
+    relay.decode.set_faults("worker.reserved=slow")
+    relay.first.set_faults("holder.chunk:2=stop")
+    jobs: list[tuple[list[int], int, str]] = [
+        *[(PROMPTS["33"], num_tokens, relay.second.address)] * 7,
+        (PROMPTS["300"], 6, relay.first.address),
+        (PROMPTS["33"], num_tokens, relay.second.address),
+    ]
+    words = json.dumps([relay.decode.address, jobs])
+    async with forked("tests.faults.ingress", words) as ingress:
+        await relay.first.stopped()
+        load = await relay.decode.until(
+            lambda load: (load.num_running, load.num_fetching, load.num_waiting) == (7, 1, 1)
+        )
+        ingress.send_signal(number)
+        gone = time.monotonic()
+        left = await relay.decode.until(
+            lambda load: not (load.num_running or load.num_fetching or load.num_waiting)
+        )
+        assert time.monotonic() - gone < NOTICED_HERE_S
+        assert left.num_steps - load.num_steps < num_tokens

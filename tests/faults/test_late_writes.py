@@ -16,13 +16,14 @@ import pytest_asyncio
 from decode_worker.answerer import LocalPrefill
 from engine.engine import Engine
 from engine.errors import UnavailableError
+from protos.handoff_pb2 import BlockRun
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import Answer, make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
 from tests.faults.conftest import PARAMS
 from tests.faults.fleet import until
-from tests.faults.workers import ENGINE, NOTICED_S, SLACK_S, Relay, Worker
+from tests.faults.workers import ENGINE, NOTICED_S, SLACK_S, Relay, Worker, cached
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,7 +38,11 @@ WIDE: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 BLOB_BYTES = 16 * 8 * 8 * 2 * 128 * 4
-POOL: dict[str, Any] = {"kv_cache_memory_bytes": 72 * BLOB_BYTES, "max_num_batched_tokens": 512}
+NUM_BLOCKS = 64
+POOL: dict[str, Any] = {
+    "kv_cache_memory_bytes": NUM_BLOCKS * BLOB_BYTES,
+    "max_num_batched_tokens": 512,
+}
 TOUCHED_S = 30.0
 LOST_S = NOTICED_S + SLACK_S  # the most that a request takes whose holder is lost
 PROMPTS = random_prompts(3, 480, 480, seed=11)  # of 30 blocks: two fill a pool
@@ -125,6 +130,8 @@ async def test_not_one_byte_changes(kind: str, relay: Relay, right: list[Answer]
     holder.send(signal.SIGSTOP)
     await holder.stopped()
     decode.go_on()
+    if kind != "nixl":  # which copies without the holder
+        assert (await decode.load()).transfer.num_reads > 0
     with pytest.raises(UnavailableError):
         await lost
     await decode.until(lambda load: not any(blocks.quarantined for blocks in load.blocks))
@@ -136,10 +143,19 @@ async def test_not_one_byte_changes(kind: str, relay: Relay, right: list[Answer]
         ]
         return await asyncio.gather(*asked)
 
+    async def blocks() -> list[list[BlockRun]]:
+        salted = [(prompt, f"{kind} {i}") for i, prompt in enumerate(PROMPTS[1:])]
+        return [await cached(decode, prompt, salt) for prompt, salt in salted]
+
     for told, expected in zip(await again(), right, strict=True):
-        told.check_equal(expected)  # all blocks of the pool have been used again
+        told.check_equal(expected)
+    before = await blocks()
+    found = [block for runs in before for run in runs for block in run.blocks]
+    assert len(set(found)) == 60, "of the lost one's 30 blocks nearly all"
+    assert sum(group.total for group in (await decode.load()).blocks) <= NUM_BLOCKS
     holder.go_on()
     await holder.check_settled()
+    assert await blocks() == before, "with their checksums"
     for told, expected in zip(await again(), right, strict=True):
         told.check_equal(expected)
         assert told.prompt is not None

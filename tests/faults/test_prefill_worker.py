@@ -9,13 +9,14 @@ import pytest
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate
 from engine.errors import UnavailableError
-from kv_transfer.faults import READ
+from kv_transfer.faults import DAMAGE, READ
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, Commit, HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
 from protos.rpc import PROTOCOL
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
+from tests.faults.cached import names
 from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
 from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, RESTARTED_S, SLACK_S, Relay, leased
 
@@ -68,26 +69,32 @@ async def test_it_dies_while_it_is_read(relay: Relay, expected: Expected) -> Non
     await relay.first.restart()
 
 
-@ANY_CONNECTOR
 async def test_what_is_said_twice_or_on_another_stream_moves_no_lease(relay: Relay) -> None:
-    commit = PullerMessage(commit=Commit())
+    commit, num_commits = PullerMessage(commit=Commit()), await relay.first.num_commits()
     async with (
         leased(relay.first, PROMPTS["300"], PARAMS, "mine") as mine,
         leased(relay.first, PROMPTS["300"], PARAMS, "another's") as another,
+        leased(relay.first, PROMPTS["300"], PARAMS, "a third's") as third,
     ):
         stray = HandOffStub(relay.first.channel).Open()
         await stray.write(commit)
         assert _kind(await stray.read()) == Failure.KIND_INVALID
-        assert (await relay.first.load()).num_leases == 2
+        assert (await relay.first.load()).num_leases == 3
         await another.write(PullerMessage(ask=Ask(protocol=PROTOCOL)))
         assert _kind(await another.read()) == Failure.KIND_INVALID
-        await relay.first.until(lambda load: load.num_leases == 1)
-        await mine.write(commit)
-        verdict = await mine.read()
-        assert isinstance(verdict, HolderMessage)
-        assert verdict.verdict.held
-        assert await mine.read() is grpc.aio.EOF
+        await relay.first.until(lambda load: load.num_leases == 2)
+        relay.first.send(signal.SIGSTOP)  # so that it finds both commits of the third
+        await relay.first.stopped()
+        for stream in (mine, third, third):
+            await stream.write(commit)
+        relay.first.go_on()
+        for stream in (mine, third):
+            verdict = await stream.read()
+            assert isinstance(verdict, HolderMessage)
+            assert verdict.verdict.held
+            assert await stream.read() is grpc.aio.EOF
         await relay.first.until(lambda load: load.num_leases == 0)
+    assert await relay.first.num_commits() == num_commits + 2
 
 
 async def test_a_stopped_one_is_noticed(relay: Relay, expected: Expected) -> None:
@@ -235,30 +242,50 @@ async def check_back_off(relay: Relay) -> None:
     assert sum("was tried just now" in reason for reason in reasons) >= 10
 
 
-async def test_a_lease_that_was_released_early_shows_not_one_token(relay: Relay) -> None:
+async def test_a_lease_that_was_released_early_shows_not_one_token_or_name(relay: Relay) -> None:
+    before, shown = await names(relay.decode), Answer()
     relay.first.set_faults("holder.commit=release")
-    shown = Answer()
     with pytest.raises(UnavailableError, match="let go too early"):
         await relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="early", shown=shown)
+    await relay.decode.check_settled()
     assert shown == Answer()
+    assert await names(relay.decode) <= before
 
 
 @pytest.mark.parametrize("point", POINTS[1:])
 async def test_an_error_is_another_ones_turn(relay: Relay, expected: Expected, point: str) -> None:
+    steps = (await relay.second.load()).num_steps
     relay.first.set_faults(f"{point}=fail")
     told = await relay.ask(PROMPTS["300"], PARAMS, salt=f"fail {point}")
     told.check_equal(expected["300"])
+    assert (await relay.second.load()).num_steps > steps
 
 
-@ANY_CONNECTOR
+async def test_a_block_that_arrives_damaged_is_another_ones_turn(
+    relay: Relay, expected: Expected
+) -> None:
+    steps = (await relay.second.load()).num_steps
+    relay.first.set_faults(f"holder.chunk:2={DAMAGE}")
+    told = await relay.ask(PROMPTS["300"], PARAMS, salt="damaged")
+    told.check_equal(expected["300"])
+    assert "arrived damaged" in relay.decode.log.read_text()
+    assert (await relay.second.load()).num_steps > steps
+
+
 async def test_without_another_one_the_prompt_is_computed_here(
     relay: Relay, expected: Expected
 ) -> None:
-    relay.first.set_faults("holder.chunk:2=fail")
+    """It is asked, as no link to it is known yet, and dies before it has handed over all."""
+    before = (await relay.first.load()).incarnation
+    await relay.first.restart()
+    await relay.decode.until_lost(before)
+    relay.first.set_faults("holder.chunk:2=kill")
     told = await relay.ask(
         PROMPTS["300"], PARAMS, relay.first, local=LocalPrefill.AUTO, salt="here"
     )
     told.check_equal(expected["300"])
+    await relay.first.died()
+    await relay.first.restart()
 
 
 @ANY_CONNECTOR

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from asyncio.subprocess import Process
@@ -13,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import grpc.aio
+import httpx
 import yaml
 
 from cluster.session import SessionBackend
@@ -23,11 +25,12 @@ from engine.scheduler.outbox import StepOutput
 from engine.wire.params import encode_params
 from protos.events_pb2 import LoadReport, SubscribeRequest
 from protos.events_pb2_grpc import WorkerEventsStub
-from protos.handoff_pb2 import Ask, Compute, HolderMessage, PullerMessage
+from protos.handoff_pb2 import Ask, BlockRun, Chunk, Compute, HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import DrainProgress, DrainRequest, HealthReport, HealthRequest
 from protos.worker_pb2_grpc import WorkerStub
+from tests.cluster.metrics.samples import Samples, read, value
 from tests.engine.pair import Answer
 from tests.forked import Forked, first_line, forked
 from tests.processes import python
@@ -148,6 +151,12 @@ class Worker:
             HealthRequest(check_integrity=True), timeout=10
         )
 
+    async def metrics(self) -> Samples:
+        """Its page, at the address that its log has."""
+        url = re.findall(r"^metrics at (\S+)$", self.log.read_text(), re.MULTILINE)[-1]
+        async with httpx.AsyncClient(timeout=10) as client:
+            return read((await client.get(url)).content)
+
     async def drain(self, deadline_s: float) -> list[DrainProgress]:
         """All that it says until it is done."""
         request = DrainRequest(deadline_ms=int(1000 * deadline_s))
@@ -172,6 +181,10 @@ class Worker:
             while not reached(report := await self.load()):
                 await asyncio.sleep(0.01)
         return report
+
+    async def num_commits(self) -> float:
+        """Of its leases, that were held to their end."""
+        return value(await self.metrics(), "handoff_commits_total", verdict="held")
 
     async def until_lost(self, peer: int) -> None:
         """No link to that incarnation is left."""
@@ -301,21 +314,45 @@ async def leased(
     worker: Worker, prompt: Sequence[int], params: SamplingParams, salt: str
 ) -> AsyncIterator[Hold]:
     """All of a prompt's blocks, offered to a puller that does not say whether it took them."""
+    compute = Compute(params=encode_params(params), draw=True)
+    stream = await _ask(worker, prompt, salt, compute)
+    async for _ in _chunks(stream):
+        pass
+    yield stream
+    stream.cancel()
+
+
+async def cached(worker: Worker, prompt: Sequence[int], salt: str) -> list[BlockRun]:
+    """A prompt's blocks in its cache, with their checksums."""
+    stream = await _ask(worker, prompt, salt)
+    runs = [run async for chunk in _chunks(stream) for run in chunk.blocks]
+    stream.cancel()
+    return runs
+
+
+async def _ask(
+    worker: Worker, prompt: Sequence[int], salt: str, compute: Compute | None = None
+) -> Hold:
     ask = Ask(
         protocol=PROTOCOL,
         handoff_id=salt,
         holder_incarnation=(await worker.load()).incarnation,
         token_ids=prompt,
         cache_salt=salt,
-        compute=Compute(params=encode_params(params), draw=True),
+        compute=compute,
     )
     stream = HandOffStub(worker.channel).Open()
     await stream.write(PullerMessage(ask=ask))
+    return stream
+
+
+async def _chunks(stream: Hold) -> AsyncIterator[Chunk]:
+    """All that is announced, to the end."""
     kind = ""
     while kind != "finished":
         message = await stream.read()
         assert isinstance(message, HolderMessage)
         kind = message.WhichOneof("kind") or ""
         assert kind in ("waiting", "chunk", "finished"), message
-    yield stream
-    stream.cancel()
+        if kind == "chunk":
+            yield message.chunk

@@ -12,7 +12,7 @@ from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.nixl import RemoteName, Transfer
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.pool_description import PoolDescription
-from tests.kv_transfer.pools import Pool
+from tests.kv_transfer.pools import GROUPS, Pool
 
 HOST = bytes(16)
 HUNG, GOOD = b"hung", b"good"
@@ -24,6 +24,8 @@ class FakeAgent:
 
     def __init__(self, regions: Sequence[PoolRegion]) -> None:
         self.posted: list[RemoteName] = []
+        self.num_bytes: list[int] = []  # of each post
+        self.blob_bytes = [region.blob_bytes for region in regions]
         self.removed: list[RemoteName] = []
         self.prepared: set[FakeBlocks] = set()
         self.broken = False
@@ -49,6 +51,7 @@ class FakeAgent:
         if peer_blocks not in self.prepared:
             raise TransferError("NIXL_ERR_NOT_FOUND")
         self.posted.append(peer_blocks.name)
+        self.num_bytes.append(len(local) * self.blob_bytes[group])
         return Transfer(None) if peer_blocks.name == HUNG.decode() else None
 
     def poll(self, transfer: Transfer) -> bool:
@@ -71,11 +74,14 @@ class FakeBlocks:
 
 
 @pytest.fixture
-async def connector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NixlConnector]:
+async def connector(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[NixlConnector]:
     monkeypatch.setattr(nixl_lane, "Agent", FakeAgent)
     monkeypatch.setattr(nixl_lane, "_CLOSE_S", 0.0)
     monkeypatch.setattr(nixl_lane, "_abandoned", [])
-    connector = await NixlConnector.open(Pool().regions, 1, b"", NixlConfig(lanes=1))
+    pool = Pool(getattr(request, "param", GROUPS))
+    connector = await NixlConnector.open(pool.regions, 1, b"", NixlConfig(lanes=1))
     yield connector
     await connector.close()
 
@@ -101,6 +107,13 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("connector", [((16, 4 << 20),)], indirect=True)
+async def test_a_post_is_of_32_mib_at_most(connector: NixlConnector) -> None:
+    good = await reading(connector, GOOD)
+    await asyncio.wait_for(good(16).ended, 30)
+    assert agent(connector).num_bytes == [32 << 20, 32 << 20]
 
 
 async def test_a_peer_whose_reads_never_end_holds_up_nobody_else(connector: NixlConnector) -> None:

@@ -148,6 +148,8 @@ def test_messages_out_of_order_are_refused() -> None:
     pull, runs = one_block()
     with pytest.raises(TransferError, match="verdict"):
         pull.note_verdict(True, "")
+    with pytest.raises(TransferError, match="'finished' while WAITING"):
+        pull.note_finished(0.0)
     pull.note_chunk(0.0, 0, 5, runs, 0.1)
     with pytest.raises(TransferError, match="missing"):
         pull.note_chunk(0.0, 0, 5, runs, 0.1)  # a duplicate

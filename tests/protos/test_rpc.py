@@ -5,6 +5,8 @@ import json
 import logging
 import signal
 import time
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,6 +38,7 @@ from tests.protos.echo import echo_server
 SECRET = Secret(b"sixteen or more characters")
 # a second until a ping, another for its answer, and as much again of a busy machine's
 NOTICED_S = 4.0
+PROMISED_S = 2.2  # which are two, and what it takes to see that
 
 
 async def describe(plane: Plane, address: str) -> str:
@@ -313,27 +316,45 @@ asyncio.run(main())
 """
 
 
+async def check_noticed(one_time: Callable[[], Awaitable[float]]) -> None:
+    """Within what is promised, where a busy machine lets it once in three times."""
+    times: list[float] = []
+    while len(times) < 3 and min(times, default=NOTICED_S) > PROMISED_S:
+        times.append(await one_time())
+        assert times[-1] < NOTICED_S
+    assert min(times) <= PROMISED_S, times
+
+
 async def test_a_stopped_server_breaks_the_stream() -> None:
-    async with python("-c", SERVER, "{}") as (child, address), Plane().channel(address) as channel:
-        call = WorkerStub(channel).Drain(DrainRequest())
-        await call.read()
-        child.send_signal(signal.SIGSTOP)
-        started = time.monotonic()
-        end = await ended(call.read())
-        assert time.monotonic() - started < NOTICED_S
+    async def one_time(child: Process, address: str) -> float:
+        async with Plane().channel(address) as channel:
+            call = WorkerStub(channel).Drain(DrainRequest())
+            await call.read()
+            child.send_signal(signal.SIGSTOP)
+            started = time.monotonic()
+            end = await ended(call.read())
+            took = time.monotonic() - started
+        child.send_signal(signal.SIGCONT)
         assert end.code() is grpc.StatusCode.UNAVAILABLE
+        return took
+
+    async with python("-c", SERVER, "{}") as (child, address):
+        await check_noticed(lambda: one_time(child, address))
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 async def test_a_client_that_is_gone_ends_its_calls(number: signal.Signals) -> None:
-    async with (
-        echo_server(Plane()) as (echo, address),
-        python("-c", CLIENT, address) as (child, line),
-    ):
-        assert line == "reading"
-        assert not echo.ended.is_set()
-        started = time.monotonic()
-        child.send_signal(number)
-        async with asyncio.timeout(30):
-            await echo.ended.wait()
-        assert time.monotonic() - started < NOTICED_S
+    async def one_time() -> float:
+        async with (
+            echo_server(Plane()) as (echo, address),
+            python("-c", CLIENT, address) as (child, line),
+        ):
+            assert line == "reading"
+            assert not echo.ended.is_set()
+            started = time.monotonic()
+            child.send_signal(number)
+            async with asyncio.timeout(30):
+                await echo.ended.wait()
+            return time.monotonic() - started
+
+    await check_noticed(one_time)

@@ -1,10 +1,12 @@
 """What two workers say of prompts that one reads and the other answers: exact numbers."""
 
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
+import pytest
 import pytest_asyncio
 
 from cluster.metrics.meter import Meter, RelayCollector, labels_of, process_page
@@ -78,6 +80,20 @@ async def test_hand_offs_are_counted_on_both_sides(pair: WorkerPair) -> None:
     assert value(prefill, "leases") == 0
     assert value(prefill, "handoff_commits_total", verdict="held") == 1
     assert value(prefill, "handoff_commits_total", verdict="refused") == 0
+
+
+async def test_a_link_is_told_with_what_it_moves(
+    pair: WorkerPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To the log, to routers and on the page."""
+    caplog.set_level(logging.INFO, "kv_transfer.link_maker")
+    await pair.ask(PROMPT, PARAMS, LocalPrefill.NEVER)
+    (report,) = pair.decode.exchange.link_reports()
+    by, page = {"connector": "inprocess", "peer": pair.addresses[0]}, samples_of(pair.decode)
+    assert value(page, "link_bytes_per_second", **by) == report.bytes_per_s > 0
+    assert value(page, "link_latency_seconds", **by) == report.latency_s > 0
+    figures = f"{report.bytes_per_s / 1e9:.2f} GB/s, {report.latency_s * 1e3:.2f} ms"
+    assert f"linked to {pair.addresses[0]} by inprocess (memcpy): {figures}" in caplog.messages
 
 
 async def test_times_of_a_prompt_come_with_its_first_token(pair: WorkerPair) -> None:

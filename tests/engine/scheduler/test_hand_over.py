@@ -20,6 +20,7 @@ from engine.handoff import (
 from engine.request import ChoiceSoFar, HandOver, RequestId
 from engine.scheduler.draft import Draft
 from engine.scheduler.outbox import HandOverNews
+from kv_cache.events import KvEvent
 from kv_cache.layout import KvGroup
 from kv_cache.transfers import TransferHold
 from tests.engine.scheduler.fake_runner import VOCAB, answer, digest
@@ -267,6 +268,14 @@ def test_aborting_a_prompt_leaves_its_holds_to_the_reader() -> None:
     assert held(bench) == 0
 
 
+def stored(bench: Bench) -> list[KvEvent]:
+    """What was told since it began, up to now."""
+    bench.cache.events.flush()
+    batches = bench.cache.events.since(0)
+    assert isinstance(batches, list)
+    return [event for batch in batches for event in batch.events]
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_delivered_blocks_count_from_then_on(n: int) -> None:
     bench = Bench()
@@ -275,11 +284,11 @@ def test_delivered_blocks_count_from_then_on(n: int) -> None:
     assert (reservation.held.start, reservation.held.end) == (0, 35)
     assert not bench.scheduler.has_work
     assert bench.scheduler.stats().num_fetching == 1
-    bench.cache.events.flush()
-    assert not list(bench.cache._tree.stored()), "no name before its bytes"
+    assert stored(bench) == list(bench.cache._tree.stored()) == [], "no name before its bytes"
     fill(bench, reservation)
     end(bench, reservation, Delivered(first_tokens(*range(n))))
-    assert len(list(bench.cache._tree.stored())) == 4
+    assert stored(bench) == list(bench.cache._tree.stored())
+    assert len(stored(bench)) == 4
     assert all(len(bench.tokens["r", choice]) == 1 for choice in range(n))
     bench.run()
     for choice in range(n):
