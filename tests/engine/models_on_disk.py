@@ -72,8 +72,9 @@ class TinyModel:
         ).eval()
 
     @property
-    def eos_token_id(self) -> int:
-        return int(self.twin.config.eos_token_id)
+    def eos_token_ids(self) -> tuple[int, ...]:
+        found = self.twin.config.eos_token_id
+        return () if found is None else (int(found),)
 
     @torch.inference_mode()
     def next_logits(self, texts: list[list[int]]) -> torch.Tensor:

@@ -201,7 +201,7 @@ def drawn_by_hand(tiny: TinyModel, prompt: list[int], params: SamplingParams) ->
     samplers = []
     for choice in range(params.n):
         table = SamplingTable(1, VOCAB)
-        table.enter(0, params, params.seed or 0, choice, len(prompt), (tiny.eos_token_id,))
+        table.enter(0, params, params.seed or 0, choice, len(prompt), tiny.eos_token_ids)
         samplers.append(ReferenceSampler(table))
     first = np.zeros(1, np.int32)
     texts = [prompt] * params.n
@@ -214,7 +214,7 @@ def drawn_by_hand(tiny: TinyModel, prompt: list[int], params: SamplingParams) ->
             )
             drawn = sampler.sample(rows[choice : choice + 1], Draws(first, first), history)
             texts[choice] = texts[choice] + drawn.token_ids.tolist()
-    ending = params.stop_token_ids + (() if params.ignore_eos else (tiny.eos_token_id,))
+    ending = params.stop_token_ids + (() if params.ignore_eos else tiny.eos_token_ids)
     return [until_ended(text[len(prompt) :], ending, params.min_tokens) for text in texts]
 
 
