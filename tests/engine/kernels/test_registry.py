@@ -1,7 +1,9 @@
+import platform
 import subprocess
 import sys
 from contextlib import nullcontext
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 
@@ -77,8 +79,8 @@ def test_a_cpu_that_cannot_convert_fp16_is_told(
 def test_which_cpu_converts_fp16(
     monkeypatch: pytest.MonkeyPatch, machine: str, has: dict[str, bool], expected: bool
 ) -> None:
-    monkeypatch.setattr(features.platform, "machine", lambda: machine)
-    monkeypatch.setattr(features.llvm, "get_host_cpu_features", lambda: has)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: has)
     assert features.converts_halves.__wrapped__() is expected
 
 
