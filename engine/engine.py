@@ -369,7 +369,7 @@ def _as_step_error(error: Exception) -> EngineError:
 
 def _make_kernels(config: EngineConfig, shape: EngineShape) -> Kernels:
     name = kernel_name(config.kernels, shape.device)
-    check_format(name, shape.kv_format.name, shape.device)
+    check_format(name, shape.dtype, shape.kv_format.name, shape.device)
     return load_kernels(config.kernels, shape.device)
 
 

@@ -23,8 +23,11 @@ def kernel_name(name: str, device: torch.device) -> str:
     return name
 
 
-def check_format(name: str, kv_format: str, device: torch.device) -> None:
-    """ConfigError for a format of the cache that a twin, by its own name, cannot serve there."""
+def check_format(name: str, dtype: torch.dtype, kv_format: str, device: torch.device) -> None:
+    """ConfigError for a type or a format of the cache that a twin, by its own name, cannot serve
+    there."""
+    if name == "cpu":
+        _check_halves(dtype, kv_format)
     if (name, kv_format) == ("triton", "fp8_e4m3"):
         found = torch.cuda.get_device_capability(device)
         if found < E4M3_CAPABILITY:
@@ -33,6 +36,17 @@ def check_format(name: str, kv_format: str, device: torch.device) -> None:
                 f"{kv_format!r} needs a GPU of capability 8.9, this one has"
                 f" {'.'.join(map(str, found))}; fp8_e5m2 and int8 do not",
             )
+
+
+def _check_halves(dtype: torch.dtype, kv_format: str) -> None:
+    """What is read by way of fp16, as fp8 is, needs a CPU that converts it."""
+    from engine.kernels.cpu.features import converts_halves
+
+    lacking = "needs a CPU with F16C, which this one does not have"
+    if dtype == torch.float16 and not converts_halves():
+        raise ConfigError("dtype", f"'float16' {lacking}; bfloat16 and float32 do not")
+    if kv_format.startswith("fp8") and not converts_halves():
+        raise ConfigError("kv_cache_dtype", f"{kv_format!r} {lacking}; int8 does not")
 
 
 def load_kernels(name: str, device: torch.device) -> Kernels:

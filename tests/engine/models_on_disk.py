@@ -71,6 +71,11 @@ class TinyModel:
             self.folder, dtype=torch.float32
         ).eval()
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        found = self.twin.config.eos_token_id
+        return () if found is None else (int(found),)
+
     @torch.inference_mode()
     def next_logits(self, texts: list[list[int]]) -> torch.Tensor:
         """After each text, [texts, vocab], without a cache. One pass of a model this small takes

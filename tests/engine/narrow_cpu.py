@@ -1,10 +1,11 @@
-"""An engine as a CPU with AVX2 alone has it, whatever this one has: `python -m` it with a model's
-folder and prompts, and `NUMBA_CPU_NAME` says for which CPU its kernels are compiled.
+"""An engine as a lesser CPU has it, whatever this one is: `python -m` it with a model's folder, its
+type and prompts, and `NUMBA_CPU_NAME` says for which CPU its kernels are compiled.
 
 Sampler and compiling ahead are not what is looked at, and would take as long again.
 """
 
 import json
+import os
 import sys
 from unittest.mock import patch
 
@@ -22,7 +23,10 @@ from engine.sampler.registry import load_sampler
 from engine.sampler.table import SamplingTable
 from engine.sampling import SamplingParams
 
-AVX2 = CpuFeatures(wide_registers=False, bf16_dot=False, bf16_tiles=False, narrow_registers=True)
+FEATURES = {
+    "haswell": CpuFeatures(False, False, False, narrow_registers=True),  # AVX2 alone
+    "nehalem": CpuFeatures(False, False, False),  # and not even that
+}
 
 
 def reference_sampler(_: str, device: torch.device, table: SamplingTable) -> Sampler:
@@ -30,10 +34,11 @@ def reference_sampler(_: str, device: torch.device, table: SamplingTable) -> Sam
 
 
 def main() -> None:
-    folder, prompts = sys.argv[1], json.loads(sys.argv[2])
-    config = EngineConfig(folder, dtype="float16", num_threads=1, kv_cache_memory_bytes=4 << 20)
+    folder, dtype, prompts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    config = EngineConfig(folder, dtype=dtype, num_threads=1, kv_cache_memory_bytes=4 << 20)
+    found = FEATURES[os.environ["NUMBA_CPU_NAME"]]
     with (
-        patch.object(features, "_of_this_machine", lambda: AVX2),
+        patch.object(features, "_of_this_machine", lambda: found),
         patch.object(assemble, "load_sampler", reference_sampler),
         patch.object(engine_module, "_compile_kernels"),
     ):

@@ -196,12 +196,12 @@ def check_preempted(
 
 def drawn_by_hand(tiny: TinyModel, prompt: list[int], params: SamplingParams) -> list[list[int]]:
     """What a request of each choice alone gets: transformers' logits, the slow twin's draws."""
-    assert params.seed is not None
+    assert params.greedy or params.seed is not None
     assert params.max_tokens is not None
     samplers = []
     for choice in range(params.n):
         table = SamplingTable(1, VOCAB)
-        table.enter(0, params, params.seed, choice, len(prompt))
+        table.enter(0, params, params.seed or 0, choice, len(prompt), tiny.eos_token_ids)
         samplers.append(ReferenceSampler(table))
     first = np.zeros(1, np.int32)
     texts = [prompt] * params.n
@@ -214,7 +214,15 @@ def drawn_by_hand(tiny: TinyModel, prompt: list[int], params: SamplingParams) ->
             )
             drawn = sampler.sample(rows[choice : choice + 1], Draws(first, first), history)
             texts[choice] = texts[choice] + drawn.token_ids.tolist()
-    return [text[len(prompt) :] for text in texts]
+    ending = params.stop_token_ids + (() if params.ignore_eos else tiny.eos_token_ids)
+    return [until_ended(text[len(prompt) :], ending, params.min_tokens) for text in texts]
+
+
+def until_ended(tokens: list[int], ending: tuple[int, ...], min_tokens: int) -> list[int]:
+    for number, token in enumerate(tokens, 1):
+        if token in ending and number >= min_tokens:
+            return tokens[:number]
+    return tokens
 
 
 def test_a_fork_is_separate_requests(make: Callable[..., Engine], tiny: TinyModel) -> None:

@@ -10,7 +10,7 @@ from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, Request
 from engine.sampling import SamplingParams
 from tests.engine.models_on_disk import CONFIGS, VOCAB, TinyModel, make_tiny
 from tests.engine.pair import Answer, Pair, make_engine
-from tests.engine.test_exact import greedy, random_prompts
+from tests.engine.test_exact import drawn_by_hand, greedy, random_prompts
 
 HOT = SamplingParams(temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
 LENGTHS = [1, 15, 16, 17, 48, 64, 100, 150]  # a block has 16 tokens, a step of the prefill 24
@@ -136,6 +136,7 @@ ASKED = [
     replace(HOT, top_k=5, top_p=0.9, min_p=0.05),
     replace(HOT, allowed_token_ids=(3, 4, 5), stop_token_ids=(4, 5), min_tokens=4),
     replace(HOT, allowed_token_ids=(3,), stop_token_ids=(3,)),
+    replace(HOT, allowed_token_ids=(1, 2, 3), min_tokens=5, ignore_eos=False),  # 1 or 2 is the end
 ]
 
 
@@ -147,6 +148,7 @@ def test_whatever_is_asked_of_the_sampler(
     for length in (17, 100):
         alone.reset_prefix_cache()
         expected = answer(alone, PROMPTS[length], params)
+        assert expected.tokens == dict(enumerate(drawn_by_hand(tiny, PROMPTS[length], params)))
         fetched(pair, PROMPTS[length], params).check_equal(expected)  # cold
         fetched(pair, PROMPTS[length], params).check_equal(expected)  # both warm
         pair.decode.reset_prefix_cache()

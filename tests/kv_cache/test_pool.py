@@ -1,5 +1,6 @@
 """The block pool, against plain dicts and lists."""
 
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kv_cache.errors import CacheError
-from kv_cache.eviction import Frequency
+from kv_cache.eviction import EVICTION_POLICIES, Frequency, make_policy
 from kv_cache.pool import BlockPool, BlockState
 
 
@@ -279,33 +280,45 @@ class CountingList(list[Any]):
         super().insert(index, value)
 
 
-def count_pool_steps(num_blocks: int, num_operations: int) -> int:
-    """Steps of a pool that is filled, named, cached, found again, evicted, over and over."""
-    pool: BlockPool[int] = BlockPool(num_blocks)
-    for owner in (pool, pool._queue):
+def count_pool_steps(policy: str, num_blocks: int) -> int:
+    """Steps of a pool of which half is cached and half free, as its blocks pass through all that
+    can become of them."""
+    pool: BlockPool[int] = BlockPool(num_blocks, make_policy(policy, num_blocks))
+    rng = random.Random(1)
+    for block in [pool.take() for _ in range(num_blocks // 2)]:
+        pool.label(block, block, priority=rng.randint(-40, 40))
+        for _ in range(rng.randrange(4)):
+            pool.touch(block)
+            pool.release(block)
+        pool.release(block)
+    for owner in (pool, pool._queue, pool._policy):
         for name, value in vars(owner).items():
             if isinstance(value, list):
                 setattr(owner, name, CountingList(value))
     CountingList.steps = 0
-    done = 0
-    while done < num_operations:
-        block = pool.take()
-        pool.label(block, block)
-        pool.release(block)
-        pool.touch(block)
-        pool.release(block)
-        done += 5
-        if not pool.num_free:
-            for _ in range(num_blocks // 2):
-                victim = pool.victim()
-                assert victim is not None
-                pool.remove(victim)
-                done += 1
+    for _ in range(40):
+        for _ in range(50):
+            victim = pool.victim()
+            assert victim is not None
+            pool.remove(victim)
+        for block in [pool.take() for _ in range(50)]:
+            pool.hold([block])
+            pool.quarantine([block])
+            pool.end_quarantine([block])
+            pool.label(block, block, priority=rng.randint(-40, 40))
+            pool.release(block)
+            pool.touch(block)
+            pool.hold([block])
+            pool.release(block)
+            pool.drop([block])
+            pool.hold([block])
+            pool.drop([block])
+    assert pool.num_cached == num_blocks // 2
     return CountingList.steps
 
 
-def test_operations_on_20_000_blocks_take_the_steps_of_a_small_pool() -> None:
-    small = count_pool_steps(1_000, 50_000) / 50_000
-    large = count_pool_steps(20_000, 200_000) / 200_000
+@pytest.mark.parametrize("policy", EVICTION_POLICIES)
+def test_operations_on_100_000_blocks_take_the_steps_of_a_small_pool(policy: str) -> None:
+    small, large = count_pool_steps(policy, 1_000), count_pool_steps(policy, 100_000)
     assert large <= small * 1.05
-    assert large < 20
+    assert large < 40 * 50 * 13 * 20

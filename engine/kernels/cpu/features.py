@@ -1,6 +1,7 @@
 """What of a CPU's instructions the kernels are compiled for."""
 
 import ctypes
+import platform
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -54,6 +55,14 @@ def _of_this_machine() -> CpuFeatures:
         bf16_tiles=tiles,
         narrow_registers=not wide and has("avx2", "fma", "f16c"),
     )
+
+
+@cache
+def converts_halves() -> bool:
+    """Whether fp16 becomes fp32 by an instruction: where there is none, LLVM calls functions that
+    no library here has, and ends the process."""
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return not is_x86 or bool(llvm.get_host_cpu_features().get("f16c", False))
 
 
 def _may_tile() -> bool:

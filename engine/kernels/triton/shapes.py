@@ -46,6 +46,7 @@ class ModelShape(NamedTuple):
     window: int | None = None
     soft_cap: float | None = None
     head_norm: bool = False
+    rotary_dim: int | None = None  # None: all of a head turns
     attention_only: bool = True
 
     @property
@@ -63,7 +64,7 @@ class ModelShape(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """Of activations, and of a cache that is not quantised."""
-        return torch.float32 if self.format == "fp32" else torch.bfloat16
+        return {"fp32": torch.float32, "fp16": torch.float16}.get(self.format, torch.bfloat16)
 
     def slab(self) -> KvSlab:
         widths = (self.head_dim, self.head_dim)
@@ -77,13 +78,14 @@ SHAPES = (
     ModelShape("llama, block 16", 32, 8, 128, block_size=16),
     ModelShape("llama, fp32", 32, 8, 128, format="fp32"),
     ModelShape("llama-3.2-1b", 32, 8, 64),
+    ModelShape("fp16, partial", 32, 8, 128, format="fp16", rotary_dim=96, attention_only=False),
     ModelShape("qwen3-8b", 32, 8, 128, head_norm=True),
     ModelShape("phi-3-mini", 32, 32, 96),
     ModelShape("gemma-2-9b local", 16, 8, 256, window=4096, soft_cap=50.0),
     ModelShape("gemma-2-9b global", 16, 8, 256, soft_cap=50.0),
     ModelShape("llama, fp8_e4m3", 32, 8, 128, format="fp8_e4m3"),
     ModelShape("llama, fp8_e5m2", 32, 8, 128, format="fp8_e5m2"),
-    ModelShape("int8, block 16", 32, 8, 128, block_size=16, format="int8"),
+    ModelShape("int8, block 16", 32, 8, 128, block_size=16, format="int8", rotary_dim=64),
     ModelShape("gemma-2, fp8_e4m3", 16, 8, 256, format="fp8_e4m3", window=4096, soft_cap=50.0),
 )
 
@@ -117,16 +119,18 @@ def draws() -> Iterator[tuple[str, Launch]]:
 def _row_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Launch]:
     x = torch.empty(TOKENS, shape.hidden, dtype=dtype, device=META)
     weight = torch.empty(shape.hidden, device=META)
-    yield norm_launch(x, x, weight, 1e-5, x)
+    for residual in (None, x):
+        yield norm_launch(x, residual, weight, 1e-5, x)
     gate_up = torch.empty(TOKENS, 2 * shape.mlp, dtype=dtype, device=META)
-    yield gated_launch(gate_up, Activation.SILU, gate_up[:, : shape.mlp])
+    for activation in Activation:
+        yield gated_launch(gate_up, activation, gate_up[:, : shape.mlp])
 
 
 def _write_launches(shape: ModelShape, slab: KvSlab) -> Iterator[Launch]:
     spec, dtype = shape.spec, shape.dtype
     heads = spec.num_heads + 2 * spec.num_kv_heads
     qkv = torch.empty(TOKENS, heads * spec.head_dim, dtype=dtype, device=META)
-    table = torch.empty(MAX_LEN, spec.head_dim // 2, device=META)
+    table = torch.empty(MAX_LEN, (shape.rotary_dim or spec.head_dim) // 2, device=META)
     weight = torch.empty(spec.head_dim, device=META)
     norm = HeadNorm(weight, weight, 1e-6) if shape.head_norm else None
     rotary = Rotary(table, table)

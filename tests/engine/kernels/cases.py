@@ -250,6 +250,26 @@ def rotate_case(
     )
 
 
+def write_by_turns(
+    kernels: Kernels,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    spec: AttentionSpec,
+    slab: KvSlab,
+    slots: torch.Tensor,
+) -> None:
+    """To layer 1, every other token by `write_kv` and those between by `rotate_and_write`, which
+    turns them by no angle."""
+    kernels.write_kv(k[::2].contiguous(), v[::2].contiguous(), slab, 1, slots[::2].contiguous())
+    qkv = torch.cat([rows[1::2].flatten(1) for rows in (q, k, v)], 1)
+    still = torch.zeros(len(qkv), spec.head_dim // 2, device=q.device)
+    positions = torch.arange(len(qkv), device=q.device)
+    rotary, between = Rotary(still.cos(), still), slots[1::2].contiguous()
+    turned = kernels.rotate_and_write(qkv, positions, rotary, None, spec, slab, 1, between)
+    assert torch.equal(turned, q[1::2])
+
+
 def random_slots(num_tokens: int, num_slots: int, seed: int = 0) -> torch.Tensor:
     """Distinct slots in random order, every fourth of them NO_SLOT."""
     rng = torch.Generator().manual_seed(seed)

@@ -8,7 +8,7 @@ from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.interface import AttentionSpec
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import KvSlab
-from tests.engine.kernels.cases import attention_case, make_spec, step_batch
+from tests.engine.kernels.cases import attention_case, make_spec, row, step_batch, write_by_turns
 from tests.engine.kernels.cpu import (
     BEST,
     DTYPES,
@@ -101,10 +101,14 @@ def test_offsets_beyond_32_bits() -> None:
     table = [num_blocks - 1, 1, num_blocks - 7]
     for block in table:
         slab.blob(block).zero_()
-    k, v = torch.randn(2, 40, 2, 64).bfloat16()
-    batch, group = step_batch([(40, 40)], [table], 16)
-    BEST.write_kv(k, v, slab, 1, group.slots)
-    q = torch.randn(40, 4, 64).bfloat16()
+    q, k, v = (torch.randn(40, heads, 64).bfloat16() for heads in (4, 2, 2))
+    _, group = step_batch([(40, 40)], [table], 16)
+    write_by_turns(BEST, q, k, v, spec, slab, group.slots)
+    for plane, written in enumerate((k, v)):
+        for token, rows in enumerate(written):
+            for head in range(2):
+                place = head, table[token // 16], token % 16
+                assert torch.equal(row(slab, 1, plane, *place), rows[head])
     for queries in (40, 1):
         batch, group = step_batch([(queries, 40)], [table], 16)
         ours = BEST.attention(q[-queries:], spec, slab, 1, batch, group)

@@ -25,6 +25,7 @@ print("compiled")
 @pytest.mark.parametrize(
     ("cpu", "kernels"),
     [
+        pytest.param("nehalem", "(prefill, 'bf16+int8'),", id="sse"),
         pytest.param(
             "haswell", "(prefill, 'bf16_narrow+int8'), (product, 'bf16_narrow')", id="avx2"
         ),

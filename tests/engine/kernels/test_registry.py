@@ -1,11 +1,14 @@
+import platform
 import subprocess
 import sys
 from contextlib import nullcontext
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.kernels.cpu import features
 from engine.kernels.registry import check_format, kernel_name, load_kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -45,9 +48,40 @@ def test_a_gpu_that_cannot_convert_a_format_is_told(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     for format in ("bf16", "fp8_e5m2", "int8"):
-        check_format("triton", format, CUDA)
+        check_format("triton", torch.float16, format, CUDA)
     with nullcontext() if served else pytest.raises(ConfigError, match="this one has 8.6"):
-        check_format("triton", "fp8_e4m3", CUDA)
+        check_format("triton", torch.float16, "fp8_e4m3", CUDA)
+
+
+@pytest.mark.parametrize("converts", [False, True])
+def test_a_cpu_that_cannot_convert_fp16_is_told(
+    monkeypatch: pytest.MonkeyPatch, converts: bool
+) -> None:
+    """It would end the process, when the first request has come."""
+    monkeypatch.setattr(features, "converts_halves", lambda: converts)
+    check_format("cpu", torch.float32, "int8", CPU)
+    check_format("cpu", torch.bfloat16, "bf16", CPU)
+    check_format("reference", torch.float16, "fp8_e4m3", CPU)
+    for dtype, format, field in (
+        (torch.float16, "fp16", "dtype"),
+        (torch.float16, "int8", "dtype"),
+        (torch.bfloat16, "fp8_e4m3", "kv_cache_dtype"),
+        (torch.float32, "fp8_e5m2", "kv_cache_dtype"),
+    ):
+        with nullcontext() if converts else pytest.raises(ConfigError, match=f"^{field}: .*F16C"):
+            check_format("cpu", dtype, format, CPU)
+
+
+@pytest.mark.parametrize(
+    ("machine", "has", "expected"),
+    [("x86_64", {"f16c": True}, True), ("x86_64", {"sse4.2": True}, False), ("aarch64", {}, True)],
+)
+def test_which_cpu_converts_fp16(
+    monkeypatch: pytest.MonkeyPatch, machine: str, has: dict[str, bool], expected: bool
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: has)
+    assert features.converts_halves.__wrapped__() is expected
 
 
 def test_choosing_one_imports_nothing_of_the_others() -> None:

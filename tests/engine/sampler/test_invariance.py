@@ -1,11 +1,18 @@
 """A draw depends on its logits, parameters, tokens, seed, choice and position: nothing else."""
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from engine.sampler.cpu.sampler import CpuSampler
 from engine.sampler.interface import Draws
+from engine.sampler.table import SamplingTable
 from tests.engine.sampler.cases import (
     TWINS,
     all_draws,
@@ -50,6 +57,48 @@ def test_any_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert results[0] == results[1] == results[2]
+
+
+def test_no_python_for_each_sequence() -> None:
+    """Whatever they ask for, logprobs too."""
+    rng = np.random.default_rng(7)
+    sequences = [sequence(logprobs=3), *(random_sequence(rng, VOCAB) for _ in range(63))]
+    logits = torch.from_numpy(rng.normal(size=(64, VOCAB)).astype(np.float32))
+    table, history = fill_table(sequences, VOCAB)
+    sampler = on_one_thread(table)
+    sampler.sample(logits, all_draws(64), history)  # compiled by now
+    one, all_of_them = (
+        num_steps(partial(sampler.sample, logits, all_draws(count), history)) for count in (1, 64)
+    )
+    assert 100 < one == all_of_them
+
+
+def num_steps(work: Callable[[], object]) -> int:
+    """Of Python's own code."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def on_one_thread(table: SamplingTable) -> CpuSampler:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return CpuSampler(table)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -10,6 +10,7 @@ from engine.step import Sample, StepPlan, StepResult, TokenLogprobs
 from kv_cache.layout import KvGroup
 
 VOCAB = 50
+TOLD = "told to fail"
 Cell = int | None
 
 
@@ -66,7 +67,7 @@ class FakeRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         if self.fail_next:
             self.fail_next = False
-            raise RuntimeError("told to fail")
+            raise RuntimeError(TOLD)
         self._move(plan)
         for s in plan.entering:
             tables = [list(t) for t in s.tables] or [[] for _ in self.groups]

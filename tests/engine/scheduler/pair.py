@@ -19,13 +19,14 @@ from engine.request import HandOver, RemotePrefix, RequestId
 from engine.scheduler.outbox import StepOutput
 from engine.step import TokenLogprobs
 from kv_cache.transfers import TransferHold
+from tests.engine.scheduler.fake_runner import TOLD
 from tests.engine.scheduler.prefixes import PrefixPlan, PrefixTransfer
 from tests.engine.scheduler.test_scheduler import BLOCK, Bench
 
 OUTCOMES: dict[str, FetchOutcome] = {
     "refetch": Refetch(),
     "here": ComputeHere(),
-    "failed": FetchFailed(StepError("told to fail")),
+    "failed": FetchFailed(StepError(TOLD)),
 }
 
 

@@ -9,6 +9,7 @@ from engine.errors import QueueFullError, RequestError
 from engine.request import FinishReason, GenerationRequest, PromptReport, RequestId
 from engine.sampling import SamplingParams
 from kv_cache.config import blocks_needed
+from kv_cache.events import Removed, Stored
 from kv_cache.layout import KvGroup
 from tests.engine.scheduler.fake_runner import VOCAB, answer
 from tests.engine.scheduler.test_scheduler import BLOCK, FULL, WINDOW, Bench
@@ -87,6 +88,24 @@ def test_a_lower_priority_number_is_served_sooner() -> None:
     assert ("later", 0) not in bench.tokens
     bench.run()
     assert len(bench.tokens["later", 0]) == 2
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 40])
+def test_the_urgent_keep_their_blocks_though_they_came_last(swap_blocks: int) -> None:
+    """A preempted one would miss a step, and end after the other."""
+    bench = Bench(num_blocks=9, swap_blocks=swap_blocks, by_priority=True)
+    prompts = {"patient": [1] * 20, "urgent": [2] * 20}
+    bench.add("patient", prompts["patient"], max_tokens=30)
+    bench.step()
+    bench.add("urgent", prompts["urgent"], priority=-1, max_tokens=30)
+    for num_tokens in range(1, 31):
+        bench.step()
+        assert len(bench.tokens["urgent", 0]) == num_tokens
+    assert bench.reasons.keys() == {("urgent", 0)}
+    assert bench.scheduler.stats().num_preemptions > 0
+    bench.run()
+    for name, prompt in prompts.items():
+        assert bench.tokens[name, 0] == answer(prompt, 1, 0, 30)
 
 
 @pytest.mark.parametrize("swap_blocks", [0, 40])
@@ -213,6 +232,35 @@ def test_stop_tokens_end_a_choice_after_min_tokens() -> None:
     assert bench.tokens["stop", 0] == said[: first + 1]
     assert bench.reasons["stop", 0] is FinishReason.STOP
     assert len(bench.tokens["min", 0]) >= 4
+
+
+def test_the_models_end_tokens_end_a_choice_that_does_not_ignore_them() -> None:
+    prompt = [1, 2, 3]
+    said = answer(prompt, 1, 0, 10)
+    eos = (said[6], said[2])
+    assert [said.index(token) for token in eos] == [6, 2]
+    bench = Bench(eos_token_ids=eos)
+    bench.add("ends", prompt, max_tokens=10)
+    bench.add("ends with n", prompt, max_tokens=3)
+    bench.add("ends too soon", prompt, max_tokens=2)
+    bench.add("ignores", prompt, ignore_eos=True, max_tokens=10)
+    bench.add("min", prompt, min_tokens=4, max_tokens=10)
+    bench.add("just old enough", prompt, min_tokens=3, max_tokens=10)
+    bench.add("names it", prompt, stop_token_ids=(said[2],), ignore_eos=True, max_tokens=10)
+    bench.run()
+    stop, length = FinishReason.STOP, FinishReason.LENGTH
+    assert {
+        name: (len(bench.tokens[name, 0]), reason, bench.stops[name, 0])
+        for (name, _), reason in bench.reasons.items()
+    } == {
+        "ends": (3, stop, None),
+        "ends with n": (3, stop, None),
+        "ends too soon": (2, length, None),
+        "ignores": (10, length, None),
+        "min": (7, stop, None),
+        "just old enough": (3, stop, None),
+        "names it": (3, stop, said[2]),
+    }
 
 
 @pytest.mark.parametrize(
@@ -355,3 +403,27 @@ def test_tenants_share_nothing() -> None:
     bench.scheduler.add(replace(request, cache_salt="you"), seed=0)
     bench.run()
     assert report(bench, "yours").num_cached_tokens == 0
+
+
+def test_a_step_is_one_batch_of_events_with_what_it_evicted() -> None:
+    bench = Bench(num_blocks=9, budget=64)
+    events = bench.cache.events
+    bench.add("before", list(range(4 * BLOCK)), max_tokens=1)
+    bench.run()
+    for name in "ab":
+        bench.add(name, [ord(name) % VOCAB] * (2 * BLOCK + 4), max_tokens=6)
+    batches: list[list[list[type]]] = []  # of each step
+    while bench.scheduler.has_work:
+        before = events.latest
+        bench.step()
+        closed = events.since(before)
+        assert isinstance(closed, list)
+        batches.append([[type(event) for event in batch.events] for batch in closed])
+    assert batches == [
+        [[Removed] * 2 + [Stored] * 4],  # two blocks of each are full
+        [],
+        [],
+        [],
+        [[Stored] * 2],  # and the third
+        [[Removed] * 2],  # for the fourth
+    ]

@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import ChoiceSoFar, FinishReason, PromptReport, RequestId
-from tests.engine.scheduler.fake_runner import answer
+from tests.engine.scheduler.fake_runner import TOLD, answer
 from tests.engine.scheduler.pair import BenchPair, Plan, prefix_of
 from tests.engine.scheduler.prefixes import PrefixPlan
 from tests.engine.scheduler.test_scheduler import FULL, WINDOW, Bench, Job, check_report, jobs
+
+DO_NOT_FIT = "prompts that were begun at once do not fit"
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,20 @@ def test_every_answer_is_the_undisturbed_one(
         pair.prefill.runner.fail_next = pair.ticks == failing_step
         pair.tick()
     pair.check_idle()
+    may_fail = failing_step is not None or any(p.ends_with == "failed" for p in traffic.plans)
+    check_failures(pair, may_fail)
     for name, job in by_name.items():
         whole = name not in aborted and name not in side(pair, name).failures
         check_answer(side(pair, name), name, job, whole, stopped)
+
+
+def check_failures(pair: BenchPair, may_fail: bool) -> None:
+    """Nothing fails by itself but a prompt that was begun for the other side, which asks again."""
+    told = {**pair.prefill.failures, **pair.decode.failures}
+    for name, error in told.items():
+        assert (may_fail and str(error) == TOLD) or (
+            name.startswith("fetch-") and str(error) == DO_NOT_FIT
+        )
 
 
 def side(pair: BenchPair, name: str) -> Bench:

@@ -15,6 +15,7 @@ from tests.engine.kernels.cases import (
     rotate_case,
     row,
     scale,
+    write_by_turns,
 )
 
 KERNELS, REFERENCE = TritonKernels(num_programs=4), ReferenceKernels()
@@ -154,13 +155,13 @@ def test_addresses_are_64_bit(device: torch.device) -> None:
     size, edge = slab.layout.block_size, (1 << 31) // slab.block_stride
     blocks = [edge - 1, edge, slab.num_blocks - 1, 1]
     slots = torch.tensor([b * size + i for b in blocks for i in range(size)])
-    k, v = (torch.randn(4 * size, 2, 64).half() for _ in range(2))
-    KERNELS.write_kv(k.to(device), v.to(device), slab, 1, slots.to(device))
+    q, k, v = (torch.randn(4 * size, heads, 64).half().to(device) for heads in (4, 2, 2))
+    write_by_turns(KERNELS, q, k, v, spec, slab, slots.to(device))
     for i, block in enumerate(blocks):
         stored = slab.data[block * slab.block_stride :][: slab.block_stride].float()
         written = k[i * size : (i + 1) * size], v[i * size : (i + 1) * size]
         total = sum(t.float().abs().sum() for t in written)
-        torch.testing.assert_close(stored.abs().sum().cpu(), total, rtol=1e-3, atol=0)
+        torch.testing.assert_close(stored.abs().sum(), total, rtol=1e-3, atol=0)
 
     group = GroupBatch(torch.tensor([blocks, blocks], dtype=torch.int32).to(device), slots)
     batch = StepBatch(
