@@ -38,6 +38,11 @@ class Refusing(Protocol):
 class Pooled(Protocol):
     """A backend whose workers are in pools."""
 
+    @property
+    def hands_over(self) -> bool:
+        """A prefill worker is there, and `submit_through` has it compute the prompt."""
+        ...
+
     def submit_through(self, request: GenerationRequest) -> GenerationStream:
         """As `submit`, through every pool that has a worker, wherever it would be sooner."""
         ...

@@ -31,6 +31,7 @@ from cluster.request_ids import is_request_id, new_request_id
 from cluster.served_model import ServedModel
 from cluster.under_way import LEAST_S, OVERTIME_S, UnderWay
 from engine.errors import DeadlineError, EngineError, UnavailableError
+from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from protos.version import version
@@ -54,14 +55,13 @@ class Front:
         self._meter = meter or Meter(model)
         self._backend = backend
         self._refusing = backend if isinstance(backend, Refusing) else None
-        self._submit_through = (
-            backend.submit_through if isinstance(backend, Pooled) else backend.submit
-        )
+        self._pooled = backend if isinstance(backend, Pooled) else None
         self._model = model
         self._limits = limits
         self._gate = gate
         self._request_limits = request_limits or RequestLimits()
         self._proof: asyncio.Task[None] | None = None  # that it is ready
+        self._was_handed_over = False  # the prompt of that
         self._under_way = UnderWay()
 
     async def completions(self, exchange: Exchange) -> None:
@@ -118,11 +118,16 @@ class Front:
         await _send(exchange, {"status": "ok"})
 
     async def ready(self, exchange: Exchange) -> None:
-        """Tokens have come through every pool, once, however many ask; health from then on."""
+        """Tokens have come through every pool, once, however many ask; health from then on. What
+        decode workers did by themselves proves no more once a prefill worker has come."""
         self._gate.check_open()
         self._backend.check_health()
-        if self._proof is None or _has_failed(self._proof):
-            self._proof = asyncio.create_task(self._generate_through())
+        hands_over = self._pooled is not None and self._pooled.hands_over
+        is_outdone = hands_over and not self._was_handed_over
+        if self._proof is None or _has_failed(self._proof) or is_outdone:
+            self._was_handed_over = hands_over
+            through = self._backend.submit if self._pooled is None else self._pooled.submit_through
+            self._proof = asyncio.create_task(_read(through(self._probe())))
         await asyncio.shield(self._proof)
         await _send(exchange, {"status": "ready"})
 
@@ -215,27 +220,18 @@ class Front:
             answer["token_strs"] = [self._model.tokenizer.token(i) for i in token_ids]
         return answer
 
-    async def _generate_through(self) -> None:
+    def _probe(self) -> GenerationRequest:
         """The first token is the prefill worker's, the second one is made of what it handed over;
         nobody has the prompt cached."""
         name = f"ready-{uuid.uuid4().hex}"
         num_tokens = max(1, min(_READY_PROMPT, self._model.max_model_len - 2))
-        request = GenerationRequest(
+        return GenerationRequest(
             RequestId(name),
             [self._model.tokenizer.bos_token_id or 0] * num_tokens,
             SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
             cache_salt=name,
             timeout_s=_READY_TIMEOUT_S,
         )
-        stream = self._submit_through(request)
-        try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                async for _ in stream:
-                    pass
-        except (TimeoutError, DeadlineError) as error:
-            raise UnavailableError("no token was generated in time") from error
-        finally:
-            stream.close()
 
     def _timeout_s(self, exchange: Exchange) -> float:
         """The client may set a shorter one by a header, in seconds."""
@@ -262,6 +258,17 @@ def _request_id(exchange: Exchange) -> str:
 
 def _wrong(header: str, right: str) -> ApiError:
     return bad_request(header, f"{header}: must be {right}", "invalid_value")
+
+
+async def _read(stream: GenerationStream) -> None:
+    try:
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            async for _ in stream:
+                pass
+    except (TimeoutError, DeadlineError) as error:
+        raise UnavailableError("no token was generated in time") from error
+    finally:
+        stream.close()
 
 
 def _has_failed(task: asyncio.Task[None]) -> bool:

@@ -61,15 +61,17 @@ CONTROLLER_SETTINGS = {
     # keep its device from the replica that is to take its place.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
+REPLICA_SETTINGS = {
+    # Our code blocks no event loop; one of its own costs a change of threads a message.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 << 20),  # read before anyone is asked for a key
+}
 _OWN_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_COLOR_PREFIX": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",  # its files have it; our own words are what users wait for
-    # Our code blocks no event loop; one of its own costs a change of threads a message.
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     # Workers give way by themselves: an ingress in want of a core answers nobody in time.
     "RAY_worker_niceness": "0",
-    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 << 20),  # read before anyone is asked for a key
     # Serve kills a front that is not ready at the third check of so many seconds, and starts
     # another; but whoever starts Serve waits for the first one, 60 s, and fails with it.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
@@ -168,7 +170,8 @@ def _start(num_cpus: int, folder: Path, ports: ExitStack) -> None:
     it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
-    settings = {**_OWN_SETTINGS, **CONTROLLER_SETTINGS, **front_settings(folder, ports)}
+    settings = {**_OWN_SETTINGS, **CONTROLLER_SETTINGS, **REPLICA_SETTINGS}
+    settings |= front_settings(folder, ports)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())

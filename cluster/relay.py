@@ -80,11 +80,13 @@ class Relay:
     def submit(self, request: GenerationRequest) -> RelayStream:
         return self._submit(request, self.config.local_prefill)
 
+    @property
+    def hands_over(self) -> bool:
+        is_allowed = self.config.local_prefill is not LocalPrefill.ALWAYS
+        return is_allowed and bool(self.pools.usable(Leg.PREFILL))
+
     def submit_through(self, request: GenerationRequest) -> RelayStream:
-        """Its prompt is handed over, where a prefill worker is there to do so."""
-        local = self.config.local_prefill
-        if local is LocalPrefill.AUTO and self.pools.usable(Leg.PREFILL):
-            local = LocalPrefill.NEVER
+        local = LocalPrefill.NEVER if self.hands_over else self.config.local_prefill
         return self._submit(request, local)
 
     def _submit(self, request: GenerationRequest, local_prefill: LocalPrefill) -> RelayStream:

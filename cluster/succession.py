@@ -1,8 +1,8 @@
 """Which workers an ingress keeps while Serve replaces one release by another.
 
-Serve stops the decode workers of the old model as soon as those of the new one are there, and the
-ingresses of the old one later, when their own successors are there. In between, and until its last
-answer, an old ingress has none but workers that are being stopped: these stay for it.
+Serve stops the workers of the old model as soon as those of the new one are there, and the old
+ingresses later, when their own successors are there. In between, and until its last answer, an old
+ingress has none but workers that are being stopped: these stay for it.
 """
 
 from cluster.membership import Replicas
@@ -16,17 +16,15 @@ class Succession:
 
     def __init__(self, release: str) -> None:
         self._release = release
-        self._last: Replicas = {}
+        self._last: dict[Leg, Replicas] = {leg: {} for leg in Leg}
 
     def update(self, leg: Leg, replicas: Replicas) -> Replicas:
-        """What the pools are to be told: once no decode worker of the release is left, the last
-        ones, until another one comes. Without prefill workers decode workers do it all."""
-        if leg is Leg.PREFILL:
-            return replicas
+        """What the pool is to be told: once no worker of the release is left there, the last ones,
+        until another one comes."""
         ours = {
             replica: metadata
             for replica, metadata in replicas.items()
             if metadata.get("release") == self._release
         }
-        self._last = ours or self._last
-        return self._last
+        self._last[leg] = ours or self._last[leg]
+        return self._last[leg]

@@ -21,6 +21,7 @@ from protos.failures import abort_with
 from protos.generation_pb2 import Failure
 
 PACE_S = 0.02  # from one look at the cache's events to the next, however fast they come
+COMES_BACK_S = 1.0  # within which a router whose stream has broken opens another
 
 
 class EventSource(Protocol):
@@ -88,6 +89,13 @@ class EventService(WorkerEventsServicer):
     def __init__(self, source: EventSource, pace_s: float = PACE_S) -> None:
         self._source = source
         self._pace_s = pace_s
+        self.num_routers = 0
+        self._left_at = -math.inf
+
+    def is_left(self) -> bool:
+        """No router follows the cache here, nor may come back; links ask for the load alone."""
+        gone_s = asyncio.get_running_loop().time() - self._left_at
+        return not self.num_routers and gone_s >= COMES_BACK_S
 
     async def Subscribe(
         self,
@@ -97,6 +105,20 @@ class EventService(WorkerEventsServicer):
         failure = self._refusal(request)
         if failure is not None:
             await abort_with(context, failure)
+        with self._followed() if request.cache_events else contextlib.nullcontext():
+            async for event in self._told(request):
+                yield event
+
+    @contextlib.contextmanager
+    def _followed(self) -> Iterator[None]:
+        self.num_routers += 1
+        try:
+            yield
+        finally:
+            self.num_routers -= 1
+            self._left_at = asyncio.get_running_loop().time()
+
+    async def _told(self, request: SubscribeRequest) -> AsyncIterator[WorkerEvent]:
         loop = asyncio.get_running_loop()
         subscription = Subscription(self._source, request)
         period_s = request.load_period_ms / 1000 or math.inf

@@ -109,7 +109,8 @@ class Node:
         self.reporter = Reporter(self)
         add_HandOffServicer_to_server(self.exchange.holder, self.server)
         add_WorkerServicer_to_server(WorkerService(self), self.server)
-        add_WorkerEventsServicer_to_server(EventService(self.reporter), self.server)
+        self.events = EventService(self.reporter)
+        add_WorkerEventsServicer_to_server(self.events, self.server)
 
     async def serve(self) -> str:
         """The address at which peers reach this worker."""
@@ -180,14 +181,19 @@ class Node:
         move_after_s: float = math.inf,
         succession_s: float = 0.0,
     ) -> AsyncIterator[DrainProgress]:
-        """Until no lease is left; those left at the deadline end with their streams. A lease
-        cannot be moved, and nobody needs this worker to take new ones: who wanted to ask it
-        computes the prompt itself, or asks another worker."""
-        self.begin_drain()
-        end = None if deadline_s is None else time.monotonic() + deadline_s
-        while self.num_leases and (end is None or time.monotonic() < end):
+        """Until no lease is left; those left at the deadline end with their streams, as a lease
+        cannot be moved. For `succession_s` at most new ones are granted, while an ingress follows
+        this worker: those that know a successor leave it by themselves."""
+        began = time.monotonic()
+        end = math.inf if deadline_s is None else began + deadline_s
+        while (now := time.monotonic()) < end:
+            if not self.draining and (now >= began + succession_s or self.events.is_left()):
+                self.begin_drain()
+            if self.draining and not self.num_leases:
+                break
             yield DrainProgress(num_leases=self.num_leases)
             await asyncio.sleep(DRAIN_PERIOD_S)
+        self.begin_drain()
         await self._end_leases()
         yield DrainProgress(num_leases=self.num_leases, done=True)
 

@@ -1,4 +1,5 @@
-"""The goals that figures are held against: ratios of two systems, and bounds."""
+"""The goals that figures are held against: ratios of two systems, bounds, and that nothing is
+missing."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -38,6 +39,14 @@ class Bound(NamedTuple):
     most: float
 
 
+class Whole(NamedTuple):
+    part: str
+    case: str
+    figure: str
+    of: str
+    system: str
+
+
 RATIOS = (
     *(Ratio("load", case, _RATE, AUTO, RAY_LLM, least=2.5) for case in ("8", "32")),
     *(Ratio("load", case, _RATE, AUTO, VLLM_PAIR, least=2.0) for case in ("8", "32")),
@@ -70,6 +79,7 @@ BOUNDS = (
     Bound("start", "llama-125m", "first token, s", AUTO, 25.0),
     Bound("start", "llama-125m", "beyond them, MB", AUTO, 3000.0),
 )
+WHOLES = (Whole("streams", "1,000", "complete", "of", AUTO),)
 
 
 def rows(results: Results) -> Iterator[dict[str, object]]:
@@ -94,6 +104,17 @@ def rows(results: Results) -> Iterator[dict[str, object]]:
                 "is": f"{ours:,.1f}",
                 "goal": f"<= {bound.most:g}",
                 "kept": _kept(ours, None, bound.most),
+            }
+    for whole in WHOLES:
+        ours = results.value(whole.part, whole.system, whole.case, whole.figure)
+        every = results.value(whole.part, whole.system, whole.case, whole.of)
+        if ours is not None and every is not None:
+            yield {
+                "what": f"{whole.part}, {whole.case}: {whole.figure}",
+                "of": whole.system,
+                "is": f"{ours:,.0f} of {every:,.0f}",
+                "goal": "all",
+                "kept": _kept(ours, every, None),
             }
 
 

@@ -3,17 +3,27 @@ passes here alone."""
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from cluster.autoscaling import INGRESS, IngressLoad, PoolSample, PoolState, WorkerLoad, decide
+from cluster.autoscaling import (
+    INGRESS,
+    IngressLoad,
+    Objectives,
+    PoolSample,
+    PoolState,
+    WorkerLoad,
+    decide,
+)
 
 STEP_S = 0.25
 LOOK_BACK_S = 5.0  # what Serve reports is the mean of so long
 IDLE = WorkerLoad(0, 0, 0, 0, 0, 0, 0.01, 0, 0)
 NOTHING = IngressLoad(0, 0)
+OBJECTIVES = Objectives(most_requests=32)
 
 
 class Workers(Protocol):
@@ -120,6 +130,23 @@ class DecodeWorkers:
         )
 
 
+@dataclass
+class Ingresses:
+    """An arrival is a request that is open for so many seconds, however many there are of them."""
+
+    name: str = INGRESS
+    now: float = 0.0
+    ends: list[float] = field(default_factory=list)
+
+    def step(self, arrivals: Sequence[float], num_workers: int) -> tuple[WorkerLoad, IngressLoad]:
+        self.now += STEP_S
+        for seconds in arrivals:
+            heapq.heappush(self.ends, self.now + seconds)
+        while self.ends and self.ends[0] <= self.now:
+            heapq.heappop(self.ends)
+        return IDLE, NOTHING._replace(num_requests=len(self.ends))
+
+
 class Change(NamedTuple):
     at: float
     before: int
@@ -159,11 +186,17 @@ def simulate(
         window.append(load._replace(busy=load.busy / num_running))  # of those that are there
         if step % int(1 / STEP_S):
             continue
-        loads = _shared(window, num_running, startup_s)
-        samples = {
-            workers.name: PoolSample(num_running, run.target, 1, most, loads),
-            INGRESS: PoolSample(1, 1, 1, 1, [IngressLoad(*_means(waiting))]),
-        }
+        all_requests = IngressLoad(*_means(waiting))
+        if workers.name == INGRESS:
+            each = all_requests.num_requests / num_running
+            ingresses = [NOTHING._replace(num_requests=each, startup_s=startup_s)] * num_running
+            samples = {INGRESS: PoolSample(num_running, run.target, 1, most, ingresses, OBJECTIVES)}
+        else:
+            loads = _shared(window, num_running, startup_s)
+            samples = {
+                workers.name: PoolSample(num_running, run.target, 1, most, loads),
+                INGRESS: PoolSample(1, 1, 1, 1, [all_requests]),
+            }
         targets, states = decide(samples, {workers.name: state}, now)
         state, wanted = states[workers.name], targets[workers.name]
         run.targets.append(wanted)

@@ -394,11 +394,15 @@ async def test_routes_that_are_not_there(server: Server) -> None:
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/completions/", 404),
         ("DELETE", "/v1/models", 405),
-        ("POST", "/v1/embeddings", 400),
     ):
         response = await server.client.request(method, path)
         assert response.status_code == status
         error_of(response)
+
+
+async def test_embeddings_are_refused_by_name(server: Server) -> None:
+    error = await refused(server, "/v1/embeddings", {"input": "x", "model": "small"})
+    assert "embeddings are not supported" in error["message"]
 
 
 async def test_large_bodies_are_cut_off_early() -> None:

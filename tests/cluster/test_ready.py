@@ -78,6 +78,25 @@ async def test_who_lives_is_enough_where_decode_workers_may_compute(fleet: Fleet
         assert (await asked).status_code == 200
 
 
+async def test_a_prefill_worker_that_comes_later_has_yet_to_hand_over(fleet: Fleet) -> None:
+    """What the decode worker did by itself is no proof of that; once is enough."""
+    decode = await with_quick_decode(fleet)
+    async with front(fleet.relay) as client:
+        asked = asyncio.create_task(client.get("/ready"))
+        answer(await decode.stream())
+        assert (await asked).status_code == 200
+        prefill = await with_slow_prefill(fleet)
+        asked = asyncio.create_task(client.get("/ready"))
+        route = answer(await decode.stream(1))
+        assert [worker.address for worker in route.prefill_workers] == [prefill.address]
+        assert route.local_prefill is LocalPrefill.NEVER
+        assert (await asked).status_code == 200
+        fleet.remove(prefill, Leg.PREFILL)
+        await with_slow_prefill(fleet)
+        assert (await client.get("/ready")).status_code == 200
+        assert len(decode.answerer.streams) == 2
+
+
 async def test_with_never_nothing_is_well_without_prefill_workers() -> None:
     pools = Pools(Plane(), RELEASE, Router(RouterConfig(may_stay=False), Random(0)))
     fleet = Fleet(Relay(pools, RelayConfig(LocalPrefill.NEVER)))

@@ -13,8 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.scaling_simulation import (
+    OBJECTIVES,
     STEP_S,
     DecodeWorkers,
+    Ingresses,
     PrefillWorkers,
     Workers,
     simulate,
@@ -27,6 +29,7 @@ ANSWER_TOKENS = 200.0
 # A full worker of the simulation has 32 sequences, which take a token each 74 ms: by this many
 # answers a second it has no more room.
 ANSWERS_PER_WORKER = 2.1
+REQUEST_S = 10.0  # that one is open at an ingress
 
 LOADS = st.integers(1, 55).map(lambda tenths: tenths / 10)  # in workers
 Arrivals = Callable[[float], Sequence[float]]
@@ -55,10 +58,12 @@ def pool_of(name: str, load: float) -> tuple[Workers, float, float]:
     """Workers, and the rate and size of what comes, so that `load` of them are just enough."""
     if name == "prefill":
         return PrefillWorkers(), load / PROMPT_S, PROMPT_S
+    if name == "ingress":
+        return Ingresses(), load * OBJECTIVES.most_requests / REQUEST_S, REQUEST_S
     return DecodeWorkers(), load * ANSWERS_PER_WORKER, ANSWER_TOKENS
 
 
-@pytest.mark.parametrize("name", ["prefill", "decode"])
+@pytest.mark.parametrize("name", ["prefill", "decode", "ingress"])
 @SLOW
 @given(load=LOADS, first=st.integers(1, 12), startup_s=st.floats(2, 60))
 @example(load=1.7, first=1, startup_s=17.0)
@@ -71,7 +76,7 @@ def test_an_even_load_settles_and_stays(
     assert load <= run.target <= max(1.0, 2.0 * load + 1)
 
 
-@pytest.mark.parametrize("name", ["prefill", "decode"])
+@pytest.mark.parametrize("name", ["prefill", "decode", "ingress"])
 @SLOW
 @given(load=LOADS, seed=st.integers(0, 10**6))
 def test_a_random_load_is_not_chased(name: str, load: float, seed: int) -> None:
@@ -95,15 +100,19 @@ def test_workers_that_cannot_be_busy_all_the_time_are_full_sooner(load: float, s
     assert len(run.changes_after(1800)) <= 4, run.changes
 
 
+@pytest.mark.parametrize("name", ["prefill", "ingress"])
 @SLOW
 @given(half_s=st.integers(15, 240), high=st.floats(1.5, 5.0), startup_s=st.floats(2, 40))
-def test_a_square_wave_is_not_followed(half_s: int, high: float, startup_s: float) -> None:
-    busy, calm = evenly(high / PROMPT_S, PROMPT_S), evenly(0.2 / PROMPT_S, PROMPT_S)
+def test_a_square_wave_is_not_followed(
+    name: str, half_s: int, high: float, startup_s: float
+) -> None:
+    workers, rate, size = pool_of(name, high)
+    busy, calm = evenly(rate, size), evenly(0.2 * rate / high, size)
 
     def arrivals(now: float) -> Sequence[float]:
         return busy(now) if now // half_s % 2 == 0 else calm(now)
 
-    run = simulate(PrefillWorkers(), arrivals, 9000, startup_s=startup_s)
+    run = simulate(workers, arrivals, 9000, startup_s=startup_s)
     num_waves = 3000 / (2 * half_s)
     assert len(run.changes_after(6000)) <= max(3.0, num_waves / 8), run.changes
     assert run.target >= high / 2

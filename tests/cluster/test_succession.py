@@ -17,23 +17,27 @@ def succession() -> Succession:
     return Succession("ours")
 
 
-def test_the_last_ones_stay_while_only_another_model_s_are_there(succession: Succession) -> None:
+@pytest.mark.parametrize("leg", Leg)
+def test_the_last_ones_stay_while_only_another_model_s_are_there(
+    succession: Succession, leg: Leg
+) -> None:
     two = {**replica("ours", 1), **replica("ours", 2)}
-    assert succession.update(Leg.DECODE, {**two, **replica("theirs", 3)}) == two
-    assert succession.update(Leg.DECODE, replica("ours", 2)) == replica("ours", 2)
-    assert succession.update(Leg.DECODE, replica("theirs", 3)) == replica("ours", 2)
-    assert succession.update(Leg.DECODE, {}) == replica("ours", 2)
+    assert succession.update(leg, {**two, **replica("theirs", 3)}) == two
+    assert succession.update(leg, replica("ours", 2)) == replica("ours", 2)
+    assert succession.update(leg, replica("theirs", 3)) == replica("ours", 2)
+    assert succession.update(leg, {}) == replica("ours", 2)
 
 
-def test_a_new_one_of_the_model_takes_their_place(succession: Succession) -> None:
-    succession.update(Leg.DECODE, replica("ours", 1))
-    succession.update(Leg.DECODE, {})
-    assert succession.update(Leg.DECODE, replica("ours", 2)) == replica("ours", 2)
+@pytest.mark.parametrize("leg", Leg)
+def test_a_new_one_of_the_model_takes_their_place(succession: Succession, leg: Leg) -> None:
+    succession.update(leg, replica("ours", 1))
+    succession.update(leg, {})
+    assert succession.update(leg, replica("ours", 2)) == replica("ours", 2)
 
 
-def test_a_prefill_worker_that_leaves_has_left(succession: Succession) -> None:
+def test_one_pool_s_workers_are_not_the_other_s(succession: Succession) -> None:
     succession.update(Leg.PREFILL, replica("ours", 1))
-    assert succession.update(Leg.PREFILL, {}) == {}
+    assert succession.update(Leg.DECODE, {}) == {}
 
 
 def test_who_has_said_nothing_yet_is_nobody(succession: Succession) -> None:

@@ -17,6 +17,8 @@ from cluster.replicas.token_service import on_this_machine
 from cluster.token_request import TokenRequest, read_request
 from engine.errors import QueueFullError, StepError, UnavailableError
 from engine.generation_defaults import GenerationDefaults
+from engine.grammar.value import Grammar as AskedGrammar
+from engine.grammar.value import GrammarKind
 from engine.request import GenerationRequest, GenerationUpdate
 from protos.generation_pb2 import Failure, Grammar, SamplingParams
 from protos.ingress_pb2 import GenerateRequest, ListModels, ReadyRequest
@@ -120,6 +122,27 @@ async def test_what_is_asked_reaches_the_engine() -> None:
     assert 0 < asked.timeout_s < 1.5, "what is left of it"
 
 
+async def test_what_the_answer_must_fit_reaches_the_engine() -> None:
+    texts = {
+        "json_schema": '{"type": "integer"}',
+        "regex": "a+",
+        "choice": '["yes", "no"]',
+        "grammar": 'start: "a" | "b"',
+    }
+    model = small_model(GenerationDefaults(eos_token_ids=(2,)))
+    async with token_server(model=model) as server:
+        for kind, text in texts.items():
+            params = SamplingParams(grammar=Grammar(**{kind: text}))
+            await server.stub.GenerateWhole(request(params=params))
+            assert server.backend.last.params.grammar == AskedGrammar(GrammarKind(kind), text)
+        wrong = SamplingParams(grammar=Grammar(regex="(("))
+        error = await refused(server, request(params=wrong))
+        assert error.failure.field == "grammar"
+        assert "regex parse error" in error.failure.message
+        assert len(server.backend.streams) == len(texts)
+    model.grammar_trial.close()
+
+
 async def test_what_is_not_said_is_as_over_http() -> None:
     async with token_server() as server:
         await server.stub.GenerateWhole(GenerateRequest(token_ids=PROMPT))
@@ -161,7 +184,6 @@ def test_request_then_model_decide_the_sampling() -> None:
         ({"params": {"n": 0}}, "n"),
         ({"params": {"stop": ["x"]}}, "stop"),
         ({"params": {"stop_token_ids": [1 << 30]}}, "stop_token_ids"),
-        ({"params": SamplingParams(grammar=Grammar(regex="(("))}, "grammar"),
         ({"params": SamplingParams(grammar=Grammar())}, "grammar"),
         ({"cache_salt": "a@b"}, "cache_salt"),
         ({"request_id": "a b"}, "request_id"),

@@ -16,6 +16,7 @@ from cluster.metrics.meter import Meter
 from cluster.openai.request_limits import RequestLimits
 from cluster.rate_limit import Rates
 from cluster.replicas import token_service
+from cluster.served_model import ServedModel
 from cluster.token_front import TokenFront
 from protos.generation_pb2 import Failure
 from protos.ingress_pb2 import GenerateUpdate
@@ -94,8 +95,9 @@ async def token_server(
     limits: HttpLimits | None = None,
     request_limits: RequestLimits | None = None,
     admits: Callable[[str], bool] = lambda peer: True,
+    model: ServedModel | None = None,
 ) -> AsyncIterator[TokenServer]:
-    backend, model = FakeBackend(script), small_model()
+    backend, model = FakeBackend(script), model or small_model()
     gate, meter = Gate(keys, rates), Meter(model)
     front = TokenFront(
         backend, model, limits or HttpLimits(), gate, request_limits or RequestLimits(), meter

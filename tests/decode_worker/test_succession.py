@@ -10,10 +10,15 @@ import pytest
 import pytest_asyncio
 
 from cluster.session import SessionBackend
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from engine.errors import UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
+from prefill_worker.node import Node
 from protos.rpc import Plane
+from router.subscriber import WorkerFeed
+from router.worker_index import WorkerIndex
+from router.workers import CacheShape
 from tests.decode_worker.worker_group import WorkerGroup
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
@@ -24,7 +29,8 @@ _serial = count()
 @pytest_asyncio.fixture
 async def group(tmp_path: Path) -> AsyncIterator[WorkerGroup]:
     folder = str(make_tiny("llama", tmp_path, max_position_embeddings=2048).folder)
-    group = await WorkerGroup.start([make_engine(folder, max_model_len=2048)], [], "inprocess")
+    decode, prefill = (make_engine(folder, max_model_len=2048) for _ in range(2))
+    group = await WorkerGroup.start([decode], [prefill], "inprocess")
     yield group
     await group.check_idle()
     await group.stop()
@@ -39,11 +45,24 @@ async def ingress(group: WorkerGroup) -> AsyncIterator[SessionBackend]:
 
 
 @asynccontextmanager
-async def drained(group: WorkerGroup, **limits: float) -> AsyncIterator[None]:
+async def router(group: WorkerGroup) -> AsyncIterator[WorkerFeed]:
+    """Of an ingress, that follows the prefill worker."""
+    (worker,) = group.prefill
+    block_size = worker.engine.engine.info.shape.block_size
+    index, told = WorkerIndex(CacheShape(block_size, 1, 0)), asyncio.Event()
+    async with Plane().channel(group.addresses[worker]) as channel:
+        feed = WorkerFeed(channel, lambda load: told.set(), index)
+        await told.wait()
+        yield feed
+        await feed.close()
+
+
+@asynccontextmanager
+async def drained(worker: Node, **limits: float) -> AsyncIterator[None]:
     """Within it the worker is being stopped; after it, it has been."""
 
     async def drain() -> None:
-        async for _ in group.decode[0].drain(None, **limits):
+        async for _ in worker.drain(None, **limits):
             pass
 
     task = asyncio.create_task(drain())
@@ -51,7 +70,7 @@ async def drained(group: WorkerGroup, **limits: float) -> AsyncIterator[None]:
     async with asyncio.timeout(30):
         yield
         await task
-    assert group.decode[0].draining
+    assert worker.draining
 
 
 def request(num_tokens: int) -> GenerationRequest:
@@ -59,8 +78,8 @@ def request(num_tokens: int) -> GenerationRequest:
     return GenerationRequest(RequestId(f"s{next(_serial)}"), [1, 2, 3], params)
 
 
-async def ask(backend: SessionBackend, num_tokens: int = 3) -> int:
-    stream = backend.submit(request(num_tokens))
+async def ask(backend: SessionBackend, num_tokens: int = 3, route: Route | None = None) -> int:
+    stream = backend.submit(request(num_tokens), route)
     return sum([len(d.token_ids) async for update in stream for d in update.deltas])
 
 
@@ -68,7 +87,7 @@ async def test_it_takes_requests_until_the_last_ingress_has_left(group: WorkerGr
     async with (
         ingress(group) as first,
         ingress(group) as second,
-        drained(group, succession_s=600.0),
+        drained(group.decode[0], succession_s=600.0),
     ):
         assert await ask(first) == 3
         assert await ask(second) == 3
@@ -80,7 +99,7 @@ async def test_it_takes_requests_until_the_last_ingress_has_left(group: WorkerGr
 
 
 async def test_it_does_not_wait_forever(group: WorkerGroup) -> None:
-    async with ingress(group) as backend, drained(group, succession_s=0.2):
+    async with ingress(group) as backend, drained(group.decode[0], succession_s=0.2):
         stream = backend.submit(request(1500))
         await anext(stream)
         while not group.decode[0].draining:
@@ -92,7 +111,10 @@ async def test_it_does_not_wait_forever(group: WorkerGroup) -> None:
 
 
 async def test_one_that_asks_to_move_still_takes_what_nobody_else_can(group: WorkerGroup) -> None:
-    async with ingress(group) as backend, drained(group, succession_s=600.0, move_after_s=0.1):
+    async with (
+        ingress(group) as backend,
+        drained(group.decode[0], succession_s=600.0, move_after_s=0.1),
+    ):
         stream = backend.submit(request(1500))
         async for _ in stream:
             if backend.wants_move:
@@ -103,3 +125,31 @@ async def test_one_that_asks_to_move_still_takes_what_nobody_else_can(group: Wor
         assert await ask(backend) == 3
         stream.close()
         await backend.stop()
+
+
+def handed_over(group: WorkerGroup) -> Route:
+    candidate = PrefillCandidate(group.addresses[group.prefill[0]])
+    return Route((candidate,), (), LocalPrefill.NEVER)
+
+
+async def test_a_prefill_worker_reads_until_the_last_router_has_left(group: WorkerGroup) -> None:
+    """The link of a decode worker, which stays, is no router."""
+    (worker,) = group.prefill
+    async with (
+        ingress(group) as backend,
+        router(group) as first,
+        router(group) as second,
+        drained(worker, succession_s=600.0),
+    ):
+        assert await ask(backend, route=handed_over(group)) == 3
+        await second.close()
+        while worker.events.num_routers > 1:
+            await asyncio.sleep(0.005)
+        assert await ask(backend, route=handed_over(group)) == 3
+        assert not worker.draining
+        await first.close()
+
+
+async def test_a_prefill_worker_does_not_wait_forever(group: WorkerGroup) -> None:
+    async with router(group), drained(group.prefill[0], succession_s=0.2):
+        pass

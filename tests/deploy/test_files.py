@@ -17,7 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 from cluster import api_keys
 from cluster.app import shutdown_limit_s
 from cluster.cluster_args import ClusterArgs
-from cluster.ray_cluster import CONTROLLER_SETTINGS, HAPROXY_SETTINGS
+from cluster.ray_cluster import CONTROLLER_SETTINGS, HAPROXY_SETTINGS, REPLICA_SETTINGS
 from protos import secret
 from tests.deploy.crd import ray_service_schema
 from tests.deploy.wheel import ROOT, build_wheel, packages
@@ -40,7 +40,7 @@ def args_of(config: dict[str, Any]) -> ClusterArgs:
 
 def test_the_serve_config_is_the_default_cluster() -> None:
     config = load("serve.yaml")
-    assert args_of(config) == ClusterArgs()
+    assert args_of(config) == ClusterArgs(worker_host="127.0.0.1")
     assert config["http_options"]["host"] == "127.0.0.1"
 
 
@@ -114,7 +114,8 @@ def test_each_pool_has_a_node_type_of_its_own() -> None:
 )
 def test_nodes_have_what_kvrelay_serve_has(name: str) -> None:
     text = (DEPLOY / name).read_text()
-    for setting, value in {**HAPROXY_SETTINGS, **CONTROLLER_SETTINGS}.items():
+    settings = {**HAPROXY_SETTINGS, **CONTROLLER_SETTINGS, **REPLICA_SETTINGS}
+    for setting, value in settings.items():
         said = re.findall(rf"""\b{setting}(?:=\$'|=|,?\s+value: ")([\w.]+(?:\\n[\w -]+)?)""", text)
         assert set(said) == {value.replace("\n", r"\n")}, setting
 

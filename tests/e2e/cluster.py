@@ -37,7 +37,9 @@ class Cluster:
         inherited = {**os.environ, **environment, _MARK: self._mark}
         inherited.pop("RAY_ADDRESS", None)
         with log.open("ab") as file:
-            self.process = subprocess.Popen(command, env=inherited, stderr=file, stdout=file)
+            self.process = subprocess.Popen(
+                command, env=inherited, stderr=file, stdout=file, start_new_session=True
+            )
         try:
             self.url = self._wait_for_address()
         except BaseException:
@@ -65,18 +67,11 @@ class Cluster:
 
     def pids(self, title: str = "") -> list[int]:
         """Of processes of the cluster whose command line begins so."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if not entry.name.isdigit() or int(entry.name) == self.process.pid:
-                    continue
-                if f"{_MARK}={self._mark}".encode() not in (entry / "environ").read_bytes():
-                    continue
-                if (entry / "cmdline").read_bytes().decode().startswith(title):
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it has ended meanwhile
-        return found
+        return [
+            pid
+            for pid in marked(f"{_MARK}={self._mark}")
+            if pid != self.process.pid and _command_line(pid).startswith(title)
+        ]
 
     def left(self) -> str:
         """Its processes, for whoever wants to know why there are any."""
@@ -163,11 +158,27 @@ class Cluster:
     def is_ready(self) -> bool:
         return answers_at(self.url)
 
+    def status_table(self) -> str:
+        """As a reader sees it."""
+        command = [sys.executable, "-m", "cluster.cli", "status"]
+        port = self.url.rsplit(":", 1)[1]
+        done = subprocess.run([*command, "--port", port], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+        """By Ctrl-C, which a terminal sends to all that was started from it."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
+
+    def wait_for_end(self, timeout_s: float) -> int:
+        """The command's status, once it and all that it has started have ended."""
+        deadline = time.monotonic() + timeout_s
+        status = self.process.wait(timeout_s)
+        wait_until(lambda: not self.pids(), deadline - time.monotonic(), self.left)
+        return status
 
     def kill(self) -> None:
         """Whatever is left of it."""
@@ -179,6 +190,18 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+def marked(variable: str) -> list[int]:
+    """Processes that have it in their environment: NAME=VALUE."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
 
 
 def _command_line(pid: int) -> str:
@@ -252,11 +275,18 @@ def busiest_decode(cluster: Cluster) -> str:
 
 
 def is_idle(page: str) -> bool:
-    """Nothing runs or waits at any worker, and nobody holds a block there."""
-    names = ("running", "waiting", "fetching")
-    num_requests = sum(total(page, f"num_requests_{name}") for name in names)
-    held = total(page, "kv_cache_blocks", 'state="held"')
-    return not num_requests and not held and not total(page, "kv_cache_blocks", "quarantined")
+    """Nothing is open at any ingress, nothing runs or waits at any worker, and nobody holds a block
+    there, nor a lease."""
+    of_requests = [f"num_requests_{one}" for one in ("open", "running", "waiting", "fetching")]
+    busy = any(total(page, name) for name in (*of_requests, "router_waiting", "leases"))
+    states = ('state="held"', 'state="quarantined"')
+    return not busy and not any(total(page, "kv_cache_blocks", state) for state in states)
+
+
+def open_files(page: str) -> dict[str, float]:
+    """Of every replica."""
+    line = r'^process_open_fds{.*replica="(\w+)".*} (\S+)$'
+    return {name: float(number) for name, number in re.findall(line, page, re.MULTILINE)}
 
 
 def kill(pids: Sequence[int]) -> None:

@@ -27,9 +27,10 @@ _CONFIG = f"{HOME}/serve.yaml"
 
 
 def settings() -> dict[str, str]:
-    """What deploy/serve.yaml says to export before `ray start`."""
+    """What deploy/serve.yaml says to export before `ray start`, as a shell would read it."""
     said = (ROOT / "deploy/serve.yaml").read_text()
-    return dict(re.findall(r"^#   (RAY_\w+)=(\S+)", said, re.MULTILINE))
+    words = re.findall(r"^#   (RAY_\w+)=(?:\$'(.*?)'|(\S+))", said, re.MULTILINE)
+    return {name: quoted.replace(r"\n", "\n") or plain for name, quoted, plain in words}
 
 
 class RayHosts:
@@ -129,6 +130,16 @@ class RayHosts:
         """What `kvrelay status` shows."""
         address = f"{self.lan.address(self.head)}:{PORT}"
         return self.run(self.head, "env", f"RAY_ADDRESS={address}", "kvrelay", "status")
+
+    def checked_status(self) -> str:
+        """The same. RuntimeError where blocks go from host to host by anything but `socket`: there
+        is no RDMA, and UCX's emulation of READ over TCP is not to be used."""
+        said = self.status()
+        links = re.findall(r"^(\S+):\d+ from (\S+):\d+ +(\S+)", said, re.MULTILINE)
+        across = {connector for one, other, connector in links if one != other}
+        if not links or across - {"socket"}:
+            raise RuntimeError(f"links: {said}")
+        return said
 
     def start(self, host: Host, *command: str) -> subprocess.Popen[str]:
         return host.start(*command, **self.environment)

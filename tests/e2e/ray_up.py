@@ -53,7 +53,7 @@ def main() -> None:
         for host in lan.hosts:
             hosts.run(host, "test", "-f", f"{_SITE}/cluster/app.py")
         _say(hosts.run(head, "ray", "list", "nodes"))
-        _say(hosts.status())
+        _say(hosts.checked_status())
         _say(hosts.complete("def main():"))
         _take_down(hosts, before)
 

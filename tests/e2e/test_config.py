@@ -302,7 +302,9 @@ def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
     assert answer().status_code == 200
     with cluster.second_node() as leave:
         wait_for(503)
-        assert "the cluster has 2 nodes" in answer().text
+        refused = answer()
+        assert "the cluster has 2 nodes" in refused.text
+        assert int(refused.headers["retry-after"]) > 0
         leave()
         wait_for(200)
 

@@ -6,6 +6,7 @@ brought."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -44,8 +45,8 @@ class Placed(NamedTuple):
     described: dict[str, Any]  # the file's node types
 
     def add(self, kind: str) -> None:
-        """With GPUs, to Ray's mind, and what is asked for where labels cannot be set."""
-        node = {"labels": self.described[kind]["labels"], "resources": {f"{kind}_slot": 1}}
+        """With GPUs, to Ray's mind."""
+        node = {name: self.described[kind][name] for name in ("labels", "resources")}
         self.nodes.add_node(num_cpus=4, num_gpus=NUM_GPUS, **node)
         self.nodes.wait_for_nodes()
 
@@ -124,7 +125,9 @@ class Served:
         self._log = folder / "log"
         with self._log.open("wb") as file:
             words = ["--config", str(folder / "args.yaml")]
-            self.process = subprocess.Popen([*SERVE, *words], stdout=file, stderr=file)
+            self.process = subprocess.Popen(
+                [*SERVE, *words], stdout=file, stderr=file, start_new_session=True
+            )
 
     def said(self) -> str:
         return self._log.read_text()
@@ -186,7 +189,8 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     free = {kinds[name]: node.free for name, node in nodes_alive().items()}
     assert free["decode"]["GPU"] == 1
     assert free["prefill"]["GPU"] == NUM_GPUS
-    assert not free["prefill"].get("prefill_slot")
+    (slots,) = placed.described["prefill"]["resources"].values()
+    assert free["prefill"]["prefill_slot"] == slots - 1
 
     # Others are refused, and change nothing.
     with ThreadPoolExecutor() as threads:
@@ -207,7 +211,7 @@ def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     assert num_per_node("decode", running()) == [1] * DECODE_REPLICAS
     check_what_the_python_proxy_answers(ports)
     check_that_the_python_proxy_comes_back(ports)
-    served.process.send_signal(signal.SIGINT)
+    os.killpg(served.process.pid, signal.SIGINT)
     was_cut = served.process.wait(END_S + 5)
     assert was_cut == ("stopped at once" in served.said())
     wait_until(lambda: APP_NAME not in applications(), UP_S, served.said)

@@ -66,7 +66,7 @@ def main() -> None:
             _say(f"\n## Cut off: {name}\n")
             with _nodes(hosts) as nodes, traffic(hosts, hosts.head) as requests:
                 time.sleep(BEFORE_S)
-                _say(hosts.status())
+                _say(hosts.checked_status())
                 _say(show_ports(lan.hosts, [lan.address(one) for one in lan.hosts]))
                 report_heading("cut off")
                 blink(hosts, requests)

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.metrics.meter import Meter, RelayCollector, labels_of, process_page
 from cluster.metrics.page import Page
@@ -19,7 +20,7 @@ from prefill_worker.node import Node
 from router.config import RouterConfig
 from router.router import Router
 from tests.cluster.fakes import small_model
-from tests.cluster.metrics.samples import Samples, read, value
+from tests.cluster.metrics.samples import WHOSE, Samples, read, value
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
@@ -138,6 +139,43 @@ def relay_page(reroutes: Counter[str]) -> Page:
     relay.reroutes = reroutes
     relay.router = Router(RouterConfig(), Random(0))
     return Meter(small_model(), [RelayCollector(relay)]).page_of("ingress", "i")
+
+
+# As in vLLM's /metrics, after its own prefix: the kind, and the labels beside the model's.
+OF_VLLM: dict[str, tuple[str, set[str]]] = {
+    "num_requests_running": ("gauge", set()),
+    "num_requests_waiting": ("gauge", set()),
+    "kv_cache_usage_perc": ("gauge", set()),
+    "prefix_cache_queries": ("counter", set()),
+    "prefix_cache_hits": ("counter", set()),
+    "num_preemptions": ("counter", set()),
+    "prompt_tokens": ("counter", set()),
+    "prompt_tokens_by_source": ("counter", {"source"}),
+    "generation_tokens": ("counter", set()),
+    "request_success": ("counter", {"finished_reason"}),
+    "time_to_first_token_seconds": ("histogram", set()),
+    "inter_token_latency_seconds": ("histogram", set()),
+    "e2e_request_latency_seconds": ("histogram", set()),
+    "request_queue_time_seconds": ("histogram", set()),
+    "request_prefill_time_seconds": ("histogram", set()),
+    "request_decode_time_seconds": ("histogram", set()),
+    "request_prompt_tokens": ("histogram", set()),
+    "request_generation_tokens": ("histogram", set()),
+}
+
+
+async def test_vllm_s_dashboards_find_what_they_ask_for(pair: WorkerPair) -> None:
+    pages = [
+        relay_page(Counter()),
+        process_page(labels_of("m", "decode", "d"), worker_collectors(pair.decode)),
+    ]
+    shown = {}
+    for page in pages:
+        for family in text_string_to_metric_families(page.render().decode()):
+            labels = {label for sample in family.samples for label in sample.labels}
+            shown[family.name] = (family.type, labels - {*WHOSE, "le"})
+    for name, (kind, labels) in OF_VLLM.items():
+        assert shown[f"kvrelay:{name}"] == (kind, labels), name
 
 
 async def test_every_metric_is_explained_and_nothing_else(pair: WorkerPair) -> None:
