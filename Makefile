@@ -29,12 +29,14 @@ setup: .venv/installed
 
 # torch comes by pip, which knows where this machine has it from; the rest by uv, in a fifth of pip's
 # time, or by pip where uv cannot reach what pip is told of. A quarter of the modules is ever
-# imported, and compiled then.
+# imported, and compiled then. Kernels are compiled here, so that the first start finds them; where
+# that fails, it does so itself.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile uv '$(TORCH)'
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --editable '.[dev]' || \
 		$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --editable '.[dev]'
+	-$(BIN)/python -m engine.compile_ahead
 	touch $@
 
 serve: setup

@@ -27,7 +27,7 @@ from engine.kernels.cpu.cache import cache_directory, cache_home, complete_marke
 from engine.kernels.cpu.features import CpuFeatures
 from engine.machine import num_cpus
 from engine.sampler.cpu.launch import cache_part
-from kv_cache.layout import KvFormat
+from kv_cache.layout import KV_FORMATS, KvFormat
 
 logger = logging.getLogger(__name__)
 
@@ -126,3 +126,13 @@ def _first_child(
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
+
+
+def main() -> None:
+    """For a model in bf16, as most are: `python -m engine.compile_ahead`."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    compile_ahead(torch.bfloat16, KV_FORMATS["bf16"])
+
+
+if __name__ == "__main__":
+    main()

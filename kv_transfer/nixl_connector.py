@@ -139,10 +139,17 @@ class NixlConnector:
             lane.wake()
 
     def pieces(self, peer: SharedPeer, pairs: BlockPairs) -> list[Piece]:
-        """Each lane has its share of a read, in posts of at most 32 MiB."""
+        """Each lane has its share of a read, in posts of at most 32 MiB.
+
+        Of a peer's first read each reads the first block besides: its connection takes the holder's
+        help, which may not be had any more when it has a share of a later one."""
         share = -(-pairs.num_bytes // len(self._lanes))
         size = min(MAX_POST_BYTES, max(_MIN_PIECE_BYTES, share))
-        return [Piece(peer, piece) for piece in pairs.pieces(size)]
+        shares = [Piece(peer, piece) for piece in pairs.pieces(size)]
+        if peer.was_read or not shares or len(self._lanes) == 1:
+            return shares
+        first = pairs.pieces(1)[0]
+        return [*(Piece(peer, first, lane) for lane in self._lanes), *shares]
 
     def remove(self, peer: SharedPeer) -> None:
         for lane in self._lanes:

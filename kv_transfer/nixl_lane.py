@@ -30,6 +30,7 @@ _abandoned: list[object] = []
 class Piece(NamedTuple):
     peer: "SharedPeer"
     pairs: BlockPairs
+    lane: "Lane | None" = None  # which alone may carry it out
 
 
 class SharedPeer:
@@ -203,11 +204,13 @@ class Lane:
     def _may_post(self, piece: Piece) -> bool:
         """A peer whose READs never end keeps nobody but itself waiting, and when they are given up
         not even that."""
+        if piece.lane not in (None, self):
+            return False
         wanted = [entry for entry in self._open if not entry.read.stopped]
         return sum(entry.piece.peer is piece.peer for entry in wanted) < _MAX_OPEN
 
     def _start(self, piece: Piece) -> Transfer | None:
-        shared, pairs = piece
+        shared, pairs = piece.peer, piece.pairs
         peer = self._peers[shared]
         blocks = peer.blocks.get(pairs.group)
         if blocks is None:

@@ -4,11 +4,14 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Generic, TypeVar
 
 from kv_transfer.errors import TransferError
 
 P = TypeVar("P")
+
+_NUM_LOOKED_AT = 8  # of which some may be for other threads
 
 
 class PieceRead(Generic[P]):
@@ -72,12 +75,15 @@ class PieceRead(Generic[P]):
         return bool(self._waiting)
 
     def take(self, may_take: Callable[[P], bool] = lambda _: True) -> P | None:
-        """A piece to carry out now; None if all were taken or dropped, or the next may not be."""
+        """A piece to carry out now; None if all were taken or dropped, or the next few may not
+        be."""
         with self._lock:
-            if not self._waiting or not may_take(self._waiting[0]):
-                return None
-            self._num_open += 1
-            return self._waiting.popleft()
+            for index, piece in enumerate(islice(self._waiting, _NUM_LOOKED_AT)):
+                if may_take(piece):
+                    del self._waiting[index]
+                    self._num_open += 1
+                    return piece
+            return None
 
     def finish(self, error: TransferError | None = None) -> None:
         """One taken piece has ended: nothing of it writes any more."""

@@ -86,6 +86,14 @@ async def connector(
     await connector.close()
 
 
+@pytest.fixture
+async def with_lanes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NixlConnector]:
+    monkeypatch.setattr(nixl_lane, "Agent", FakeAgent)
+    connector = await NixlConnector.open(Pool(GROUPS).regions, 1, b"", NixlConfig(lanes=3))
+    yield connector
+    await connector.close()
+
+
 async def reading(connector: NixlConnector, agent: bytes) -> Callable[[int], Read]:
     """Reads that many blocks of the peer with that agent."""
     description = PoolDescription("nixl", 2, connector.regions, HOST + agent)
@@ -114,6 +122,18 @@ async def test_a_post_is_of_32_mib_at_most(connector: NixlConnector) -> None:
     good = await reading(connector, GOOD)
     await asyncio.wait_for(good(16).ended, 30)
     assert agent(connector).num_bytes == [32 << 20, 32 << 20]
+
+
+async def test_every_lane_has_its_connection_when_a_first_read_has_ended(
+    with_lanes: NixlConnector,
+) -> None:
+    """The holder helps with a connection, and may be stopped when a lane has its first share."""
+    good = await reading(with_lanes, GOOD)
+    await asyncio.wait_for(good(1).ended, 30)
+    agents = [lane._agent for lane in with_lanes._lanes]
+    assert all(isinstance(agent, FakeAgent) and agent.posted for agent in agents)
+    await asyncio.wait_for(good(1).ended, 30)
+    assert sum(len(agent.posted) for agent in agents if isinstance(agent, FakeAgent)) == 3 + 1 + 1
 
 
 async def test_a_peer_whose_reads_never_end_holds_up_nobody_else(connector: NixlConnector) -> None:
