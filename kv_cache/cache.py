@@ -16,13 +16,15 @@ from kv_cache.tree import Match, Node, PrefixTree
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Blocks: free + held + cached + quarantined == total (the null block is none of them)."""
+    """Blocks: free + held + cached + quarantined == total (the null block is none of them).
+    `reserved` are for a hand-off that reads or writes them, and are held, too."""
 
     total: int
     free: int
     held: int
     cached: int
     quarantined: int
+    reserved: int
     evicted: int  # since the start
 
 
@@ -290,6 +292,7 @@ class KvCache:
                 pool.num_held,
                 pool.num_cached,
                 pool.num_quarantined,
+                pool.num_in_transfer,
                 evicted,
             )
             for pool, evicted in zip(self._pools, self._tree.num_evicted, strict=True)

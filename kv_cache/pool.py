@@ -38,6 +38,7 @@ class BlockPool(Generic[Label]):
             raise CacheError(f"num_blocks: {num_blocks}, must be at least 2 (block 0 is none)")
         self.num_blocks = num_blocks
         self.num_quarantined = 0
+        self.num_in_transfer = 0
         self.labels: list[Label | None] = [None] * num_blocks
         self._policy = policy or Lru(num_blocks)
         self._queue = EvictionQueue(num_blocks, self._policy)
@@ -118,20 +119,19 @@ class BlockPool(Generic[Label]):
                 self._queue.remove(block)
             else:
                 assert self._requests[block] or self._transfers[block], f"block {block} is free"
+            self.num_in_transfer += not self._transfers[block]
             self._transfers[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
         for block in blocks:
-            self._transfers[block] -= 1
-            assert self._transfers[block] >= 0, f"block {block} is held by no transfer"
+            self._drop(block)
             self._settle(block)
 
     def quarantine(self, blocks: Iterable[int]) -> None:
         """The transfer ended but its READ did not: its handle owns the blocks from now on."""
         for block in blocks:
             assert self.labels[block] is None, f"block {block} has a name before its bytes"
-            self._transfers[block] -= 1
-            assert self._transfers[block] >= 0, f"block {block} is held by no transfer"
+            self._drop(block)
             self.num_quarantined += not self._reads[block]
             self._reads[block] += 1
 
@@ -165,6 +165,11 @@ class BlockPool(Generic[Label]):
             return BlockState.HELD
         return BlockState.FREE if self.labels[block] is None else BlockState.CACHED
 
+    def _drop(self, block: int) -> None:
+        self._transfers[block] -= 1
+        assert self._transfers[block] >= 0, f"block {block} is held by no transfer"
+        self.num_in_transfer -= not self._transfers[block]
+
     def _settle(self, block: int) -> None:
         """Frees or caches a block whose last owner has gone."""
         if self._requests[block] or self._transfers[block] or self._reads[block]:
@@ -194,3 +199,4 @@ class BlockPool(Generic[Label]):
         assert cached == idle & labelled, f"cached or not? {cached ^ (idle & labelled)}"
         assert len(held) == self.num_held
         assert len(quarantined) == self.num_quarantined
+        assert sum(map(bool, self._transfers)) == self.num_in_transfer

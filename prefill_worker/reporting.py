@@ -130,5 +130,6 @@ def _add_stats(report: LoadReport, stats: SchedulerStats, cache: CacheStats) -> 
                 held=group.held,
                 cached=group.cached,
                 quarantined=group.quarantined,
+                reserved=group.reserved,
             )
         )

@@ -403,11 +403,14 @@ class BlockCounts(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    RESERVED_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     free: _builtins.int
     held: _builtins.int
     cached: _builtins.int
     quarantined: _builtins.int
+    reserved: _builtins.int
+    """of those that are held, by hand-offs"""
     def __init__(
         self,
         *,
@@ -416,10 +419,11 @@ class BlockCounts(_message.Message):
         held: _builtins.int = ...,
         cached: _builtins.int = ...,
         quarantined: _builtins.int = ...,
+        reserved: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "held", b"held", "quarantined", b"quarantined", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "held", b"held", "quarantined", b"quarantined", "reserved", b"reserved", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

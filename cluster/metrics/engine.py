@@ -38,6 +38,7 @@ class EngineCollector:
             max((group.held + group.quarantined) / group.total for group in groups),
         )
         yield _blocks(groups)
+        yield _reserved(groups)
         yield counters(
             "kv_cache_evictions",
             "Cached blocks whose memory was needed.",
@@ -70,3 +71,8 @@ def _blocks(groups: tuple[GroupStats, ...]) -> Metric:
         for state in ("free", "held", "cached", "quarantined"):
             samples[str(number), state] = getattr(group, state)
     return gauges("kv_cache_blocks", "Blocks of each group.", ["group", "state"], samples)
+
+
+def _reserved(groups: tuple[GroupStats, ...]) -> Metric:
+    samples = {(str(number),): float(group.reserved) for number, group in enumerate(groups)}
+    return gauges("kv_cache_reserved_blocks", "Held by hand-offs.", ["group"], samples)

@@ -211,6 +211,7 @@ def _left(load: LoadReport) -> dict[str, int | str]:
         "waiting": load.num_waiting,
         "fetching": load.num_fetching,
         "held": sum(blocks.held for blocks in load.blocks),
+        "reserved": sum(blocks.reserved for blocks in load.blocks),
         "quarantined": sum(blocks.quarantined for blocks in load.blocks),
         "problem": load.unhealthy,
     }

@@ -152,6 +152,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert pool.num_cached == states.count(BlockState.CACHED)
         assert pool.num_held == states.count(BlockState.HELD)
         assert pool.num_quarantined == states.count(BlockState.QUARANTINED)
+        assert pool.num_in_transfer == len(self.oracle.having(transfers=1))
         for block, known in blocks.items():
             assert pool.owners(block) == (known.requests, known.transfers, known.reads)
             assert pool.labels[block] == known.label
