@@ -35,6 +35,7 @@ def as_json(
         },
         "objectives": asdict(objectives),
         "interrupted": outcome.interrupted,
+        "gone": outcome.gone,
         "summary": _summary(summary),
         "records": [_record(record, outcome.start_s) for record in outcome.records],
     }

@@ -10,14 +10,18 @@ from cluster.bench.workload import Conversation
 
 # A conversation is begun so long before it is due, to have its prompt ready.
 _AHEAD_S = 0.25
+# Where the server is not there, and at once: nobody is asked in vain as fast as the machine can.
+_AGAIN_S = 1.0
+_MOST_VAIN = 10  # in a row
 
 
 class Converse(Protocol):
-    """Sends nothing before it is due, and no further turn once it is over."""
+    """Sends nothing before it is due, and no further turn once it is over. False if the server was
+    not there."""
 
     def __call__(
         self, conversation: Conversation, due_s: float | None, over: Callable[[], bool]
-    ) -> Awaitable[None]: ...
+    ) -> Awaitable[bool]: ...
 
 
 async def drive(
@@ -28,8 +32,9 @@ async def drive(
     *,
     duration_s: float | None = None,
     seed: int = 0,
-) -> None:
-    """Returns when all that was begun has ended; after `duration_s` nothing new begins."""
+) -> bool:
+    """Returns when all that was begun has ended; after `duration_s` nothing new begins. False if
+    a closed loop ended before its time, since the server had gone."""
     start_s = clock() if isinstance(arrivals, ClosedLoop) else clock() + _AHEAD_S
     end_s = float("inf") if duration_s is None else start_s + duration_s
 
@@ -37,15 +42,15 @@ async def drive(
         return clock() >= end_s
 
     if isinstance(arrivals, ClosedLoop):
-        await _closed(conversations, arrivals.concurrency, converse, over)
-        return
+        return await _closed(conversations, arrivals.concurrency, converse, over)
     async with asyncio.TaskGroup() as under_way:
         for conversation, at_s in _timed(conversations, arrivals, seed):
             due_s = start_s + at_s
             if due_s >= end_s:
-                return
+                break
             await asyncio.sleep(due_s - _AHEAD_S - clock())
             under_way.create_task(_awaited(converse(conversation, due_s, over)))
+    return True
 
 
 async def _closed(
@@ -53,17 +58,25 @@ async def _closed(
     concurrency: int,
     converse: Converse,
     over: Callable[[], bool],
-) -> None:
-    async def work() -> None:
+) -> bool:
+    async def work() -> bool:
+        num_vain = 0
         while not over():
             conversation = next(conversations, None)
             if conversation is None:
-                return
-            await converse(conversation, None, over)
+                break
+            if await converse(conversation, None, over):
+                num_vain = 0
+                continue
+            num_vain += 1
+            if num_vain == _MOST_VAIN:
+                return False
+            await asyncio.sleep(_AGAIN_S)
+        return True
 
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(concurrency):
-            workers.create_task(work())
+    async with asyncio.TaskGroup() as group:
+        workers = [group.create_task(work()) for _ in range(concurrency)]
+    return any(worker.result() for worker in workers)
 
 
 def _timed(
@@ -78,5 +91,5 @@ def _timed(
         yield conversation, conversation.at_s / arrivals.speed
 
 
-async def _awaited(awaitable: Awaitable[None]) -> None:
+async def _awaited(awaitable: Awaitable[bool]) -> None:
     await awaitable

@@ -56,6 +56,7 @@ class Outcome:
     num_unsent: int
     interrupted: bool
     start_s: float
+    gone: bool = False  # the server, which ended a closed loop before its time
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing is wrong
@@ -87,18 +88,23 @@ async def run_load(
         await _until(drive(warm_up, ClosedLoop(_WARM_UP_STREAMS), warming.converse, clock), stop)
         talking = talk(_prompts(load, form, words, "load"), records.append, tally or Tally())
         start_s = clock()
-        driving = drive(
-            _conversations(load, load.num_requests),
-            load.arrivals,
-            talking.converse,
-            clock,
-            duration_s=load.duration_s,
-            seed=load.seed,
+        driving = asyncio.ensure_future(
+            drive(
+                _conversations(load, load.num_requests),
+                load.arrivals,
+                talking.converse,
+                clock,
+                duration_s=load.duration_s,
+                seed=load.seed,
+            )
         )
         interrupted = await _until(driving, stop)
+        gone = not interrupted and not driving.result()
     finally:
         client.close()
-    return Outcome(asking.model, form, tuple(records), talking.num_unsent, interrupted, start_s)
+    return Outcome(
+        asking.model, form, tuple(records), talking.num_unsent, interrupted, start_s, gone
+    )
 
 
 async def _prepare(load: Load, client: Client) -> tuple[Asking, PromptForm, WordTokens]:

@@ -12,6 +12,8 @@ _WIDTH = 160  # of a line that quotes a server
 
 def as_text(load: Load, outcome: Outcome, summary: Summary, objectives: Objectives) -> str:
     state = "interrupted; so far" if outcome.interrupted else "complete"
+    if outcome.gone:
+        state = "ENDED before its time, since nobody answers there any more"
     lines = [f"{load.url}, model {outcome.model}, prompts as {outcome.form}: {state}", ""]
     lines += _aligned(_counts(summary)) + _failures(summary)
     times = _spreads(summary)

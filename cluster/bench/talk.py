@@ -10,6 +10,9 @@ from cluster.bench.prompts import Prompts, Said
 from cluster.bench.record import Record
 from cluster.bench.workload import Conversation
 
+# A proxy before a server that has gone accepts connections, and closes them.
+_NOT_THERE = (FailureKind.NOT_CONNECTED, FailureKind.BROKEN)
+
 
 class Talk:
     """Asks; owns neither the client nor the records."""
@@ -36,24 +39,25 @@ class Talk:
 
     async def converse(
         self, conversation: Conversation, due_s: float | None, over: Callable[[], bool]
-    ) -> None:
+    ) -> bool:
+        """False if the server was not there."""
         answers: list[Said] = []
         turns = conversation.turns
         for turn in range(len(turns)):
             if turn:
                 await asyncio.sleep(self._think_s)
                 if over():
-                    return
+                    break
             said = await self._ask(conversation, turn, answers, due_s if turn == 0 else None)
-            if said is None:
+            if isinstance(said, Failure):
                 self.num_unsent += len(turns) - turn - 1
-                return
+                return said.kind not in _NOT_THERE
             answers.append(said)
+        return True
 
     async def _ask(
         self, conversation: Conversation, turn: int, answers: list[Said], due_s: float | None
-    ) -> Said | None:
-        """None if it failed."""
+    ) -> Said | Failure:
         turns = conversation.turns[: turn + 1]
         num_output = turns[-1].num_output
         body = self._asking.body(self._prompts.members(turns, answers), num_output)
@@ -86,4 +90,4 @@ class Talk:
                     failure,
                 )
             )
-        return said if failure is None else None
+        return failure or said

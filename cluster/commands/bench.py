@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 if at least one request was answered."""
+    """0 if at least one request was answered, and the server was there until the end."""
     load, objectives = load_of(arguments), objectives_of(arguments)
     if arguments.plots is not None:
         check_plots(arguments.plots)
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     num_complete = _tell(arguments, load, outcome, objectives)
     if outcome.interrupted:
         return _INTERRUPTED
-    return 0 if num_complete else 1
+    return 0 if num_complete and not outcome.gone else 1
 
 
 def _check_json(path: Path) -> None:

@@ -21,6 +21,7 @@ _BURSTINESS = 0.25
 _API_KEY = "KVRELAY_API_KEY"
 _MOST_IDS = 1 << 20  # far beyond every vocabulary
 _MOST_TURNS = 10_000
+_MOST_AT_A_TIME = 65_535  # each has a connection, and with it a port of this machine
 _SYNTHETIC = ("input_tokens", "output_tokens", "prefix_share", "prefix_groups", "turns")
 
 
@@ -150,7 +151,8 @@ def objectives_of(arguments: argparse.Namespace) -> Objectives:
 def _arrivals(arguments: argparse.Namespace) -> Arrivals:
     rate, concurrency = arguments.rate, arguments.concurrency
     _more_than_0("rate", rate)
-    _more_than_0("concurrency", concurrency)
+    if concurrency is not None and not 1 <= concurrency <= _MOST_AT_A_TIME:
+        raise ConfigError("concurrency", f"must be in 1..{_MOST_AT_A_TIME}")
     if rate is not None and concurrency is not None:
         raise ConfigError("rate", "not with --concurrency: requests wait for answers, or do not")
     if arguments.trace_speed is not None and (rate is not None or concurrency is not None):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster import cli
+from cluster.bench import drive
 from cluster.bench.answer import FailureKind, Tally
 from cluster.bench.arrivals import ClosedLoop, OpenLoop, Recorded
 from cluster.bench.lengths import Fixed, Uniform
@@ -98,6 +99,7 @@ def test_objectives_are_in_milliseconds() -> None:
     ("words", "field"),
     [
         ("--concurrency 0", "concurrency"),
+        ("--concurrency 1000000", "concurrency"),
         ("--rate -1", "rate"),
         ("--rate nan", "rate"),
         ("--rate inf", "rate"),
@@ -200,6 +202,17 @@ def test_nothing_answered_is_a_failure(capsys: pytest.CaptureFixture[str]) -> No
         words = ["bench", live.url, "--requests", "2", "--input-tokens", "2000"]
         assert cli.main([*words, "--output-tokens", "3"]) == 1
     assert "FAILED 2 x HTTP 400: prompt: " in capsys.readouterr().out
+
+
+def test_a_server_that_has_gone_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drive, "_AGAIN_S", 0.001)
+    words = "--model m --token-ids 1-99 --duration 3600 --concurrency 2"
+    assert cli.main(["bench", "http://127.0.0.1:1", *words.split()]) == 1
+    told = capsys.readouterr().out
+    assert "ENDED before its time" in told
+    assert "FAILED 20 x not connected" in told
 
 
 def test_ctrl_c_tells_what_was_measured(tmp_path: Path) -> None:

@@ -17,24 +17,28 @@ from tests.cluster.bench.virtual_time import now, run_virtually
 
 
 class Server:
-    """Answers after a time of its own; knows who came when."""
+    """Answers after a time of its own, while it is there; knows who came when."""
 
-    def __init__(self, answer_s: float) -> None:
+    def __init__(self, answer_s: float, is_there: Callable[[], bool] = lambda: True) -> None:
         self.begun: list[tuple[int, float]] = []
         self.most_at_once = 0
         self._answer_s = answer_s
+        self._is_there = is_there
         self._at_once = 0
 
     async def converse(
         self, conversation: Conversation, due_s: float | None, over: Callable[[], bool]
-    ) -> None:
+    ) -> bool:
         if due_s is not None:
             await asyncio.sleep(due_s - now())
         self.begun.append((conversation.number, now()))
+        if not self._is_there():
+            return False
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         await asyncio.sleep(self._answer_s)
         self._at_once -= 1
+        return True
 
     @property
     def times(self) -> list[float]:
@@ -72,6 +76,20 @@ def test_a_closed_loop_keeps_so_many_under_way(concurrency: int, num: int) -> No
 def test_a_closed_loop_sends_nothing_after_its_time() -> None:
     server = driven(conversations(10**6), ClosedLoop(2), 1.0, duration_s=4.5)
     assert [round(at_s) for _, at_s in server.begun] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_a_closed_loop_leaves_a_server_that_has_gone() -> None:
+    server = Server(1.0, lambda: now() < 4.5)
+    driving = drive(conversations(10**6), ClosedLoop(2), server.converse, now, duration_s=60.0)
+    assert not run_virtually(driving)
+    assert [round(at_s) for _, at_s in server.begun] == [n // 2 for n in range(2 * (5 + 10))]
+
+
+def test_a_closed_loop_goes_on_with_a_server_that_is_back() -> None:
+    server = Server(1.0, lambda: not 4.5 < now() < 13.5)
+    driving = drive(conversations(60), ClosedLoop(2), server.converse, now)
+    assert run_virtually(driving)
+    assert len(server.begun) == 60
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
