@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from cluster.api_keys import ApiKeys
 from cluster.autoscaling import Objectives
-from cluster.exchange import HttpLimits
-from cluster.front_args import FrontArgs
+from cluster.front_args import FrontArgs, HttpArgs
 from cluster.log_format import LogArgs
 from cluster.openai.request_limits import RequestLimits
 from cluster.router_args import RouterArgs
@@ -91,7 +90,7 @@ class PoolArgs(Placement):
     engine: dict[str, Any] = {}
 
 
-class ClusterArgs(_Args):
+class ClusterArgs(HttpArgs):
     """`worker_host`: where workers listen. `node` is their node's address, which takes a cluster
     secret. `drain_s`: how long a worker that is stopped keeps what another one could take."""
 
@@ -107,8 +106,6 @@ class ClusterArgs(_Args):
     rpc: dict[str, Any] = {}
     exchange: dict[str, Any] = {}
     drain_s: float = Field(default=30.0, ge=0, le=86400)
-    request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
-    max_body_bytes: int = Field(default=HttpLimits.max_body_bytes, ge=1024)
     front: FrontArgs = FrontArgs()
     log: LogArgs = LogArgs()
     metrics_targets_file: str | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from cluster.api_keys import VARIABLE, ApiKeys
+from cluster.exchange import HttpLimits
 from cluster.gate import Gate
 from cluster.openai.reading.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_N, MAX_PROMPTS, RequestLimits
@@ -18,6 +19,15 @@ from cluster.served_model import ServedModel
 from engine.errors import ConfigError
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#*,]+")
+
+
+class HttpArgs(BaseModel):
+    """How large and how long one request may be."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    request_timeout_s: float = Field(default=600.0, gt=0, le=86400)
+    max_body_bytes: int = Field(default=HttpLimits.max_body_bytes, ge=1024)
 
 
 class FrontArgs(BaseModel):

@@ -65,6 +65,14 @@ def add_front_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
+def given_http_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        "request_timeout_s": arguments.request_timeout,
+        "max_body_bytes": arguments.max_body_bytes,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def given_front_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     """Those that were said; a path is the same wherever it is read."""
     given = {

@@ -18,13 +18,13 @@ from cluster.api_keys import ApiKeys
 from cluster.bounded_http import ReadHttp
 from cluster.commands.console import say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
-from cluster.commands.front_flags import add_front_flags, given_front_flags
+from cluster.commands.front_flags import add_front_flags, given_front_flags, given_http_flags
 from cluster.commands.seen_flags import add_log_flags, given_log_flags
 from cluster.commands.session_flags import add_session_flags, open_engine
 from cluster.exchange import HttpLimits
 from cluster.front import Front
 from cluster.front_address import HTTP_PORT, LOOPBACK, front_url
-from cluster.front_args import FrontArgs
+from cluster.front_args import FrontArgs, HttpArgs
 from cluster.garbage import leave_out_what_stays
 from cluster.http import build_app
 from cluster.local_engine import LocalEngine
@@ -193,17 +193,5 @@ def kept(host: str, port: int) -> Iterator[None]:
 
 
 def _http_limits(arguments: argparse.Namespace) -> HttpLimits:
-    limits = HttpLimits()
-    if arguments.max_body_bytes is not None:
-        num_bytes = int(_positive("max_body_bytes", arguments.max_body_bytes))
-        limits = replace(limits, max_body_bytes=num_bytes)
-    if arguments.request_timeout is not None:
-        timeout_s = _positive("request_timeout", arguments.request_timeout)
-        limits = replace(limits, request_timeout_s=timeout_s)
-    return limits
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ConfigError(name, f"{value}, must be above 0")
-    return value
+    given = given_http_flags(arguments)
+    return replace(HttpLimits(), **checked(HttpArgs, given).model_dump(exclude_unset=True))

@@ -17,7 +17,7 @@ from cluster.api_keys import VARIABLE
 from cluster.cluster_args import ClusterArgs, Placement
 from cluster.commands.console import say
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
-from cluster.commands.front_flags import add_front_flags, given_front_flags
+from cluster.commands.front_flags import add_front_flags, given_front_flags, given_http_flags
 from cluster.commands.loading import Loading, told_pools
 from cluster.commands.local import announcement
 from cluster.commands.plane_flags import add_plane_flags, given_plane_flags, load_plane
@@ -174,8 +174,7 @@ def cluster_args(arguments: argparse.Namespace, options: Mapping[str, Any]) -> C
     given = {
         "model": arguments.model,
         "served_model_name": arguments.served_model_name,
-        "max_body_bytes": arguments.max_body_bytes,
-        "request_timeout_s": arguments.request_timeout,
+        **given_http_flags(arguments),
         "local_prefill": arguments.local_prefill,
         "connector": arguments.connector,
         "drain_s": arguments.drain,

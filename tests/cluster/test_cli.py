@@ -139,7 +139,9 @@ def test_sizes_that_are_none(text: str) -> None:
         (["plan", "--context", "0"], "context: 0, must be in 2..2048"),
         (["local", "--served-model-name", "a", ""], "served_model_name: must not be empty"),
         (["serve", "--served-model-name", "a", ""], "served_model_name: must not be empty"),
-        (["local", "--max-body-bytes", "0"], "max_body_bytes: 0, must be above 0"),
+        (["local", "--max-body-bytes", "1"], "max_body_bytes: must be greater than or equal to 10"),
+        (["local", "--request-timeout", "inf"], "request_timeout_s: must be less than or equal to"),
+        (["local", "--request-timeout", "nan"], "request_timeout_s: must be less than or equal to"),
         (
             ["serve", "--max-body-bytes", "0"],
             "max_body_bytes: must be greater",
