@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from cluster.commands.console import say
+from cluster.commands.console import OutputError, answer, say
 from engine.errors import EngineError
 
 # Each is a module of cluster.commands with `add_arguments` and `run`; loaded when it is called
@@ -37,16 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = _parser(command).parse_args(words)
             module = _module(arguments.command)
         status: int = module.run(arguments)
+    except OutputError as error:
+        if not error.is_left:
+            say(f"kvrelay: {error}")
+        return 1
     except EngineError as error:
         say(f"kvrelay {command}: {error}")
         return 2
     except KeyboardInterrupt:
         say("interrupted")
         return _INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has closed it; there is nothing left to say.
-        sys.stderr.close()
-        return 1
     return status
 
 
@@ -72,6 +72,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {message.removeprefix('argument ')}; see `{self.prog} --help`")
         raise SystemExit(2)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help and version are answers, too."""
+        if file is sys.stdout:
+            answer(message, end="")
+        else:
+            super()._print_message(message, file)
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:

@@ -1,10 +1,20 @@
 """What commands tell their user. Answers go to stdout, everything else to stderr."""
 
 import logging
+import os
 import sys
 from typing import TextIO
 
 from cluster.log_format import LogArgs
+from engine.errors import EngineError
+
+
+class OutputError(EngineError):
+    """Stdout is full, or closed. `is_left`: by whoever read it, who needs no word of it."""
+
+    def __init__(self, reason: str, *, is_left: bool = False) -> None:
+        super().__init__(f"stdout: {reason}")
+        self.is_left = is_left
 
 
 def say(text: str) -> None:
@@ -13,8 +23,16 @@ def say(text: str) -> None:
 
 
 def answer(text: str, end: str = "\n") -> None:
-    sys.stdout.write(text + end)
-    sys.stdout.flush()
+    if sys.stdout is None:
+        raise OutputError("is closed")
+    try:
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
+    except OSError as error:
+        # Python would try what is left once more, and complain, when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        is_left = isinstance(error, BrokenPipeError)
+        raise OutputError(error.strerror or str(error), is_left=is_left) from error
 
 
 def show_progress(stream: TextIO | None = None, log: LogArgs | None = None) -> None:

@@ -2,10 +2,10 @@
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cluster.commands.console import answer
 from cluster.commands.sizes import parse_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     capacity = plan_capacity(replace(config, max_model_len=context), model, memory)
     text = json.dumps(capacity.as_dict(), indent=2) if arguments.json else as_table(capacity)
-    sys.stdout.write(text + "\n")
+    answer(text)
     return 0
 
 

@@ -280,6 +280,32 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == f"kvrelay {metadata.version('kvrelay')}\n"
 
 
+def with_stdout(stdout: int, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cluster.cli", *words]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("words", [["plan"], ["--version"]])
+def test_an_answer_that_there_is_no_room_for(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = with_stdout(full.fileno(), *words)
+    assert (done.returncode, done.stderr) == (1, "kvrelay: stdout: No space left on device\n")
+
+
+def test_an_answer_whose_reader_has_left() -> None:
+    reader, stdout = os.pipe()
+    os.close(reader)
+    done = with_stdout(stdout, "plan", "--help")
+    os.close(stdout)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_an_answer_without_a_stdout() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "cluster.cli", "plan"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "kvrelay: stdout: is closed\n")
+
+
 def test_ctrl_c_while_a_command_is_imported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
