@@ -146,7 +146,8 @@ class ClusterArgs(HttpArgs):
             try:
                 config = self.worker(leg, "127.0.0.1").engine
             except ConfigError as error:
-                raise ValueError(f"{leg}.{error}") from error
+                place = f"{leg}." if error.field.startswith("engine.") else ""
+                raise ValueError(f"{place}{error}") from error
             if _identity(config) != _identity(self.engine_config):
                 names = ", ".join(_OF_MODEL[1:])
                 raise ValueError(f"{leg}.engine: the pools must agree on {names}")

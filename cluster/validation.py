@@ -12,6 +12,18 @@ from engine.errors import ConfigError
 
 Options = TypeVar("Options", bound=BaseModel)
 
+# What is right, where pydantic would tell of its own types.
+_MAPPING = "be a mapping from names to values"
+_RIGHT = {
+    "missing": "be given",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "be true or false"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "be a number"),
+    "string_type": "be a text, in quotes where it looks like something else",
+    **dict.fromkeys(("list_type", "tuple_type"), "be a list"),
+    **dict.fromkeys(("dict_type", "model_type"), _MAPPING),
+}
+
 
 def checked(kind: type[Options], options: Mapping[str, Any]) -> Options:
     """ConfigError names the key."""
@@ -19,7 +31,7 @@ def checked(kind: type[Options], options: Mapping[str, Any]) -> Options:
         return kind.model_validate(options)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise _config_error(".".join(map(str, first["loc"])), first) from error
+        raise _config_error(_path(options, first), first) from error
 
 
 def check_known(said: object, read: object, place: str = "") -> None:
@@ -35,8 +47,22 @@ def check_known(said: object, read: object, place: str = "") -> None:
             check_known(*pair, f"{place}{number}.")
 
 
+def _path(options: Any, error: ErrorDetails) -> str:
+    """As it was said: pydantic also names which of several types it has tried."""
+    path: list[str] = []
+    for part in error["loc"]:
+        try:
+            options = options[part]
+        except (TypeError, LookupError):
+            if error["type"] != "missing":
+                continue
+        path.append(str(part))
+    return ".".join(path)
+
+
 def _config_error(path: str, error: ErrorDetails) -> ConfigError:
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
+    said = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
+    message = _RIGHT.get(error["type"], said)
     if not path:  # said by a check of the whole, which names the key itself
         path, _, message = message.partition(": ")
     match error["type"]:

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 import yaml
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, type_words
 from engine.errors import ConfigError
 from kv_transfer.config import ExchangeConfig
 from protos.address import MAX_PORT, Address
@@ -91,7 +91,10 @@ class WorkerConfig:
         values["rpc"] = _rpc(_mapping("rpc", values.get("rpc")))
         values["exchange"] = _exchange(_mapping("exchange", values.get("exchange")))
         engine = {**_ENGINE_DEFAULTS[values["role"]], **_mapping("engine", values.get("engine"))}
-        values["engine"] = EngineConfig.from_mapping(engine)
+        try:
+            values["engine"] = EngineConfig.from_mapping(engine)
+        except ConfigError as error:
+            raise ConfigError(f"engine.{error.field}", error.message) from error
         _check_type("listen", values, str)
         _check_type("advertise", values, str, type(None))
         _check_type("data_port", values, int)
@@ -193,8 +196,7 @@ def _check_type(name: str, options: Mapping[str, Any], *types: type, prefix: str
         return
     value = options[name]
     if not isinstance(value, types) or isinstance(value, bool):
-        words = " or ".join(t.__name__.replace("NoneType", "null") for t in types)
-        raise ConfigError(f"{prefix}{name}", f"{value!r}, must be {words}")
+        raise ConfigError(f"{prefix}{name}", f"{value!r}, must be {type_words(types)}")
 
 
 def _in_one_line(error: Exception) -> str:

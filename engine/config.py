@@ -1,10 +1,26 @@
 """The knobs of an engine, under the names that users know from vLLM."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from engine.errors import ConfigError
+
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    type(None): "null",
+}
+
+
+def type_words(types: Iterable[type]) -> str:
+    """As people know them who write YAML."""
+    known = set(types)
+    if float in known:
+        known.discard(int)
+    return " or ".join(words for one, words in _WORDS.items() if one in known)
 
 
 def _knob(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
@@ -116,8 +132,7 @@ class EngineConfig:
         allowed = get_args(hint) if get_origin(hint) is not None else (hint,)
         ok = isinstance(value, allowed) or (float in allowed and type(value) is int)
         if not ok or (isinstance(value, bool) and bool not in allowed):
-            names = " or ".join(t.__name__.replace("NoneType", "null") for t in allowed)
-            raise ConfigError(name, f"{value!r}, must be {names}")
+            raise ConfigError(name, f"{value!r}, must be {type_words(allowed)}")
 
     @property
     def kv_cache_format(self) -> str:

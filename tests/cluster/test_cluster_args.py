@@ -3,10 +3,55 @@
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from cluster.cluster_args import ClusterArgs
 from cluster.openai.request_limits import LEAST_PRIORITY, RequestLimits
+from cluster.validation import checked
 from engine.errors import ConfigError, RequestError
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"decode": {"num_cpus": "many"}}, "decode.num_cpus: must be a number"),
+        ({"max_body_bytes": "big"}, "max_body_bytes: must be a whole number"),
+        ({"max_body_bytes": 2048.5}, "max_body_bytes: must be a whole number"),
+        ({"log": {"requests": "perhaps"}}, "log.requests: must be true or false"),
+        ({"served_model_name": "a"}, "served_model_name: must be a list"),
+        ({"model": 7}, "model: must be a text, in quotes where it looks like something else"),
+        ({"decode": 2}, "decode: must be a mapping from names to values"),
+        ({"engine": 2}, "engine: must be a mapping from names to values"),
+        (
+            {"decode": {"label_selector": {5: "x"}}},
+            "decode.label_selector.5: must be a text, in quotes where it looks like something else",
+        ),
+        ({"engine": {"watermark": "x"}}, "engine.watermark: 'x', must be a number"),
+        (
+            {"decode": {"engine": {"max_num_seqs": "3"}}},
+            "decode.engine.max_num_seqs: '3', must be a whole number",
+        ),
+        (
+            {"exchange": {"max_leases": "3"}},
+            "exchange.max_leases: '3', must be a whole number",
+        ),
+        ({"rpc": {"tls_key": 3}}, "rpc.tls_key: 3, must be a text or null"),
+    ],
+)
+def test_what_is_wrong_is_named_where_it_stands(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterArgs.checked(options)
+    assert str(caught.value) == told
+
+
+def test_of_a_value_of_several_types_the_key_is_named() -> None:
+    class Args(BaseModel):
+        pools: list[dict[str, int | bool]]
+
+    with pytest.raises(ConfigError, match=r"^pools\.0\.replicas: must be a whole number$"):
+        checked(Args, {"pools": [{"replicas": "x"}]})
+    with pytest.raises(ConfigError, match=r"^pools: must be given$"):
+        checked(Args, {})
 
 
 def release(**engine: Any) -> str:

@@ -116,8 +116,8 @@ def test_flags_alone_are_enough() -> None:
         ("exchange.unreachable_patience_s", {"exchange": {"unreachable_patience_s": math.nan}}),
         ("exchange.unreachable_patience_s", {"exchange": {"unreachable_patience_s": -1}}),
         ("engine", {"engine": ["model"]}),
-        ("blok_size", {"engine": {"blok_size": 16}}),
-        ("block_size", {"engine": {"block_size": 12}}),
+        ("engine.blok_size", {"engine": {"blok_size": 16}}),
+        ("engine.block_size", {"engine": {"block_size": 12}}),
     ],
 )
 def test_what_is_wrong_is_named(field: str, options: dict[str, Any]) -> None:
