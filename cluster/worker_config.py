@@ -68,6 +68,8 @@ class WorkerConfig:
             raise ConfigError(error.field, error.message) from error
         if not 0 <= self.data_port <= MAX_PORT:
             raise ConfigError("data_port", f"{self.data_port}, must be in 0..{MAX_PORT}")
+        if self.data_port and self.data_port == address.port:
+            raise ConfigError("data_port", f"{self.data_port}, which is that of `listen`")
         if not 0 <= self.drain_s <= 86400:
             raise ConfigError("drain_s", f"{self.drain_s}, must be in 0..86400")
         if address.host in UNSPECIFIED and self.advertise is None:

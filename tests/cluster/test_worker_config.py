@@ -97,6 +97,7 @@ def test_flags_alone_are_enough() -> None:
         ("data_port", {"data_port": 70000}),
         ("data_port", {"data_port": "9001"}),
         ("data_port", {"data_port": True}),
+        ("data_port", {"data_port": 9000, "listen": "10.0.0.7:9000"}),
         ("drain_s", {"drain_s": -1}),
         ("drain_s", {"drain_s": float("nan")}),
         ("advertise", {"listen": "0.0.0.0:9000"}),
