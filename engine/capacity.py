@@ -28,6 +28,7 @@ from engine.sizing import (
     gpu_share,
     gpu_step_bytes,
     memory_of,
+    table_bytes,
 )
 from kv_cache.layout import KV_FORMATS, BlockLayout
 
@@ -60,6 +61,7 @@ class Capacity:
     held_bytes: int  # of that, by others
     gpu_memory_utilization: float | None  # of memory_bytes; None on a CPU
     step_bytes: int  # that a GPU keeps free
+    table_bytes: int  # of a CPU's memory
     cache_bytes: int  # what all that leaves
     default_cache_bytes: int  # what the engine takes of it where it is not told
     context_tokens: int
@@ -80,7 +82,9 @@ def plan_capacity(
     memory = _memory(device, memory_bytes)
     weights = weight_bytes(config, shape, model)
     on_gpu = device.type == "cuda"
-    left = max(memory.available_bytes - weights, 0)
+    tables = 0 if on_gpu else table_bytes(shape, model, config.max_num_seqs, shape.max_model_len)
+    beside_weights = max(memory.available_bytes - weights, 0)
+    left = max(beside_weights - tables, 0)
     if on_gpu:
         left = max(gpu_cache_bytes(config, shape, model, memory, weights), 0)
     return Capacity(
@@ -94,8 +98,11 @@ def plan_capacity(
         held_bytes=memory.total_bytes - memory.available_bytes,
         gpu_memory_utilization=gpu_share(config) if on_gpu else None,
         step_bytes=gpu_step_bytes(config, shape, model) if on_gpu else 0,
+        table_bytes=tables,
         cache_bytes=left,
-        default_cache_bytes=left if on_gpu else cpu_cache_bytes(shape, model, left),
+        default_cache_bytes=(
+            left if on_gpu else min(cpu_cache_bytes(shape, model, beside_weights), left)
+        ),
         context_tokens=shape.max_model_len,
         block_size=shape.block_size,
         formats=tuple(

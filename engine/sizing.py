@@ -210,7 +210,7 @@ def check_host(
     if not stays and not model.native and to_load_bytes > available_bytes:
         raise ConfigError("model", _no_way(shape, to_load_bytes, available_bytes))
     left = max(available_bytes - stays * (to_load_bytes + plan.num_bytes), 0)
-    left -= _table_bytes(config, shape, model, left, loaded=not to_load_bytes)
+    left -= _fitting_table_bytes(config, shape, model, left, loaded=not to_load_bytes)
     if config.preemption_mode != "swap":
         return
     if not stays:  # pinned memory, of which torch takes a power of two
@@ -225,22 +225,28 @@ def check_host(
         )
 
 
-def _table_bytes(
+def table_bytes(
+    shape: EngineShape, model: ModelDescription, num_seqs: int, length: int, loaded: bool = False
+) -> int:
+    """Of running sequences' tokens and blocks, and of rotations, which come with the weights."""
+    rows = num_seqs * slot_bytes(length, shape.block_size, len(model.groups))
+    return rows + (0 if loaded else length * model.position_bytes)
+
+
+def _fitting_table_bytes(
     config: EngineConfig, shape: EngineShape, model: ModelDescription, left: int, loaded: bool
 ) -> int:
-    """Of running sequences' tokens and blocks, and of rotations, which come with the weights; at
-    most what is left, or a ConfigError."""
+    """At most what is left, or a ConfigError."""
 
     def needed(num_seqs: int, length: int) -> int:
-        rows = num_seqs * slot_bytes(length, shape.block_size, len(model.groups))
-        return rows + (0 if loaded else length * model.position_bytes)
+        return table_bytes(shape, model, num_seqs, length, loaded)
 
     most, longest = config.max_num_seqs, shape.max_model_len
-    table_bytes = needed(most, longest)
-    if table_bytes <= left:
-        return table_bytes
+    num_bytes = needed(most, longest)
+    if num_bytes <= left:
+        return num_bytes
     problem = (
-        f"tables for {most} sequences of {longest} tokens take {format_bytes(table_bytes)}, and"
+        f"tables for {most} sequences of {longest} tokens take {format_bytes(num_bytes)}, and"
         f" {format_bytes(left)} of the host's memory are available for them"
     )
     fitting = bisect(range(longest + 1), left, key=lambda length: needed(most, length)) - 1

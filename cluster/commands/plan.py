@@ -97,6 +97,7 @@ def _shares(capacity: "Capacity") -> str:
         return f"on cuda {used}: {held}{weights}, steps {steps}, {left} left for the cache"
     default = format_bytes(capacity.default_cache_bytes)
     return (
-        f"on cpu {weights} of {format_bytes(capacity.memory_bytes)}, {left} left for the cache;\n"
+        f"on cpu {weights} and tables {format_bytes(capacity.table_bytes)} of"
+        f" {format_bytes(capacity.memory_bytes)}, {left} left for the cache;\n"
         f"an engine takes {default} of that where kv_cache_memory_bytes does not say"
     )

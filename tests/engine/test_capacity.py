@@ -13,7 +13,14 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kernels.reference import ReferenceKernels
 from engine.kernels.triton.kernels import TritonKernels
-from engine.sizing import DTYPES, Memory, decide_shape, gpu_step_bytes, size_cache
+from engine.sizing import (
+    DTYPES,
+    Memory,
+    check_host,
+    decide_shape,
+    gpu_step_bytes,
+    size_cache,
+)
 from engine.sizing import weight_bytes as loaded_bytes
 from kv_cache.layout import KvGroup
 from tests.engine.test_sizing import GIB, MIB
@@ -32,7 +39,7 @@ WEIGHTS = 2 * MODEL.num_parameters
 def test_formats_that_are_only_planned_are_counted() -> None:
     capacity = plan_capacity(EngineConfig(device="cpu", max_model_len=1024), MODEL, 8 * GIB)
     by_name = {row.kv_format: row for row in capacity.formats}
-    assert capacity.cache_bytes == 8 * GIB - WEIGHTS
+    assert capacity.cache_bytes == 8 * GIB - WEIGHTS - capacity.table_bytes
     assert by_name["bf16"].bytes_per_token == 16 * 8 * 2 * 128 * 2
     assert by_name["fp8_e4m3"].bytes_per_token == 16 * 8 * 2 * (128 + 4), "a scale a head"
     served = {name for name, row in by_name.items() if row.served}
@@ -67,6 +74,24 @@ def test_a_plan_has_the_engines_own_blocks(device: str, kv_cache_dtype: str) -> 
     assert capacity.default_cache_bytes == pytest.approx(by_itself.num_bytes, rel=0.01)
     steps = gpu_step_bytes(config, shape, MODEL) if device == "cuda" else 0
     assert capacity.step_bytes == steps
+
+
+def test_a_plan_leaves_room_for_the_tables_of_an_engine() -> None:
+    """And no more than that."""
+    config = EngineConfig(device="cpu", max_num_seqs=2048)
+    model = replace(MODEL, position_bytes=512)
+    memory = Memory(24 * GIB, 24 * GIB)
+    left = plan_capacity(config, model, 24 * GIB).cache_bytes
+    shape = decide_shape(config, model)
+
+    def check(cache_bytes: int) -> None:
+        told = replace(config, kv_cache_memory_bytes=cache_bytes)
+        plan = size_cache(told, shape, model, memory, WEIGHTS)
+        check_host(told, shape, model, plan, 24 * GIB, WEIGHTS)
+
+    check(left)
+    with pytest.raises(ConfigError, match="^max_num_seqs: tables"):
+        check(left + 8 * MIB)
 
 
 def test_what_tokens_means_beside_windows_is_told() -> None:
