@@ -49,6 +49,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.caller = ""  # the name of the key that it came with
+        self.status: int | None = None  # of the answer, once that has begun
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
@@ -130,6 +131,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_error(self, error: ApiError) -> None:
@@ -188,10 +190,12 @@ class Exchange:
 
 
 class Endpoint:
-    """An ASGI application around a handler: every way it can end is answered here."""
+    """An ASGI application around a handler: every way it can end is answered here. `count`: with
+    the status of each answer, at its end."""
 
-    def __init__(self, handle: Handler) -> None:
+    def __init__(self, handle: Handler, count: Callable[[int], None]) -> None:
         self._handle = handle
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -199,6 +203,9 @@ class Endpoint:
             await self._answer(exchange)
         except Disconnected:
             log.debug("client of %s left", exchange.path)
+        finally:
+            if exchange.status is not None:
+                self._count(exchange.status)
 
     async def _answer(self, exchange: Exchange) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,6 +25,7 @@ from cluster.request_ids import HEADER as REQUEST_ID
 from cluster.request_ids import NamedAnswers
 from cluster.served_model import ServedModel
 
+_OTHER = "other"  # whatever no route answers, for the metrics
 _FOR_PAGES = (REQUEST_ID, "retry-after", "x-should-retry")  # what scripts may read of an answer
 
 
@@ -46,25 +48,30 @@ def build_app(
     `allowed_origins`: of web pages that may ask; browsers ask without a key whether theirs is one.
     `names_answers`: by their requests' ids, where nobody before it does.
     """
-    gate = gate or Gate()
+    gate, meter = gate or Gate(), meter or Meter(model)
+
+    def route(method: str, path: str, handler: Handler) -> Route:
+        count = partial(meter.count_answer, path.replace(":path", ""))
+        return Route(path, Endpoint(handler, count), methods=[method])
+
     front = Front(backend, model, limits or HttpLimits(), gate, request_limits, meter)
     routes = [
-        _route("POST", "/v1/completions", gate.limited(front.completions)),
-        _route("POST", "/v1/chat/completions", gate.limited(front.chat_completions)),
-        _route("POST", "/v1/embeddings", gate.guarded(front.no_embeddings)),
-        _route("GET", "/v1/models", gate.guarded(front.models)),
-        _route("GET", "/v1/models/{name:path}", gate.guarded(front.model)),
-        _route("POST", "/tokenize", gate.limited(front.tokenize)),
-        _route("POST", "/detokenize", gate.limited(front.detokenize)),
-        _route("GET", "/health", front.health),
-        _route("GET", "/ready", front.ready),
-        _route("GET", "/version", front.version),
-        _route("GET", "/metrics", front.metrics),
-        _route("GET", "/metrics/targets", front.metrics_targets),
-        _route("GET", "/openapi.json", _shown(lambda caller: document())),
+        route("POST", "/v1/completions", gate.limited(front.completions)),
+        route("POST", "/v1/chat/completions", gate.limited(front.chat_completions)),
+        route("POST", "/v1/embeddings", gate.guarded(front.no_embeddings)),
+        route("GET", "/v1/models", gate.guarded(front.models)),
+        route("GET", "/v1/models/{name:path}", gate.guarded(front.model)),
+        route("POST", "/tokenize", gate.limited(front.tokenize)),
+        route("POST", "/detokenize", gate.limited(front.detokenize)),
+        route("GET", "/health", front.health),
+        route("GET", "/ready", front.ready),
+        route("GET", "/version", front.version),
+        route("GET", "/metrics", front.metrics),
+        route("GET", "/metrics/targets", front.metrics_targets),
+        route("GET", "/openapi.json", _shown(lambda caller: document())),
     ]
     if routing is not None:
-        routes.append(_route("GET", "/debug/routing", gate.guarded(_shown(routing))))
+        routes.append(route("GET", "/debug/routing", gate.guarded(_shown(routing))))
     middleware = [Middleware(NamedAnswers)] if names_answers else []
     if allowed_origins:
         cors = Middleware(
@@ -75,9 +82,8 @@ def build_app(
             expose_headers=_FOR_PAGES,
         )
         middleware.append(cors)
-    app = Starlette(
-        routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route}
-    )
+    no_route = {HTTPException: partial(_no_route, meter)}
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=no_route)
     app.router.redirect_slashes = False
     return app, front
 
@@ -91,12 +97,9 @@ def _shown(view: Callable[[str], Json]) -> Handler:
     return handle
 
 
-def _route(method: str, path: str, handler: Handler) -> Route:
-    return Route(path, Endpoint(handler), methods=[method])
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(meter: Meter, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    meter.count_answer(_OTHER, error.status_code)
     path = request.url.path
     messages = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
     message = messages.get(error.status_code, str(error.detail))

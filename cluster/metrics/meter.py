@@ -47,6 +47,10 @@ class Meter:
     def observed(self, backend: Backend, origin: Origin) -> ObservedBackend:
         return ObservedBackend(backend, origin, self._metrics)
 
+    def count_answer(self, path: str, status: int) -> None:
+        """`path` is a route's, of which there are few, and not what a client asked for."""
+        self._metrics.http.labels(path, status).inc()
+
     def page_of(self, pool: str, replica: str) -> Page:
         return process_page(labels_of(self._model_name, pool, replica), self._collectors)
 

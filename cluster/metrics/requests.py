@@ -20,6 +20,9 @@ class RequestMetrics:
         self.num_open = Gauge(
             f"{PREFIX}num_requests_open", "Requests under way.", registry=self.registry
         )
+        self.http = self._counter(
+            "http_requests", "Answers over HTTP, by their status.", ["path", "status"]
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self.ended = self._counter(

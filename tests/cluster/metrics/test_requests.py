@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.api_keys import VARIABLE, ApiKeys
 from cluster.backend import RefusedError
 from cluster.log_format import JsonFormatter, TextFormatter
 from cluster.metrics.names import INTER_TOKEN_S
 from cluster.metrics.page import Page
 from cluster.metrics.record import Origin, RequestRecord
 from cluster.metrics.requests import LEGS, RequestMetrics
+from cluster.rate_limit import Rates
 from engine.errors import (
     DeadlineError,
     EngineError,
@@ -274,6 +276,36 @@ async def test_a_scrape_has_exactly_what_was_done() -> None:
     ends = [value(samples, "request_success_total", finished_reason=r) for r in ENDS]
     assert ends == [2, 3, 0, 0]
     assert value(samples, "num_requests_open") == 0
+
+
+async def test_answers_are_counted_by_status_whatever_was_asked() -> None:
+    key = "sk-12345678"
+    keys = ApiKeys.load(None, {VARIABLE: key})
+    server = make_server(say("one"), keys=keys, rates=Rates(requests_per_minute=4))
+    async with server.client as client:
+        await client.post("/v1/completions", json={"prompt": "x"})
+        client.headers["authorization"] = f"Bearer {key}"
+        for body in ({}, {"stream": True}, {"model": "another"}, {"n": -1}, {}, {}):
+            await client.post("/v1/completions", json={"prompt": "x", **body})
+        for path in ("/v1/models/small", "/v1/models/a", "/v1/models/b/c", "/a", "/b", "/tokenize"):
+            await client.get(path)
+        samples = read((await client.get("/metrics")).content)
+    counted = {
+        tuple(value for _, value in sorted(labels)): number
+        for (name, labels), number in samples.items()
+        if name == "http_requests_total"
+    }
+    assert counted == {
+        ("/v1/completions", "200"): 2,
+        ("/v1/completions", "400"): 1,
+        ("/v1/completions", "401"): 1,
+        ("/v1/completions", "404"): 1,
+        ("/v1/completions", "429"): 2,
+        ("/v1/models/{name}", "200"): 1,
+        ("/v1/models/{name}", "404"): 2,
+        ("other", "404"): 2,
+        ("other", "405"): 1,
+    }
 
 
 async def test_metrics_need_no_key_and_take_no_post(server: Server) -> None:
