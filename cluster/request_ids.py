@@ -20,24 +20,24 @@ def new_request_id() -> str:
 
 
 class NamedAnswers:
-    """Does what Serve does where it carries the requests."""
+    """Does what Serve does where it carries the requests: an id that is none comes back as well."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = Headers(scope=scope).get(HEADER) if scope["type"] == "http" else ""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = Headers(scope=scope).get(HEADER)
         if request_id is None:
             request_id = new_request_id()
             made = (HEADER.encode(), request_id.encode())
             scope = {**scope, "headers": [*scope["headers"], made]}
-        elif not is_request_id(request_id):  # and is refused for it
-            await self._app(scope, receive, send)
-            return
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                named = (HEADER.encode(), request_id.encode())
+                named = (HEADER.encode(), request_id.encode("latin-1"))
                 message = {**message, "headers": [*message["headers"], named]}
             await send(message)
 

@@ -441,6 +441,7 @@ async def test_request_ids_that_are_no_ids(server: Server, value: str) -> None:
     response = await server.client.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)
     assert response.status_code == 400
     assert error_of(response)["param"] == "X-Request-Id"
+    assert response.headers["x-request-id"] == value
 
 
 @pytest.mark.parametrize(
