@@ -5,13 +5,14 @@
 
 An action happens when its point is reached for the given time (the first by default): `kill`
 and `stop` are signals to the own process, `fail` raises, `block` holds the calling thread for a
-while, and any other word is handed to the place that asked, which knows what it means: `stuck`
-holds up its engine for as long as the same faults are asked for, `slow` does so before each step,
-`break` fails a piece of a read as the network would, `damage` announces a block with a checksum
-of other bytes. A file is read again whenever it was written, and counting begins anew. Without
-the variable nothing ever happens.
+while, `hold` for as long as the same faults are asked for, which the log says, and any other word
+is handed to the place that asked, which knows what it means: `stuck` holds up its engine as `hold`
+does a thread, `slow` does so before each step, `break` fails a piece of a read as the network
+would, `damage` announces a block with a checksum of other bytes. A file is read again whenever it
+was written, and counting begins anew. Without the variable nothing ever happens.
 """
 
+import logging
 import os
 import signal
 import time
@@ -21,8 +22,11 @@ from pathlib import Path
 
 from kv_transfer.errors import TransferError
 
+logger = logging.getLogger(__name__)
+
 VARIABLE = "KVRELAY_FAULTS"
 READ = "connector.read"  # a piece is about to be read, by a thread of the connector
+POSTED = "connector.posted"  # it is being read, and nobody has seen the end
 BREAK = "break"
 DAMAGE = "damage"
 BLOCK_S = 2.5
@@ -75,6 +79,10 @@ class Faults:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "block":
                 time.sleep(BLOCK_S)
+            case "hold":
+                hold = self.stuck()
+                logger.warning("held at %s", point)
+                hold()
             case "fail":
                 raise TransferError(f"a fault was asked for at {point}")
         return action

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.connector import PoolRegion
 from kv_transfer.errors import LinkLost, OneSidedRefused, TransferError
-from kv_transfer.faults import BREAK, READ, Faults
+from kv_transfer.faults import BREAK, POSTED, READ, Faults
 from kv_transfer.nixl import Agent, ReadRefused, RemoteName, Transfer
 from kv_transfer.piece_read import Backlog, PieceRead
 
@@ -194,6 +194,7 @@ class Lane:
         except TransferError as e:
             read.finish(e)
             return True
+        self._faults.reach(POSTED)
         self._last_post = time.monotonic()
         if transfer is None:
             self._finish(read, piece)

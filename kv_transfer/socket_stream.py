@@ -12,7 +12,7 @@ from kv_transfer import socket_wire as wire
 from kv_transfer.block_pairs import BlockPairs
 from kv_transfer.carrier import CarriedPool, Carrier, End
 from kv_transfer.errors import LinkLost, TransferError
-from kv_transfer.faults import BREAK, READ, Faults
+from kv_transfer.faults import BREAK, POSTED, READ, Faults
 from kv_transfer.piece_read import Backlog, PieceRead
 from kv_transfer.socket_server import set_options
 from kv_transfer.socket_tls import SocketTls
@@ -91,6 +91,7 @@ class Stream:
             if self._target.faults.reach(READ) == BREAK:
                 raise ConnectionError("a fault was asked for")
             wire.check(wire.receive_answer(sock))
+            self._target.faults.reach(POSTED)
             carrier.receive(pairs.group, pairs.local, lambda: read.stopped)
         except TransferError as e:
             return e

@@ -15,7 +15,7 @@ PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
 QUARANTINED_SHARE = 0.004  # two blocks
 CONNECTORS = ("socket", "nixl")
 ANY_CONNECTOR = pytest.mark.parametrize("relay_of_module", ["socket"], indirect=True)
-PROMPTS = {str(n): random_prompts(1, n, n, seed=n)[0] for n in (300, 33, 250, 100)}
+PROMPTS = {str(n): random_prompts(1, n, n, seed=n)[0] for n in (300, 33, 250, 100, 32)}
 
 
 @pytest.hookimpl(trylast=True)  # pytest would start workers anew for those of one connector

@@ -11,13 +11,13 @@ import pytest
 
 from decode_worker.answerer import LocalPrefill, PrefixSource
 from engine.errors import UnavailableError
-from kv_transfer.faults import BREAK, READ
+from kv_transfer.faults import BREAK, POSTED, READ
 from protos.events_pb2 import LoadReport
 from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
 from tests.faults.cached import names
 from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
-from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, Relay, leased
+from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, Relay, leased, leave
 from tests.forked import forked
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -164,10 +164,11 @@ async def test_a_client_that_leaves_while_its_prompt_is_fetched(relay: Relay, po
 async def test_a_client_that_leaves_while_a_read_is_under_way(relay: Relay) -> None:
     """Its blocks wait in quarantine, of which there may be two, for the read's end."""
     await relay.ask(PROMPTS["33"], PARAMS, relay.first)  # the link's first read
-    relay.decode.set_faults(f"{READ}=block")  # of a single chunk, so of all three blocks
+    relay.decode.set_faults(f"{POSTED}=hold")  # of a single chunk, so of all three blocks
     asked = asyncio.ensure_future(relay.ask(PROMPTS["33"], PARAMS, relay.first, salt="leave"))
-    await relay.first.until(lambda load: load.num_leases == 1 and not load.num_running)
-    await relay.decode.until(lambda load: load.num_fetching == load.transfer.num_reads == 1)
+    await relay.decode.held_at(POSTED)
+    load = await relay.decode.load()
+    assert load.num_fetching == load.transfer.num_reads == 1
     await leave(asked)
     load = await relay.decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
     assert load.unhealthy == "3 blocks are in quarantine, at most 2 may be"
@@ -246,13 +247,6 @@ async def test_clients_that_leave_a_queue_and_a_batch(relay: Relay, expected: Ex
     await leave(running[0])
     (await waiting[2]).check_equal(expected["300"])
     await leave(*running[1:])
-
-
-async def leave(*asked: asyncio.Future[Answer]) -> None:
-    assert not any(one.done() for one in asked)
-    for one in asked:
-        one.cancel()
-    await asyncio.wait(asked)
 
 
 async def test_a_read_that_fails_does_not_poison_the_pair(relay: Relay, expected: Expected) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate
 from engine.errors import UnavailableError
-from kv_transfer.faults import DAMAGE, READ
+from kv_transfer.faults import DAMAGE, POSTED, READ
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, Commit, HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
@@ -18,11 +18,21 @@ from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
 from tests.faults.cached import names
 from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
-from tests.faults.workers import NOTICED_HERE_S, NOTICED_S, RESTARTED_S, SLACK_S, Relay, leased
+from tests.faults.workers import (
+    NOTICED_HERE_S,
+    NOTICED_S,
+    RESTARTED_S,
+    SLACK_S,
+    Relay,
+    cached,
+    leased,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Expected = dict[str, Answer]
+NUM_FILLING = 31  # prompts, with their answers 19 full blocks each, that fill a cache of 511
+NUM_SPARE = 16  # two for each that runs: of its last, partial block and of what it might need
 POINTS = ["holder.ask", "holder.chunk:2", "holder.finished", "holder.commit"]
 
 
@@ -54,19 +64,52 @@ async def test_stopped(relay: Relay, expected: Expected, point: str) -> None:
     (await again).check_equal(expected["250"])
 
 
-async def test_it_dies_while_it_is_read(relay: Relay, expected: Expected) -> None:
-    """Bytes may come still, so their blocks wait for the end of the read, and no request does."""
-    await relay.ask(PROMPTS["33"], PARAMS, relay.first)  # the link's first read
-    relay.decode.set_faults(f"{READ}=block")
-    asked = asyncio.ensure_future(relay.ask(PROMPTS["33"], PARAMS, salt="read"))
-    await relay.first.until(lambda load: load.num_leases == 1 and not load.num_running)
-    await relay.decode.until(lambda load: load.num_fetching == load.transfer.num_reads == 1)
-    relay.first.send(signal.SIGKILL)
-    await relay.first.died()
-    await relay.decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
-    (await asked).check_equal(expected["33"])
-    await relay.decode.until(lambda load: load.transfer.num_quarantined_reads == 0)
-    await relay.first.restart()
+@pytest.mark.parametrize(
+    ("point", "number"),
+    [(POSTED, signal.SIGKILL), (POSTED, signal.SIGSTOP), (READ, signal.SIGSTOP)],
+)
+async def test_its_stream_breaks_while_it_is_read(
+    relay: Relay, expected: Expected, point: str, number: signal.Signals
+) -> None:
+    """Bytes may come still, of a READ that begins late too: until it has ended nobody gets its
+    blocks, though all others are used anew meanwhile, and no request waits for it."""
+    first, decode, name = relay.first, relay.decode, f"{point} {number.name}"
+    for worker in (first, relay.second):
+        await relay.ask(PROMPTS["33"], PARAMS, worker)  # the link's first read
+    decode.set_faults(f"{point}=hold")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["32"], PARAMS, salt=name))
+    await decode.held_at(point)
+    load, peer = await decode.load(), (await first.load()).incarnation
+    assert load.num_fetching == load.transfer.num_reads == 1
+    assert load.blocks[0].reserved == 2
+    first.send(number)
+    await (first.died() if number is signal.SIGKILL else first.stopped())
+    broke = time.monotonic()
+    load = await decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
+    await decode.until_lost(peer)
+    assert time.monotonic() - broke < NOTICED_HERE_S
+    assert load.blocks[0].quarantined == 2
+    (await asked).check_equal(expected["32"])
+
+    salts = [f"{name} {i}" for i in range(NUM_FILLING)]
+    asks = [relay.ask(PROMPTS["300"], PARAMS, local=LocalPrefill.ALWAYS, salt=s) for s in salts]
+    for told in await asyncio.gather(*asks):
+        told.check_equal(expected["300"])
+    whole = [*PROMPTS["300"], *expected["300"].tokens[0]]
+    before = [await cached(decode, whole, salt) for salt in salts]
+    counts = (await decode.until(lambda load: not load.blocks[0].held)).blocks[0]
+    assert counts.cached == len({b for runs in before for run in runs for b in run.blocks})
+    assert counts.free < NUM_SPARE, "they all have been used"
+    assert counts.quarantined == 2
+    report = await decode.health()
+    assert report.healthy, report.reason
+
+    decode.set_faults("")
+    load = await decode.until(lambda load: not load.blocks[0].quarantined)
+    assert load.blocks[0].free == counts.free + 2
+    assert before == [await cached(decode, whole, salt) for salt in salts]
+    if number is signal.SIGKILL:
+        await first.restart()
 
 
 async def test_what_is_said_twice_or_on_another_stream_moves_no_lease(relay: Relay) -> None:

@@ -76,6 +76,7 @@ class Worker:
         name = f"{role}-{next(_serial)}"
         self._faults = folder / f"{name}.faults"
         self._faults.write_text("")
+        self._said_before = 0  # of its log, when its faults were last set
         self._config = folder / f"{name}.yaml"
         options = {
             "role": role,
@@ -125,7 +126,14 @@ class Worker:
         await self.start()
 
     def set_faults(self, text: str) -> None:
+        self._said_before = self.log.stat().st_size if self.log.exists() else 0
         self._faults.write_text(text)
+
+    async def held_at(self, point: str) -> None:
+        """Until one of its threads is, as these faults ask for."""
+        async with asyncio.timeout(30):
+            while f"held at {point}".encode() not in self.log.read_bytes()[self._said_before :]:
+                await asyncio.sleep(0.005)
 
     def send(self, number: signal.Signals) -> None:
         if self.child.returncode is None:
@@ -308,6 +316,14 @@ class Relay:
             answer.check_equal(expected[name])
         for worker in self.workers:
             await worker.check_settled()
+
+
+async def leave(*asked: asyncio.Future[Answer]) -> None:
+    """As clients that hang up."""
+    assert not any(one.done() for one in asked)
+    for one in asked:
+        one.cancel()
+    await asyncio.wait(asked)
 
 
 @asynccontextmanager

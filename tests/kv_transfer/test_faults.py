@@ -63,6 +63,24 @@ def test_who_is_stuck_is_so_until_other_faults_are_asked_for(tmp_path: Path) -> 
     assert not holding.is_alive()
 
 
+def test_who_is_held_is_so_until_other_faults_are_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "faults"
+    file.write_text("here=hold")
+    faults = Faults(f"@{file}")
+    held = threading.Thread(target=faults.reach, args=["here"])
+    held.start()
+    while not caplog.messages:
+        held.join(0.01)
+    held.join(0.1)
+    assert held.is_alive()
+    assert caplog.messages == ["held at here"]
+    file.write_text("")
+    held.join(30)
+    assert not held.is_alive()
+
+
 def test_who_is_slow_rests_before_each_step_until_other_faults_are_asked_for(
     tmp_path: Path,
 ) -> None:
