@@ -8,8 +8,9 @@ and `stop` are signals to the own process, `fail` raises, `block` holds the call
 while, `hold` for as long as the same faults are asked for, which the log says, and any other word
 is handed to the place that asked, which knows what it means: `stuck` holds up its engine as `hold`
 does a thread, `slow` does so before each step, `break` fails a piece of a read as the network
-would, `damage` announces a block with a checksum of other bytes. A file is read again whenever it
-was written, and counting begins anew. Without the variable nothing ever happens.
+would, `damage` announces a block with a checksum of other bytes, `twice` a chunk twice. A file is
+read again whenever it was written, and counting begins anew. Without the variable nothing ever
+happens.
 """
 
 import logging
@@ -29,6 +30,7 @@ READ = "connector.read"  # a piece is about to be read, by a thread of the conne
 POSTED = "connector.posted"  # it is being read, and nobody has seen the end
 BREAK = "break"
 DAMAGE = "damage"
+TWICE = "twice"
 BLOCK_S = 2.5
 STUCK_S = 60.0  # at most
 SLOW_S = 0.01

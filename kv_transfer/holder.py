@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kv_cache.handover import BlockRun
 from kv_transfer.errors import Refused, TransferError
-from kv_transfer.faults import DAMAGE, Faults
+from kv_transfer.faults import DAMAGE, TWICE, Faults
 from kv_transfer.lease import Lease
 from kv_transfer.source import PromptSource, PromptStream, ReadyChunk, ReadyEnd
 from kv_transfer.tally import HolderTally
@@ -226,7 +226,8 @@ class _HandOff:
                 for message in self._chunk(ready):
                     if action == DAMAGE and message.chunk.blocks:
                         message.chunk.blocks[0].checksums[0] ^= 1
-                    await self._write(message)
+                    for _ in range(2 if action == TWICE else 1):
+                        await self._write(message)
 
     async def _finish(self, ready: ReadyEnd) -> None:
         """A puller that has read all by now need not ask again."""

@@ -9,7 +9,7 @@ import pytest
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate
 from engine.errors import UnavailableError
-from kv_transfer.faults import DAMAGE, POSTED, READ
+from kv_transfer.faults import DAMAGE, POSTED, READ, TWICE
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, Commit, HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
@@ -312,6 +312,17 @@ async def test_a_block_that_arrives_damaged_is_another_ones_turn(
     told = await relay.ask(PROMPTS["300"], PARAMS, salt="damaged")
     told.check_equal(expected["300"])
     assert "arrived damaged" in relay.decode.log.read_text()
+    assert (await relay.second.load()).num_steps > steps
+
+
+async def test_a_chunk_that_is_announced_twice_is_another_ones_turn(
+    relay: Relay, expected: Expected
+) -> None:
+    steps = (await relay.second.load()).num_steps
+    relay.first.set_faults(f"holder.chunk:2={TWICE}")
+    told = await relay.ask(PROMPTS["300"], PARAMS, salt="twice")
+    told.check_equal(expected["300"])
+    assert "were announced" in relay.decode.log.read_text()
     assert (await relay.second.load()).num_steps > steps
 
 
