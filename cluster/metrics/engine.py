@@ -56,6 +56,7 @@ class EngineCollector:
         )
         yield counter("drawn_tokens", "Tokens that were drawn here.", figures.num_drawn_tokens)
         yield counter("num_preemptions", "Sequences that gave up blocks.", figures.num_preemptions)
+        yield gauge("swapped_blocks", "Of preempted ones, on the host.", figures.num_swapped_blocks)
         yield counter("engine_steps", "Steps that were made.", self._engine.num_steps)
         yield counter(
             "engine_steps_ahead",

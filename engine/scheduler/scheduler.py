@@ -52,6 +52,7 @@ class SchedulerFigures(NamedTuple):
     num_waiting: int
     num_fetching: int
     num_preemptions: int
+    num_swapped_blocks: int
     num_computed_tokens: int  # of prompts that were read to their end
     num_cached_tokens: int
     num_pulled_tokens: int
@@ -329,6 +330,7 @@ class Scheduler:
             len(self._roster.waiting),
             self.num_fetching,
             self._service.num_preemptions,
+            sum(self._swap.num_used),
             counts.num_computed,
             counts.num_cached,
             counts.num_pulled,
