@@ -40,7 +40,8 @@ def test_the_table_names_every_format() -> None:
 def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--device", "cpu", "--memory", "1GiB", "--context", "1024", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["cache_bytes"] == (1 << 30) - found["weight_bytes"]
+    taken = found["weight_bytes"] + found["table_bytes"]
+    assert found["cache_bytes"] == (1 << 30) - taken
     bf16 = next(row for row in found["formats"] if row["kv_format"] == "bf16")
     (num_blocks,) = bf16["num_blocks"]
     assert num_blocks == found["cache_bytes"] // bf16["block_bytes"]
