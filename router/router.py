@@ -269,7 +269,7 @@ class Router:
         ask = waiting.ask
         assert waiting.choice is not None
         way = waiting.choice.way
-        way.computing.claimed_s += way.terms.prefill_s
+        way.computing.claimed_s += way.prompt(ask).seconds
         num_tokens = ask.num_tokens - way.num_decode_cached
         overdue = self._room.is_overdue(waiting, now)
         if overdue and not way.decode.has_room(num_tokens, ask.num_choices):
@@ -311,7 +311,7 @@ class Router:
         predicted_s = wait_s + terms.own_s
         if wait_s > 0:  # or else it would be no sooner later, nor could a wrong guess turn out so
             foresight.check(predicted_s, now)
-        return _Admitted(terms.prefill_s, choice, predicted_s)
+        return _Admitted(choice.way.prompt(ask).seconds, choice, predicted_s)
 
     def _drained_s(self, num_servers: int, now: float) -> float:
         """Until about all that waits has gone: prompts are computed, and answers have places, where
@@ -399,13 +399,13 @@ class Router:
         return choice
 
     def _keep(self, waiting: Waiting, choice: Choice, now: float) -> None:
-        terms = choice.way.terms
+        prompt = choice.way.prompt(waiting.ask)
         if waiting.is_guess:
-            self._guesses.note(waiting.size_s, terms.prefill_s)
+            self._guesses.note(waiting.size_s, prompt.seconds)
         waiting.choice = choice
         waiting.looked_at = now
         waiting.look_number = self._num_changes
-        self._room.resize(waiting, terms.prefill_s, waiting.ask.num_tokens - terms.num_cached)
+        self._room.resize(waiting, prompt.seconds, prompt.num_tokens)
 
     def _lack(self, way: Way, ask: Ask, now: float) -> Lack | None:
         """What it has to wait for, if for anything: while its worker has enough to do, what is

@@ -78,15 +78,15 @@ class Way(NamedTuple):
     computing: Account
     decode: Account
     num_decode_cached: int
+    step_s: float  # of a step that computes a part of the prompt, without what is the prompt's own
     spares_pause: bool = False  # so long a one that the decode worker does not compute the prompt
 
     def prompt(self, ask: Ask) -> Prompt:
-        """In a queue, where its last step is shared with the next one. Steps may have become
-        slower than all of it was taken to be when this way was found."""
+        """In a queue, where its last step is shared with the next ones."""
         num_new = max(1, ask.num_tokens - self.terms.num_cached)
-        costs, most = self.computing.costs, self.computing.max_step_tokens
+        most = self.computing.max_step_tokens
         unshared = num_steps(num_new, most) - num_new / most if most else 0.0
-        return Prompt(num_new, max(0.0, self.terms.prefill_s - unshared * costs.step_s))
+        return Prompt(num_new, self.terms.prefill_s - unshared * self.step_s)
 
     def seat(self, ask: Ask, now: float) -> Seat:
         context = ask.num_choices * (ask.num_tokens + 0.5 * ask.num_new)
@@ -183,7 +183,8 @@ class Ways:
             computing.num_cached,
             computing.source,
         )
-        return Way(decoding.fit, terms, peer, decode, decoding.num_cached, spares_pause)
+        step_s = peer.costs.step_s
+        return Way(decoding.fit, terms, peer, decode, decoding.num_cached, step_s, spares_pause)
 
     def local(self, decoding: Decoding) -> Way:
         """Every step that computes a part of the prompt makes a token of each sequence that runs,
@@ -204,7 +205,7 @@ class Ways:
             account.worker, None, cost_s, wait_s, whole_s, 0.0, 0.0, decoding.decode_s, num_cached
         )
         fit = max(decoding.fit, self._fit_of_mixed(account, mixed_s / steps, share_s / steps))
-        return Way(fit, terms, account, account, num_cached)
+        return Way(fit, terms, account, account, num_cached, mixed_s / steps)
 
     def _contended_s(self, computing: Computing, decoding: Decoding, here_s: float) -> float:
         """On the same cores nothing is computed sooner there than here, and nothing here that does

@@ -56,11 +56,11 @@ def test_who_would_come_too_late_is_told_when_to_come_again() -> None:
     world.report(Leg.PREFILL, p, num_queued_tokens=5000)
     with pytest.raises(Refused) as refused:
         world.submit("b", 400)
-    # 5.05 and 0.41 s, and `a` before it.
+    # 5.05 and 0.41 s, and `a` before it, which has a step to itself only in part.
     assert refused.value.reason is Refusal.LATE
-    assert refused.value.predicted_s == pytest.approx(5.05 + 0.41 + 0.41)
+    assert refused.value.predicted_s == pytest.approx(5.05 + 0.41 + 0.404)
     assert refused.value.objective_s == 3.0
-    assert refused.value.retry_after_s == pytest.approx(2.87)
+    assert refused.value.retry_after_s == pytest.approx(2.864)
     assert list(world.router.stats.refused) == ["late"]
 
 

@@ -76,7 +76,7 @@ def test_what_is_cached_is_no_work_even_of_those_who_were_not_looked_at() -> Non
     assert not world.dispatch()
     found = backlog(world)
     assert found.num_prefill_prompts == pytest.approx(200)
-    assert found.prefill_s == pytest.approx(200 * (0.040 + COSTS.step_s), rel=0.01)
+    assert found.prefill_s == pytest.approx(200 * (0.040 + 0.04 * COSTS.step_s), rel=0.01)
 
 
 def test_what_is_placed_or_withdrawn_is_not_in_it() -> None:

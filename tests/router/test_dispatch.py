@@ -183,8 +183,20 @@ def test_who_has_waited_too_long_does_not_go_to_who_is_gone() -> None:
     assert world.dispatch() == {}
 
 
-def test_no_prompt_takes_less_than_nothing_when_steps_become_slow_while_it_waits() -> None:
-    """Its worker would look free for as long."""
+def test_short_prompts_share_the_steps_of_those_who_run_there() -> None:
+    """Ten tokens of a step of a thousand take a hundredth of what its other sequences do: or else
+    a decode worker gets so few at a time that its steps are nearly empty."""
+    world = World(0, 1, costs=COSTS._replace(sequence_s=0.01))
+    for number in range(40):
+        world.place(f"r{number}", 10)
+        world.router.began(f"r{number}", world.now)
+    for number in range(12):
+        world.submit(f"s{number}", 10)
+    assert len(world.dispatch()) == 12
+
+
+def test_a_prompt_takes_what_it_was_taken_to_though_steps_become_slow_while_it_waits() -> None:
+    """With less than nothing its worker would look free."""
     world = busy(1, 1)
     p = world.prefill[0]
     world.report(Leg.PREFILL, p, num_queued_tokens=5000)
@@ -193,7 +205,7 @@ def test_no_prompt_takes_less_than_nothing_when_steps_become_slow_while_it_waits
     (held,) = world.router._held
     world.report(Leg.PREFILL, p, costs=COSTS._replace(step_s=100.0), num_steps=1000)
     assert held.choice is not None
-    assert held.choice.way.prompt(held.ask).seconds == 0
+    assert held.choice.way.prompt(held.ask).seconds == pytest.approx(0.016 * 1.01)
 
 
 def test_a_deadline_ends_the_wait_and_is_told() -> None:
