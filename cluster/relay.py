@@ -71,11 +71,12 @@ class Relay:
         self.config = config or RelayConfig()
         self._streams: dict[str, RelayStream] = {}
         self._tick: asyncio.TimerHandle | None = None
+        self._is_due = False  # a look at those that wait, in the loop's next turn
         self._checked_at = float("-inf")
         self.answer_tokens = float(_FIRST_GUESS)  # of a choice, lately
         self.reroutes: Counter[str] = Counter()  # by what became of the worker
         pools.on_move = self._move
-        pools.on_change = self.dispatch
+        pools.on_change = self.dispatch_soon
 
     def submit(self, request: GenerationRequest) -> RelayStream:
         return self._submit(request, self.config.local_prefill)
@@ -111,8 +112,15 @@ class Relay:
         except Refused as refused:
             raise _full(refused) from None
 
-    def dispatch(self) -> None:
-        """To be called whenever something has changed for those that wait."""
+    def dispatch_soon(self) -> None:
+        """To be called whenever something has changed for those that wait: one look serves all that
+        comes and ends in a turn of the loop."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._is_due = False
         now = time.monotonic()
         for ask, placement in self.router.dispatch(now):
             self._streams[ask.request_id].place(placement)
@@ -127,7 +135,7 @@ class Relay:
             self._tick = None
         self._check_somebody_is_there(now)
         if self.router.num_waiting:
-            self._tick = asyncio.get_running_loop().call_later(_TICK_S, self.dispatch)
+            self._tick = asyncio.get_running_loop().call_later(_TICK_S, self._dispatch)
 
     def _check_somebody_is_there(self, now: float) -> None:
         """For all that wait: thousands with a timer each would take what the others need."""
@@ -140,7 +148,7 @@ class Relay:
     def forget(self, stream: RelayStream) -> None:
         self._streams.pop(stream.request_id, None)
         self.pools.check_gone()
-        self.dispatch()
+        self.dispatch_soon()
 
     def note_length(self, num_tokens: int) -> None:
         """Of a choice that was answered to its end."""
@@ -310,7 +318,7 @@ class RelayStream(Routed):
         except Refused as refused:
             self._fail(_full(refused))
             return
-        self._relay.dispatch()
+        self._relay.dispatch_soon()
 
     def _fail(self, problem: EngineError) -> None:
         self._problem = problem
@@ -356,7 +364,7 @@ class RelayStream(Routed):
         for length in self._sent.add(update):
             self._relay.note_length(length)
         if self._note_begin():
-            self._relay.dispatch()
+            self._relay.dispatch_soon()
         if self._prompt_reported:
             return update._replace(prompt=None)
         self._prompt_reported = update.prompt is not None
@@ -375,7 +383,7 @@ class RelayStream(Routed):
         that a single client waits for."""
         self._note_begin()
         self._relay.router.ended(self.request_id, time.monotonic())
-        asyncio.get_running_loop().call_soon(self._relay.dispatch)
+        self._relay.dispatch_soon()
 
     def _go_on_or_raise(self, error: EngineError, placed: _Placed) -> None:
         session = placed.session

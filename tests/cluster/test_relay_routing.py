@@ -25,6 +25,7 @@ from kv_cache.events import DIGEST_MODULUS, EventBatch, Stored, name_digest
 from kv_cache.names import cache_identity, name_blocks, root_name
 from protos.events_pb2 import BlockCounts, LoadReport
 from protos.rpc import Plane
+from router.ask import Ask, Placement
 from router.config import RouterConfig
 from router.router import Router
 from router.workers import Leg, Worker
@@ -156,8 +157,29 @@ async def test_a_prompt_goes_to_who_has_its_beginning_and_the_choice_can_be_expl
     assert "warm" not in for_others
     stream.close()
     other = fleet.relay.submit(replace(asked, request_id=RequestId("cold"), cache_salt="other"))
+    await decode.stream(1)
     assert fleet.relay.router.decisions[-1].placement.considered[0].num_cached == 0
     other.close()
+
+
+async def test_one_look_serves_all_that_comes_in_a_turn_of_the_loop(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, router = await fleet.add(), fleet.relay.router
+    looks: list[int] = []
+    look = router.dispatch
+
+    def noted(now: float) -> list[tuple[Ask, Placement]]:
+        placed = look(now)
+        looks.append(len(placed))
+        return placed
+
+    monkeypatch.setattr(router, "dispatch", noted)
+    streams = [fleet.relay.submit(request(f"r{number}")) for number in range(5)]
+    await decode.stream(4)
+    assert looks[0] == 5
+    for stream in streams:
+        stream.close()
 
 
 async def test_who_would_be_late_is_told_when_to_come_again() -> None:
