@@ -61,7 +61,8 @@ class Session:
         self._farewell: Failure | None = None
         self._live: dict[RequestId, AnswerStream] = {}
         self._num_submitted = 0
-        self._num_told = 0  # of these, the ingress knows that they are here
+        self._is_to_tell = False  # that these have come, though there is nothing else to say
+        self._telling: asyncio.TimerHandle | None = None
         self._outbox = Outbox()
         self._pausing: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
@@ -151,9 +152,8 @@ class Session:
             self._news.set()
 
     def _submit(self, message: Submit) -> None:
-        """The ingress is told at once: a request that its worker dies of had come to it."""
         self._num_submitted += 1
-        self._news.set()
+        self._tell_soon()
         request_id = RequestId(message.request_id)
         try:
             check_request_id(request_id)
@@ -177,6 +177,18 @@ class Session:
         self._live[request_id] = stream
         stream.listen(lambda: self._hear(request_id, stream))
         self._hear(request_id, stream)
+
+    def _tell_soon(self) -> None:
+        """A request that its worker dies of had come to it, so the ingress is told at once; with
+        many requests, by the message that soon comes anyway."""
+        if len(self._live) < _MANY:
+            self._tell()
+        elif self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(LONGEST_PAUSE_S, self._tell)
+
+    def _tell(self) -> None:
+        self._is_to_tell = True
+        self._news.set()
 
     def _hear(self, request_id: RequestId, stream: AnswerStream) -> None:
         """Takes what came. Of one that is closed there may be more."""
@@ -239,9 +251,13 @@ class Session:
         if self._phase is _Phase.ENDED and self._farewell is not None:
             messages.append(DecodeMessage(failure=self._farewell))
             self._farewell = None
-        if self._num_told < self._num_submitted and self._phase is not _Phase.ENDED:
+        if self._is_to_tell and self._phase is not _Phase.ENDED:
             messages = messages or [DecodeMessage(step=Step())]
-        self._num_told = self._num_submitted
+        if messages:
+            self._is_to_tell = False
+            if self._telling is not None:
+                self._telling.cancel()
+                self._telling = None
         for message in messages:
             message.num_submitted = self._num_submitted
         return messages

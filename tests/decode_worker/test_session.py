@@ -168,6 +168,28 @@ async def test_that_a_request_has_come_is_told_at_once(ends: Ends) -> None:
     assert (message.num_submitted, message.step.requests[0].request_id) == (2, "a")
 
 
+async def test_with_many_that_one_has_come_is_told_with_what_comes_next(ends: Ends) -> None:
+    """Or else each is a message of its own; but not so long after that its worker's death, of which
+    it may be the cause, would be taken for one before it."""
+    streams = [ends.submit(f"r{i}") for i in range(8)]
+    while await told_to_come(ends) < 8:
+        pass
+    ends.submit("more")
+    streams[0].push(ChoiceDelta(0, [1]))
+    (message,) = await ends.session.next_messages()
+    assert (message.num_submitted, len(message.step.requests)) == (9, 1)
+    ends.submit("and more")
+    waiting = asyncio.create_task(ends.session.next_messages())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert await waiting == [DecodeMessage(step=Step(), num_submitted=10)]
+
+
+async def told_to_come(ends: Ends) -> int:
+    (message,) = await ends.session.next_messages()
+    return message.num_submitted
+
+
 async def test_requests_are_the_engines_under_a_name_of_the_session(ends: Ends) -> None:
     stream = ends.submit("r")
     assert stream.submitted.request.request_id == "7/1/r"
