@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from cluster.openai.events import EventWriter, dump
 from cluster.openai.generation import ChoicePart, Generation, all_parts
 from cluster.openai.plan import Plan
 from cluster.openai.wording import Json, WholeChoice, Wording
+from cluster.request_ids import new_request_id
 from cluster.served_model import ServedModel
 from engine.request import GenerationRequest, RequestId
 
@@ -31,7 +31,7 @@ class Answer:
         self._plan = plan
         self._wording = wording
         self._exchange = exchange
-        self._id = f"{wording.id_prefix}-{uuid.uuid4().hex}"
+        self._id = f"{wording.id_prefix}-{new_request_id()}"
         self._envelope: Json = {
             "id": self._id,
             "object": wording.chunk_name if plan.options.stream else wording.object_name,
@@ -89,23 +89,32 @@ class Answer:
 
     async def _write_events(self) -> None:
         """The headers wait for the first token, so that a refusal has its own status."""
-        started = False
+        started, frames = False, b""
+        num_open = len(self._plan.prompts) * self._plan.params.n
         async with aclosing(all_parts(self._generations)) as news:
             async for parts in news:
                 if not started:
                     started = True
                     await self._exchange.start_events()
+                frames = b""  # the last ones go with the end
                 for some in self._runs(parts):
+                    if frames:
+                        await self._exchange.send_events(frames)
                     if self._echoes_logprobs and self._opens_long(some):
                         frames = await asyncio.to_thread(self._all_frames, some)
                     else:
                         frames = self._all_frames(some)
-                    if frames:
-                        await self._exchange.send_events(frames)
-        end = DONE
+                num_open -= sum(part.finish_reason is not None for part in parts)
+                if not num_open:
+                    break
+                if frames:
+                    await self._exchange.send_events(frames)
+        await self._exchange.send_events(frames + self._end(), last=True)
+
+    def _end(self) -> bytes:
         if self._plan.options.include_usage:
-            end = self._writer.event([], self._usage()) + DONE
-        await self._exchange.send_events(end, last=True)
+            return self._writer.event([], self._usage()) + DONE
+        return DONE
 
     def _runs(self, parts: Sequence[ChoicePart]) -> Sequence[Sequence[ChoicePart]]:
         """What is sent at once. Each choice begins with its prompt, where that is told: many times

@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import time
-import uuid
 from collections.abc import Callable
 
 from cluster.answering import Answer
@@ -223,7 +222,7 @@ class Front:
     def _probe(self) -> GenerationRequest:
         """The first token is the prefill worker's, the second one is made of what it handed over;
         nobody has the prompt cached."""
-        name = f"ready-{uuid.uuid4().hex}"
+        name = f"ready-{new_request_id()}"
         num_tokens = max(1, min(_READY_PROMPT, self._model.max_model_len - 2))
         return GenerationRequest(
             RequestId(name),

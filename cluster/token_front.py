@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
@@ -18,7 +17,7 @@ from cluster.off_loop import off_loop
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.structured import NamedGrammar
-from cluster.request_ids import is_request_id
+from cluster.request_ids import is_request_id, new_request_id
 from cluster.served_model import ServedModel
 from cluster.token_answer import WholeAnswer, messages
 from cluster.token_request import TokenRequest, read_request
@@ -166,7 +165,7 @@ class _Reading:
 
 def _generation(request: TokenRequest, tenant: str, deadline_s: float) -> GenerationRequest:
     return GenerationRequest(
-        RequestId(f"tokens-{uuid.uuid4().hex}"),
+        RequestId(f"tokens-{new_request_id()}"),
         request.token_ids,
         request.params,
         priority=request.priority,

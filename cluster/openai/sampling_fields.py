@@ -1,8 +1,8 @@
 """The parameters that completions and chat share, and what they are where a client is silent."""
 
 import re
-import secrets
 from functools import cached_property
+from random import Random
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -22,6 +22,8 @@ from engine.generation_defaults import GenerationDefaults
 from engine.sampling import SamplingParams
 
 _ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
+# Of seeds; of its own, so that ids tell nothing of them.
+_draw = Random().getrandbits
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
 
@@ -153,7 +155,7 @@ class SamplingFields(Body):
             if name in values:
                 values[name] = tuple(values[name])
         # Drawn here, so that every worker that a request meets draws the same tokens.
-        values.setdefault("seed", secrets.randbits(63))
+        values.setdefault("seed", _draw(63))
         named = self.named_grammar
         return SamplingParams(
             **values,

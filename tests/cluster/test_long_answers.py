@@ -80,6 +80,12 @@ async def test_a_stream_begins_choice_by_choice(server: Server, fields: dict[str
     assert max(len(message["body"]) for message in sent[1:]) < len(text) / 8
 
 
+async def test_the_end_of_a_stream_goes_out_with_its_last_tokens(server: Server) -> None:
+    last = (await messages_of(server, stream=True))[-1]["body"]
+    assert b'"finish_reason":"length"' in last
+    assert last.endswith(exchange.DONE)
+
+
 async def test_one_whose_time_is_over_in_its_middle_just_ends(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
