@@ -12,7 +12,7 @@ from cluster.bench.workload import Conversation
 _AHEAD_S = 0.25
 # Where the server is not there, and at once: nobody is asked in vain as fast as the machine can.
 _AGAIN_S = 1.0
-_MOST_VAIN = 10  # in a row
+_MOST_VAIN = 10  # for each stream
 
 
 class Converse(Protocol):
@@ -59,24 +59,24 @@ async def _closed(
     converse: Converse,
     over: Callable[[], bool],
 ) -> bool:
-    async def work() -> bool:
-        num_vain = 0
-        while not over():
+    most_vain, num_vain = _MOST_VAIN * concurrency, 0  # of all, in a row
+
+    async def work() -> None:
+        nonlocal num_vain
+        while not over() and num_vain < most_vain:
             conversation = next(conversations, None)
             if conversation is None:
-                break
+                return
             if await converse(conversation, None, over):
                 num_vain = 0
-                continue
-            num_vain += 1
-            if num_vain == _MOST_VAIN:
-                return False
-            await asyncio.sleep(_AGAIN_S)
-        return True
+            else:
+                num_vain += 1
+                await asyncio.sleep(_AGAIN_S)
 
-    async with asyncio.TaskGroup() as group:
-        workers = [group.create_task(work()) for _ in range(concurrency)]
-    return any(worker.result() for worker in workers)
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(concurrency):
+            workers.create_task(work())
+    return num_vain < most_vain
 
 
 def _timed(

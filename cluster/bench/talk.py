@@ -48,22 +48,29 @@ class Talk:
                 await asyncio.sleep(self._think_s)
                 if over():
                     break
-            said = await self._ask(conversation, turn, answers, due_s if turn == 0 else None)
+            reception = Reception(self._tally)
+            at_s = due_s if turn == 0 else None
+            said = await self._ask(conversation, turn, answers, at_s, reception)
             if isinstance(said, Failure):
                 self.num_unsent += len(turns) - turn - 1
-                return said.kind not in _NOT_THERE
+                is_heard = turn > 0 or reception.first_s is not None
+                return is_heard or said.kind not in _NOT_THERE
             answers.append(said)
         return True
 
     async def _ask(
-        self, conversation: Conversation, turn: int, answers: list[Said], due_s: float | None
+        self,
+        conversation: Conversation,
+        turn: int,
+        answers: list[Said],
+        due_s: float | None,
+        reception: Reception,
     ) -> Said | Failure:
         turns = conversation.turns[: turn + 1]
         num_output = turns[-1].num_output
         body = self._asking.body(self._prompts.members(turns, answers), num_output)
         if due_s is not None:
             await asyncio.sleep(due_s - self._clock())
-        reception = Reception(self._tally)
         failure: Failure | None = Failure(FailureKind.INTERRUPTED, "before its end")
         self._tally.num_sent += 1
         sent_s = self._clock()
