@@ -188,6 +188,15 @@ class Router:
         placed: list[tuple[Ask, Placement]] = []
         if not self._is_worth_a_look(now):
             return placed
+        while some := self._look(now):
+            placed += some
+            if self._held:
+                break
+        return placed
+
+    def _look(self, now: float) -> list[tuple[Ask, Placement]]:
+        """At the first ones."""
+        placed: list[tuple[Ask, Placement]] = []
         claimed: list[Account] = []
         self._held = []
         num_anew = 0

@@ -5,7 +5,7 @@ import pytest
 from protos.judging import SILENT_AFTER_S
 from router.config import RouterConfig
 from router.pairing import Reason
-from router.router import AIMED
+from router.router import AIMED, MOST_LOOKED_AT
 from router.workers import Leg
 from tests.router.world import COSTS, STEP_TOKENS, World, busy, keys
 
@@ -181,6 +181,14 @@ def test_who_has_waited_too_long_does_not_go_to_who_is_gone() -> None:
     world.router.remove(Leg.DECODE, gone)
     world.router.ended(where[gone], world.now)
     assert world.dispatch() == {}
+
+
+def test_a_look_goes_on_where_nobody_has_to_wait() -> None:
+    """What came together would else go in parts, as often as there are looks."""
+    world = World(0, 1, costs=COSTS._replace(sequence_s=0.0))
+    for number in range(3 * MOST_LOOKED_AT):
+        world.submit(f"r{number}", 10)
+    assert len(world.dispatch()) == 3 * MOST_LOOKED_AT
 
 
 def test_short_prompts_share_the_steps_of_those_who_run_there() -> None:
