@@ -71,7 +71,7 @@ class Relay:
         self.config = config or RelayConfig()
         self._streams: dict[str, RelayStream] = {}
         self._tick: asyncio.TimerHandle | None = None
-        self._is_due = False  # a look at those that wait, in the loop's next turn
+        self._is_due = False  # a look at those that wait, in this turn of the loop
         self._checked_at = float("-inf")
         self.answer_tokens = float(_FIRST_GUESS)  # of a choice, lately
         self.reroutes: Counter[str] = Counter()  # by what became of the worker
@@ -113,13 +113,19 @@ class Relay:
             raise _full(refused) from None
 
     def dispatch_soon(self) -> None:
-        """To be called whenever something has changed for those that wait: one look serves all that
-        comes and ends in a turn of the loop."""
+        """To be called when something has changed for those that wait: one look serves all that
+        ends in a turn of the loop."""
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._dispatch)
+            asyncio.get_running_loop().call_soon(self._dispatch_due)
 
-    def _dispatch(self) -> None:
+    def _dispatch_due(self) -> None:
+        if self._is_due:
+            self.dispatch()
+
+    def dispatch(self) -> None:
+        """At once, for one that comes: whoever need not wait is not to fill the room of those who
+        do."""
         self._is_due = False
         now = time.monotonic()
         for ask, placement in self.router.dispatch(now):
@@ -135,7 +141,7 @@ class Relay:
             self._tick = None
         self._check_somebody_is_there(now)
         if self.router.num_waiting:
-            self._tick = asyncio.get_running_loop().call_later(_TICK_S, self._dispatch)
+            self._tick = asyncio.get_running_loop().call_later(_TICK_S, self.dispatch)
 
     def _check_somebody_is_there(self, now: float) -> None:
         """For all that wait: thousands with a timer each would take what the others need."""
@@ -318,7 +324,7 @@ class RelayStream(Routed):
         except Refused as refused:
             self._fail(_full(refused))
             return
-        self._relay.dispatch_soon()
+        self._relay.dispatch()
 
     def _fail(self, problem: EngineError) -> None:
         self._problem = problem

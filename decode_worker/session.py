@@ -27,6 +27,9 @@ MAX_UNSENT_BYTES = 256 << 20
 # it on its way. So after a message with many the next tokens wait, and share a write.
 WRITE_S = 0.0003
 LONGEST_PAUSE_S = 0.02
+# That a request has come is told so late at most: one that its worker dies of comes to others, but
+# to few that have told of it.
+TELL_S = 0.002
 _MANY = 8
 
 
@@ -184,7 +187,7 @@ class Session:
         if len(self._live) < _MANY:
             self._tell()
         elif self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(LONGEST_PAUSE_S, self._tell)
+            self._telling = asyncio.get_running_loop().call_later(TELL_S, self._tell)
 
     def _tell(self) -> None:
         self._is_to_tell = True

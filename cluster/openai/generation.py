@@ -110,12 +110,12 @@ class Generation:
         )
 
 
-async def all_parts(generations: Sequence[Generation]) -> AsyncGenerator[list[ChoicePart], None]:
+def all_parts(generations: Sequence[Generation]) -> AsyncGenerator[list[ChoicePart], None]:
     """Whatever comes next of any of them. The first failure ends all."""
-    if len(generations) == 1:
-        async for parts in generations[0].parts():
-            yield parts
-        return
+    return generations[0].parts() if len(generations) == 1 else _merged(generations)
+
+
+async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[list[ChoicePart], None]:
     # Bounded, so that a client that does not read holds up its own streams alone.
     queue: asyncio.Queue[list[ChoicePart] | Exception | None]
     queue = asyncio.Queue(maxsize=2 * len(generations))
