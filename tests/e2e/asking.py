@@ -19,7 +19,7 @@ from tests.e2e.cluster import Cluster, http
 from tests.e2e.tokens import TokenClient
 
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
-NUM_TOKENS = 288  # a second or two: what is done to a worker meanwhile finds them under way
+NUM_TOKENS = 512  # some seconds: what is done to a worker meanwhile finds them under way
 NUM_UNREAD = 4  # long prompts at a time
 _LONG_TEXT = "".join(
     f"def function_{number}(argument, other):\n    return\n" for number in range(90)

@@ -263,6 +263,7 @@ async def test_all_decode_workers_are_killed(fleet: Fleet, expected: Expected) -
             worker.send(signal.SIGKILL)
         for worker in fleet.decode:
             await worker.died()
+        await until(lambda: not relay.pools.usable(Leg.DECODE), NOTICED_HERE_S)
         body = {"prompt": JOBS["0"].prompt, "max_tokens": 1}
         began = time.monotonic()
         refused = await client.post("/v1/completions", json=body)
