@@ -13,6 +13,7 @@ from typing import Self
 
 from cluster.backend import RefusedError, Routed
 from cluster.pools import Pools
+from cluster.sent import Sent
 from cluster.session import SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
@@ -23,7 +24,7 @@ from engine.errors import (
     StepError,
     UnavailableError,
 )
-from engine.request import ChoiceSoFar, GenerationRequest, GenerationUpdate
+from engine.request import GenerationRequest, GenerationUpdate
 from kv_cache.names import cache_identity, name_blocks, root_name
 from prefill_worker.named_workers import PrefixSource
 from router.admission import Refused
@@ -188,7 +189,7 @@ class RelayStream(Routed):
         self._request = request
         self._local_prefill = local_prefill
         self._deadline = _deadline(request)
-        self._sent = _Sent.of(request)
+        self._sent = Sent.of(request)
         self._keys: Sequence[int] | None = None
         self._naming: asyncio.Task[None] | None = None
         self._prompt_reported = False
@@ -426,48 +427,6 @@ class _Placed:
         self.session = session
         self.worker = worker
         self.began = False  # its first token came
-
-
-@dataclass(slots=True)
-class _Sent:
-    """What the client has of each choice."""
-
-    token_ids: list[list[int]]
-    finished: list[bool]
-
-    @classmethod
-    def of(cls, request: GenerationRequest) -> Self:
-        before = request.sent or [ChoiceSoFar([])] * request.params.n
-        return cls([list(one.token_ids) for one in before], [one.finished for one in before])
-
-    @property
-    def is_whole(self) -> bool:
-        return all(self.finished)
-
-    @property
-    def num_left(self) -> int:
-        return self.finished.count(False)
-
-    @property
-    def most_tokens(self) -> int:
-        return max(map(len, self.token_ids), default=0)
-
-    def add(self, update: GenerationUpdate) -> list[int]:
-        """How long the choices are that it ends."""
-        ended: list[int] = []
-        for delta in update.deltas:
-            self.token_ids[delta.choice] += delta.token_ids
-            if delta.finish_reason is not None:
-                self.finished[delta.choice] = True
-                ended.append(len(self.token_ids[delta.choice]))
-        return ended
-
-    def so_far(self) -> tuple[ChoiceSoFar, ...]:
-        """Nothing where nothing has begun: such a request is like a new one."""
-        if not any(self.finished) and not any(self.token_ids):
-            return ()
-        pairs = zip(self.token_ids, self.finished, strict=True)
-        return tuple(ChoiceSoFar(list(tokens), finished) for tokens, finished in pairs)
 
 
 def _what_became(error: EngineError, session: SessionBackend) -> str:
