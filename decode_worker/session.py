@@ -27,8 +27,8 @@ MAX_UNSENT_BYTES = 256 << 20
 # it on its way. So after a message with many the next tokens wait, and share a write.
 WRITE_S = 0.0003
 LONGEST_PAUSE_S = 0.02
-# That a request has come is told so late at most: one that its worker dies of comes to others, but
-# to few that have told of it.
+# That a request has come is told so late at most. Of one that its worker dies of before that, the
+# ingress takes the worker to have been dead when it was sent, and tries one worker more.
 TELL_S = 0.002
 _MANY = 8
 

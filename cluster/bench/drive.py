@@ -10,7 +10,7 @@ from cluster.bench.workload import Conversation
 
 # A conversation is begun so long before it is due, to have its prompt ready.
 _AHEAD_S = 0.25
-# Where the server is not there, and at once: nobody is asked in vain as fast as the machine can.
+# Between requests to one that is not there: it says so in no time, and would be asked as often.
 _AGAIN_S = 1.0
 _MOST_VAIN = 10  # for each stream
 

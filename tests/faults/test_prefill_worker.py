@@ -304,25 +304,18 @@ async def test_an_error_is_another_ones_turn(relay: Relay, expected: Expected, p
     assert (await relay.second.load()).num_steps > steps
 
 
-async def test_a_block_that_arrives_damaged_is_another_ones_turn(
-    relay: Relay, expected: Expected
+@pytest.mark.parametrize(
+    ("action", "said"), [(DAMAGE, "arrived damaged"), (TWICE, "were announced")]
+)
+async def test_a_chunk_that_is_wrong_is_another_ones_turn(
+    relay: Relay, expected: Expected, action: str, said: str
 ) -> None:
+    """Its bytes are others than were announced, or it is announced a second time."""
     steps = (await relay.second.load()).num_steps
-    relay.first.set_faults(f"holder.chunk:2={DAMAGE}")
-    told = await relay.ask(PROMPTS["300"], PARAMS, salt="damaged")
+    relay.first.set_faults(f"holder.chunk:2={action}")
+    told = await relay.ask(PROMPTS["300"], PARAMS, salt=action)
     told.check_equal(expected["300"])
-    assert "arrived damaged" in relay.decode.log.read_text()
-    assert (await relay.second.load()).num_steps > steps
-
-
-async def test_a_chunk_that_is_announced_twice_is_another_ones_turn(
-    relay: Relay, expected: Expected
-) -> None:
-    steps = (await relay.second.load()).num_steps
-    relay.first.set_faults(f"holder.chunk:2={TWICE}")
-    told = await relay.ask(PROMPTS["300"], PARAMS, salt="twice")
-    told.check_equal(expected["300"])
-    assert "were announced" in relay.decode.log.read_text()
+    assert said in relay.decode.log.read_text()
     assert (await relay.second.load()).num_steps > steps
 
 
