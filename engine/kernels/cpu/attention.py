@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from engine.kernels.cpu import decode, decode_state, prefill, prefill_state
+from engine.kernels.cpu import decode, decode_state, prefill, prefill_state, tile_prefill
 from engine.kernels.cpu.kernel import Kernel, WorkingMemory
 from engine.kernels.cpu.paged import WORDS
 from engine.kernels.cpu.recording import empty
@@ -20,9 +20,10 @@ class PagedAttention:
     """Attention over slabs of one format. Owns scratch memory: calls must not overlap."""
 
     def __init__(self, element: str, quantised: str, tiles: bool = False) -> None:
-        many = "bf16_tiles" if tiles else element
+        many = (tile_prefill.tile_prefill, "bf16_tiles") if tiles else (prefill.prefill, element)
         self._decode = Kernel(decode.decode, element, WORDS, quantised)
-        self._prefill = Kernel(prefill.prefill, many, WORDS, quantised)
+        self._prefill = Kernel(*many, WORDS, quantised)
+        self._tiles = tiles
         self._scratch, self._partials = WorkingMemory(), WorkingMemory()
         self._arrivals = WorkingMemory()  # zero between calls
 
@@ -70,7 +71,11 @@ class PagedAttention:
             scratch = decode_state.scratch_bytes(queries, spec.head_dim, spec.value_dim, itemsize)
             partials, arrivals = self._partial_memory(spec, end - first, batch.max_kv_len)
         else:
-            scratch = prefill_state.scratch_bytes(spec.head_dim, spec.value_dim, itemsize)
+            scratch = (
+                tile_prefill.scratch_bytes(spec.head_dim, spec.value_dim)
+                if self._tiles
+                else prefill_state.scratch_bytes(spec.head_dim, spec.value_dim, itemsize)
+            )
             partials = arrivals = 0
         scratch = -(-scratch // 4096) * 4096
         keys = slab.data.data_ptr() + layer * slab.layer_stride * cached

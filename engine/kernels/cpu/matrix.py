@@ -32,8 +32,9 @@ TILE_ROWS, TILE_INPUTS, TILE_BYTES = 16, 32, 1024
 SUMS, X, WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # registers
 
 
-def _tiles(num_x: int) -> Any:
-    """The product of one or two tiles of x, one below the other, and two of weights side by side.
+def _tiles(num_x: int, num_weights: int) -> Any:
+    """The product of tiles of x, one below the other, and one or two of weights side by side; four
+    of sums at most.
 
     The distances in bytes: from a row to the next in a tile, from a step of 32 inputs to the next,
     and from the first tile of weights to the second. In every step it asks for so many of the
@@ -59,12 +60,14 @@ def _tiles(num_x: int) -> Any:
     ) -> None:
         if not job[2]:
             return
-        x_tile, sums_tile = (b.mul(row, const(TILE_ROWS)) for row in (x_row, sums_row))
-        second = b.add(sums, sums_tile)
+        x_tiles, sums_tiles = [const(0)], [sums]
+        for _ in range(num_x - 1):
+            x_tiles.append(b.add(x_tiles[-1], b.mul(x_row, const(TILE_ROWS))))
+            sums_tiles.append(b.add(sums_tiles[-1], b.mul(sums_row, const(TILE_ROWS))))
         places = [
-            (SUMS[2 * r + c], offset(b, second if r else sums, c * LINE_BYTES))
-            for r in range(num_x)
-            for c in range(2)
+            (SUMS[num_weights * r + c], offset(b, tile, c * LINE_BYTES))
+            for r, tile in enumerate(sums_tiles)
+            for c in range(num_weights)
         ]
         with b.if_else(add) as (more, new):
             with more:
@@ -79,12 +82,13 @@ def _tiles(num_x: int) -> Any:
             wanted = b.add(ahead, b.mul(b.mul(loop.index, lines), const(LINE_BYTES)))
             with cgutils.for_range(b, lines) as line:
                 prefetch_line(b, b.add(wanted, b.mul(line.index, const(LINE_BYTES))))
-            for c in range(2):
+            for c in range(num_weights):
                 _load(b, WEIGHTS[c], b.add(place, weights_tile) if c else place, weights_row)
-            for r in range(num_x):
-                _load(b, X[r], b.add(along, x_tile) if r else along, x_row)
-                for c in range(2):
-                    _of_tiles(b, "dpbf16ps", SUMS[2 * r + c], X[r], WEIGHTS[c])
+            for r, tile in enumerate(x_tiles):
+                register = X[r % len(X)]
+                _load(b, register, b.add(along, tile), x_row)
+                for c in range(num_weights):
+                    _of_tiles(b, "dpbf16ps", SUMS[num_weights * r + c], register, WEIGHTS[c])
         for register, place in places:
             _store(b, register, place, sums_row)
 
@@ -108,7 +112,32 @@ def _store(builder: Any, register: int, address: Any, row_bytes: Any) -> None:
     call(builder, "llvm.x86.tilestored64", ir.VoidType(), const(register, I8), place, row_bytes)
 
 
-one, two = _tiles(1), _tiles(2)
+one, two, four = _tiles(1, 2), _tiles(2, 2), _tiles(4, 1)
+
+
+@instruction(types.void, JOB, *[types.int64] * 4, types.boolean)
+def weigh_values(
+    b: Any, job: Any, weights: Any, values: Any, count: Any, sums: Any, add: Any
+) -> None:
+    """So many tiles of sums, each the product of two tiles of values beside each other and two of
+    weights one below the other. All lie in a row."""
+    if not job[2]:
+        return
+    row = const(LINE_BYTES)
+    for i, register in enumerate(WEIGHTS):
+        _load(b, register, offset(b, weights, i * TILE_BYTES), row)
+    with cgutils.for_range(b, count) as loop:
+        place = b.add(sums, b.mul(loop.index, const(TILE_BYTES)))
+        along = b.add(values, b.mul(loop.index, const(2 * TILE_BYTES)))
+        with b.if_else(add) as (more, new):
+            with more:
+                _load(b, SUMS[0], place, row)
+            with new:
+                _of_tiles(b, "zero", SUMS[0])
+        for i, (register, weight) in enumerate(zip(X, WEIGHTS, strict=True)):
+            _load(b, register, offset(b, along, i * TILE_BYTES), row)
+            _of_tiles(b, "dpbf16ps", SUMS[0], register, weight)
+        _store(b, SUMS[0], place, row)
 
 
 @instruction(types.void, JOB, types.int64, types.int64, types.int64)

@@ -80,12 +80,6 @@ def has_dot(builder: Any, job: Any) -> Any:
 
 
 @instruction(types.boolean, JOB)
-def has_tiles(builder: Any, job: Any) -> Any:
-    """Whether tiles are multiplied; as constant."""
-    return const(int(job[2]), I1)
-
-
-@instruction(types.boolean, JOB)
 def is_narrow(builder: Any, job: Any) -> Any:
     """Whether registers are few and narrow; as constant."""
     return const(int(job[4]), I1)

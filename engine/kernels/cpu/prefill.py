@@ -11,24 +11,14 @@ gives the same bits in whatever chunks it comes.
 
 from typing import Any
 
-from engine.kernels.cpu.emit import LANES, LINE_BYTES, VECTOR_BYTES
+from engine.kernels.cpu.emit import LANES, VECTOR_BYTES
 from engine.kernels.cpu.language import part_of_kernel
-from engine.kernels.cpu.laying import lay_rows, pair_up, turn
-from engine.kernels.cpu.matrix import (
-    TILE_INPUTS,
-    TILE_ROWS,
-    release,
-    set_shape,
-    shape_memory,
-    two,
-)
+from engine.kernels.cpu.laying import lay_rows, pair_up
 from engine.kernels.cpu.memory import (
     claim,
-    copy,
     element_bytes,
     float_at,
     has_dot,
-    has_tiles,
     int64_at,
     is_narrow,
     is_quantised,
@@ -37,7 +27,6 @@ from engine.kernels.cpu.memory import (
     store_fp32,
     thread_number,
     word,
-    zero,
 )
 from engine.kernels.cpu.paged import (
     FIRST_SEQUENCE,
@@ -58,7 +47,9 @@ from engine.kernels.cpu.paged import (
     scaled_score,
 )
 from engine.kernels.cpu.prefill_state import (
+    LAZY,
     ROW_BYTES,
+    ROWS,
     areas_of,
     find,
     keys_row,
@@ -81,16 +72,11 @@ from engine.kernels.cpu.vectors import (
     where_between,
 )
 
-TURNED_ROW = TILE * 2  # of weights, a row of tokens for each query
-LAZY = 8.0  # a maximum is only renewed when it grew by 2 ** LAZY: sums are rescaled that rarely
-
 
 def prefill(job: Any) -> None:
-    if has_tiles(job):
-        set_shape(job, shape_memory(), TILE_ROWS, TILE_ROWS)
     scratch = word(job, SCRATCH) + thread_number(job) * word(job, SCRATCH_STRIDE)
     areas = areas_of(scratch, word(job, HEAD_DIM), word(job, VALUE_DIM), element_bytes(job))
-    piece = find(job, claim(job, 1), word(job, FIRST_SEQUENCE), 0)
+    piece = find(job, claim(job, 1), word(job, FIRST_SEQUENCE), 0, ROWS)
     while piece.rows > 0:
         set_queries(job, areas, piece)
         first, end = max(0, piece.lowest - word(job, WINDOW) + 1), piece.highest + 1
@@ -112,17 +98,12 @@ def prefill(job: Any) -> None:
             weigh(job, areas, piece, groups, fresh)
             start, fresh = stop, False
         put_out(job, areas, piece)
-        piece = find(job, claim(job, 1), piece.sequence, piece.base)
-    if has_tiles(job):
-        release(job)
+        piece = find(job, claim(job, 1), piece.sequence, piece.base, ROWS)
 
 
 @part_of_kernel
 def score(job: Any, areas: Any, groups: Any) -> None:
     dim = word(job, HEAD_DIM)
-    if has_tiles(job):
-        score_tiles(job, areas, groups, dim)
-        return
     if has_dot(job):
         steps, row_bytes = dim // 2, dim * element_bytes(job)
     else:
@@ -152,35 +133,6 @@ def score_narrow(job: Any, areas: Any, tokens: Any, dim: Any) -> None:
         for four in range(0, tokens, 4):
             keys, target = areas.keys + four * row_bytes, scores + four * row
             made_4x16(job, keys, row_bytes, 4, queries, row, dim, target, row, False, 0, 0)
-
-
-@part_of_kernel
-def score_tiles(job: Any, areas: Any, groups: Any, dim: Any) -> None:
-    """Sixteen tokens at a time; what comes of those beyond the last group is not looked at."""
-    key_bytes = dim * 2
-    for group in range(groups):
-        source = int64_at(areas.lists + group * 8)
-        copy(areas.keys + group * GROUP * key_bytes, source, GROUP * key_bytes)
-    step = TILE_INPUTS // 2 * ROW_BYTES
-    for token in range(0, groups * GROUP, 2 * TILE_ROWS):
-        keys, scores = areas.keys + token * key_bytes, areas.scores + token * ROW_BYTES
-        for at in range(0, ROW_BYTES, 2 * LINE_BYTES):
-            two(
-                job,
-                keys,
-                key_bytes,
-                LINE_BYTES,
-                areas.queries + at,
-                ROW_BYTES,
-                step,
-                LINE_BYTES,
-                dim // TILE_INPUTS,
-                scores + at,
-                ROW_BYTES,
-                False,
-                0,
-                0,
-            )
 
 
 @part_of_kernel
@@ -290,9 +242,6 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
     if is_quantised(job):
         widen(job, values, groups, dim, areas.widened, values)
     lay_rows(job, values, groups, dim, areas.values, source_row)
-    if has_tiles(job):
-        weigh_tiles(job, areas, piece.rows, groups, row, source_row, fresh)
-        return
     steps, add = groups * GROUP // 2 if has_dot(job) else groups * GROUP, not fresh
     for i in range(0, piece.rows, 4):
         weights, sums = areas.scores + i * 4, areas.sums + i * row
@@ -309,38 +258,3 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
                 job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, add, 0, 0
             )
             at += 64
-
-
-@part_of_kernel
-def weigh_tiles(
-    job: Any, areas: Any, rows: Any, groups: Any, row: Any, source_row: Any, fresh: Any
-) -> None:
-    """32 tokens a step, those beyond the last group with values and weights of zero."""
-    pairs, turned = groups * GROUP // 2, areas.keys
-    steps = (pairs + TILE_ROWS - 1) // TILE_ROWS
-    beyond = steps * TILE_ROWS - pairs
-    zero(areas.values + pairs * source_row, beyond * source_row)
-    zero(areas.scores + pairs * ROW_BYTES, beyond * ROW_BYTES)
-    for i in range(0, rows, TILE_ROWS):
-        for step in range(steps):
-            source = areas.scores + step * TILE_ROWS * ROW_BYTES + i * 4
-            turn(source, ROW_BYTES, turned + i * TURNED_ROW + step * LINE_BYTES, TURNED_ROW)
-    for i in range(0, rows, 2 * TILE_ROWS):
-        weights, sums = turned + i * TURNED_ROW, areas.sums + i * row
-        for at in range(0, row, 2 * LINE_BYTES):
-            two(
-                job,
-                weights,
-                TURNED_ROW,
-                LINE_BYTES,
-                areas.values + at,
-                source_row,
-                TILE_ROWS * source_row,
-                LINE_BYTES,
-                steps,
-                sums + at,
-                row,
-                not fresh,
-                0,
-                0,
-            )

@@ -34,6 +34,7 @@ from engine.kernels.cpu.paged import (
 from engine.kernels.cpu.quantised import SCALES_BYTES, widened_bytes
 
 ROWS = 64
+LAZY = 8.0  # a maximum is only renewed when it grew by 2 ** LAZY: sums are rescaled that rarely
 ROW_BYTES = ROWS * 4  # one fp32 (or pair of bf16) for each row
 
 
@@ -123,8 +124,9 @@ def scratch_bytes(dim: int, value_dim: int, element_size: int) -> Any:
 
 
 @part_of_kernel
-def find(job: Any, number: Any, sequence: Any, base: Any) -> Any:
-    """Piece `number`, at or after the sequence whose first piece is `base`; no rows if none.
+def find(job: Any, number: Any, sequence: Any, base: Any, most: Any) -> Any:
+    """Piece `number` of at most so many rows, at or after the sequence whose first piece is `base`;
+    no rows if none.
 
     The last rows, which see the most tokens, come first, so that short pieces end the work.
     """
@@ -132,10 +134,10 @@ def find(job: Any, number: Any, sequence: Any, base: Any) -> Any:
     group = word(job, HEADS) // kv_heads
     while sequence < word(job, END_SEQUENCE):
         queries = query_start(job, sequence + 1) - query_start(job, sequence)
-        tiles = (queries * group + ROWS - 1) // ROWS
+        tiles = (queries * group + most - 1) // most
         if number < base + tiles * kv_heads:
             head, tile = (number - base) // tiles, tiles - 1 - (number - base) % tiles
-            row, rows = tile * ROWS, min(ROWS, queries * group - tile * ROWS)
+            row, rows = tile * most, min(most, queries * group - tile * most)
             origin = kv_len(job, sequence) - queries
             lowest, highest = origin + row // group, origin + (row + rows - 1) // group
             return Piece(sequence, base, head, row, rows, lowest, highest)

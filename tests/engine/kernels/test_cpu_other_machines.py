@@ -14,6 +14,7 @@ COMPILE = """
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.prefill import prefill
 from engine.kernels.cpu.product import product
+from engine.kernels.cpu.tile_prefill import tile_prefill
 from engine.kernels.cpu.tile_product import tile_product
 
 for function, element in ({kernels}):
@@ -33,7 +34,7 @@ print("compiled")
         pytest.param("znver4", "(prefill, 'bf16_dot+fp8_e4m3'),", id="avx512-bf16"),
         pytest.param(
             "sapphirerapids",
-            "(prefill, 'bf16_tiles+fp8_e5m2'), (tile_product, 'bf16_tiles')",
+            "(tile_prefill, 'bf16_tiles+fp8_e5m2'), (tile_product, 'bf16_tiles')",
             id="amx",
         ),
     ],
@@ -79,5 +80,5 @@ def test_kernels_of_tiles_are_right_on_a_cpu_without_them(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout
     compiled = {path.name.rpartition("-")[0] for path in tmp_path.glob("**/*.code")}
     assert {
-        f"{kernel}-bf16_tiles" for kernel in ("tile_product.tile_product", "prefill.prefill")
+        f"{kernel}.{kernel}-bf16_tiles" for kernel in ("tile_product", "tile_prefill")
     } <= compiled
