@@ -14,12 +14,13 @@ Options = TypeVar("Options", bound=BaseModel)
 
 # What is right, where pydantic would tell of its own types.
 _MAPPING = "be a mapping from names to values"
+_TEXT = "be a text, in quotes where it looks like something else"
 _RIGHT = {
     "missing": "be given",
     **dict.fromkeys(("bool_type", "bool_parsing"), "be true or false"),
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "be a number"),
-    "string_type": "be a text, in quotes where it looks like something else",
+    **dict.fromkeys(("string_type", "invalid_key"), _TEXT),
     **dict.fromkeys(("list_type", "tuple_type"), "be a list"),
     **dict.fromkeys(("dict_type", "model_type"), _MAPPING),
 }

@@ -26,6 +26,7 @@ from engine.errors import ConfigError, RequestError
             {"decode": {"label_selector": {5: "x"}}},
             "decode.label_selector.5: must be a text, in quotes where it looks like something else",
         ),
+        ({5: "x"}, "5: must be a text, in quotes where it looks like something else"),
         ({"engine": {"watermark": "x"}}, "engine.watermark: 'x', must be a number"),
         (
             {"decode": {"engine": {"max_num_seqs": "3"}}},
