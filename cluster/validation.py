@@ -1,4 +1,5 @@
-"""What is wrong with options, in our words: the key, in its place, and what would be right."""
+"""What is wrong with options, in our words: the key, in its place, and what would be right. The
+words of requests are shared as far as YAML and JSON have the same."""
 
 from __future__ import annotations
 
@@ -12,14 +13,21 @@ from engine.errors import ConfigError
 
 Options = TypeVar("Options", bound=BaseModel)
 
-# What is right, where pydantic would tell of its own types.
-_MAPPING = "be a mapping from names to values"
-_TEXT = "be a text, in quotes where it looks like something else"
-_RIGHT = {
-    "missing": "be given",
+# What is right, where pydantic would tell of its own types: of every format, and of YAML.
+_OF_ANY = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "be true or false"),
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "be a number"),
+    "finite_number": "be a finite number",
+    "greater_than": "be above {gt:.15g}",
+    "greater_than_equal": "be at least {ge:.15g}",
+    "less_than": "be below {lt:.15g}",
+    "less_than_equal": "be at most {le:.15g}",
+}
+_MAPPING = "be a mapping from names to values"
+_TEXT = "be a text, in quotes where it looks like something else"
+_OF_YAML = {
+    "missing": "be given",
     **dict.fromkeys(("string_type", "invalid_key"), _TEXT),
     **dict.fromkeys(("list_type", "tuple_type"), "be a list"),
     **dict.fromkeys(("dict_type", "model_type"), _MAPPING),
@@ -33,6 +41,13 @@ def checked(kind: type[Options], options: Mapping[str, Any]) -> Options:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise _config_error(_path(options, first), first) from error
+
+
+def rule(error: ErrorDetails, own: Mapping[str, str]) -> str | None:
+    """What the value must do; `own` are the words of the format that it stands in. None for what
+    only the error's own message says."""
+    words = own.get(error["type"]) or _OF_ANY.get(error["type"])
+    return words and words.format(**error.get("ctx", {}))
 
 
 def check_known(said: object, read: object, place: str = "") -> None:
@@ -63,7 +78,7 @@ def _path(options: Any, error: ErrorDetails) -> str:
 
 def _config_error(path: str, error: ErrorDetails) -> ConfigError:
     said = error["msg"].removeprefix("Value error, ").removeprefix("Input should ")
-    message = _RIGHT.get(error["type"], said)
+    message = rule(error, _OF_YAML) or said
     if not path:  # said by a check of the whole, which names the key itself
         path, _, message = message.partition(": ")
     match error["type"]:
