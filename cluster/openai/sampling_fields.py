@@ -1,5 +1,6 @@
 """The parameters that completions and chat share, and what they are where a client is silent."""
 
+import os
 import re
 from functools import cached_property
 from random import Random
@@ -23,7 +24,9 @@ from engine.sampling import SamplingParams
 
 _ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
 # Of seeds; of its own, so that ids tell nothing of them.
-_draw = Random().getrandbits
+_random = Random()
+_draw = _random.getrandbits
+os.register_at_fork(after_in_child=_random.seed)
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
 
