@@ -92,7 +92,8 @@ class PoolArgs(Placement):
 
 class ClusterArgs(HttpArgs):
     """`worker_host`: where workers listen. `node` is their node's address, which takes a cluster
-    secret. `drain_s`: how long a worker that is stopped keeps what another one could take."""
+    secret, or loopback without one in a cluster of one node. `drain_s`: how long a worker that is
+    stopped keeps what another one could take."""
 
     model: str = "bundled"
     served_model_name: tuple[str, ...] = ()
