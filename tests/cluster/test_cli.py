@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -290,6 +291,16 @@ def test_an_answer_that_there_is_no_room_for(words: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = with_stdout(full.fileno(), *words)
     assert (done.returncode, done.stderr) == (1, "kvrelay: stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize(
+    ("words", "status"), [("plan /no/folder", 2), ("dance", 2), ("plan >/dev/full", 1)]
+)
+def test_what_stderr_does_not_take_is_dropped(words: str, status: int, redirection: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m cluster.cli {words} {redirection}"
+    done = subprocess.run(command, shell=True, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (status, b"")
 
 
 def test_an_answer_whose_reader_has_left() -> None:
