@@ -3,10 +3,11 @@ words of requests are shared as far as YAML and JSON have the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
@@ -48,6 +49,22 @@ def rule(error: ErrorDetails, own: Mapping[str, str]) -> str | None:
     only the error's own message says."""
     words = own.get(error["type"]) or _OF_ANY.get(error["type"])
     return words and words.format(**error.get("ctx", {}))
+
+
+def one_of(value: str, choices: Collection[str]) -> str:
+    """For validators."""
+    if value not in choices:
+        raise ValueError(f"{value!r}, must be one of {', '.join(choices)}")
+    return value
+
+
+def _absolute(path: str) -> str:
+    if not Path(path).is_absolute():
+        raise ValueError(f"{path!r}, must be an absolute path")
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
 def check_known(said: object, read: object, place: str = "") -> None:
