@@ -30,6 +30,8 @@ _INTERRUPTED = 130  # what shells expect of a program ended by Ctrl-C
 def main(argv: Sequence[str] | None = None) -> int:
     # gRPC's library tells of every connection that ends, on stderr and not in our log
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if sys.stderr is None:  # it is closed
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     words = sys.argv[1:] if argv is None else list(argv)
     command = words[0] if words and words[0] in COMMANDS else None
     try:

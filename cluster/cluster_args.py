@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -22,7 +21,7 @@ from cluster.log_format import LogArgs
 from cluster.openai.request_limits import RequestLimits
 from cluster.router_args import RouterArgs
 from cluster.scaling_args import ScalingArgs
-from cluster.validation import checked
+from cluster.validation import AbsolutePath, checked, one_of
 from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
 from decode_worker.answerer import LocalPrefill
 from engine.config import EngineConfig
@@ -92,7 +91,8 @@ class PoolArgs(Placement):
 
 class ClusterArgs(HttpArgs):
     """`worker_host`: where workers listen. `node` is their node's address, which takes a cluster
-    secret. `drain_s`: how long a worker that is stopped keeps what another one could take."""
+    secret, or loopback without one in a cluster of one node. `drain_s`: how long a worker that is
+    stopped keeps what another one could take."""
 
     model: str = "bundled"
     served_model_name: tuple[str, ...] = ()
@@ -108,16 +108,9 @@ class ClusterArgs(HttpArgs):
     drain_s: float = Field(default=30.0, ge=0, le=86400)
     front: FrontArgs = FrontArgs()
     log: LogArgs = LogArgs()
-    metrics_targets_file: str | None = None
+    metrics_targets_file: AbsolutePath | None = None
     scaling: ScalingArgs = ScalingArgs()
     router: RouterArgs = RouterArgs()
-
-    @field_validator("metrics_targets_file")
-    @classmethod
-    def _check_path(cls, path: str | None) -> str | None:
-        if path is not None and not Path(path).is_absolute():
-            raise ValueError(f"{path!r}, must be an absolute path")
-        return path
 
     @field_validator("served_model_name")
     @classmethod
@@ -129,10 +122,7 @@ class ClusterArgs(HttpArgs):
     @field_validator("local_prefill")
     @classmethod
     def _check_local_prefill(cls, value: str) -> str:
-        modes = [mode.name.lower() for mode in LocalPrefill]
-        if value not in modes:
-            raise ValueError(f"{value!r}, must be one of {', '.join(modes)}")
-        return value
+        return one_of(value, [mode.name.lower() for mode in LocalPrefill])
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -16,6 +15,7 @@ from cluster.openai.reading.formats import AUTO, NONE, REASONING_FORMATS, TOOL_F
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_N, MAX_PROMPTS, RequestLimits
 from cluster.rate_limit import Rates
 from cluster.served_model import ServedModel
+from cluster.validation import AbsolutePath, one_of
 from engine.errors import ConfigError
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#*,]+")
@@ -36,14 +36,14 @@ class FrontArgs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    api_key_file: str | None = None
+    api_key_file: AbsolutePath | None = None
     require_api_key: bool = False
     allow_unauthenticated: bool = False
     allowed_origins: tuple[str, ...] = ()
     requests_per_minute: int | None = Field(default=None, ge=1, le=10**9)
     tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12)
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    chat_template: str | None = None
+    chat_template: AbsolutePath | None = None
     max_n: int = Field(default=MAX_N, ge=1, le=MAX_N)
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
@@ -54,10 +54,7 @@ class FrontArgs(BaseModel):
     @classmethod
     def _check_parser(cls, value: str, info: ValidationInfo) -> str:
         known = TOOL_FORMATS if info.field_name == "tool_call_parser" else REASONING_FORMATS
-        names = (AUTO, NONE, *known)
-        if value not in names:
-            raise ValueError(f"{value!r}, must be one of {', '.join(names)}")
-        return value
+        return one_of(value, (AUTO, NONE, *known))
 
     @field_validator("allowed_origins")
     @classmethod
@@ -67,13 +64,6 @@ class FrontArgs(BaseModel):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"{origin!r}, must be like https://chat.example:8443, or *")
         return origins
-
-    @field_validator("api_key_file", "chat_template")
-    @classmethod
-    def _check_path(cls, path: str | None) -> str | None:
-        if path is not None and not Path(path).is_absolute():
-            raise ValueError(f"{path!r}, must be an absolute path")
-        return path
 
     def keys(self, environ: Mapping[str, str]) -> ApiKeys | None:
         keys = ApiKeys.load(self.api_key_file, environ)

@@ -3,6 +3,7 @@ whatever that is."""
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 from starlette.datastructures import Headers
@@ -12,7 +13,9 @@ HEADER = "x-request-id"
 
 # Seeded by the system once. Asking that for each id lets other threads take the interpreter, which
 # then has to be waited for; nobody gets anything for guessing one.
-_draw = Random().getrandbits
+_random = Random()
+_draw = _random.getrandbits
+os.register_at_fork(after_in_child=_random.seed)
 
 
 def is_request_id(value: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from cluster.validation import one_of
 from router.config import RouterConfig
 from router.policies import POLICIES
 
@@ -27,9 +28,7 @@ class RouterArgs(BaseModel):
     @field_validator("policy")
     @classmethod
     def _check_policy(cls, policy: str) -> str:
-        if policy not in POLICIES:
-            raise ValueError(f"{policy!r}, must be one of {', '.join(POLICIES)}")
-        return policy
+        return one_of(policy, POLICIES)
 
     def config(self, may_stay: bool) -> RouterConfig:
         return RouterConfig(**self.model_dump(), may_stay=may_stay)

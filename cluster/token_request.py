@@ -12,13 +12,11 @@ from cluster.openai.completion_request import DEFAULT_MAX_TOKENS
 from cluster.openai.request_limits import MAX_SALT_CHARS, NOT_IN_SALTS, RequestLimits
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
-from engine.generation_defaults import GenerationDefaults
+from engine.generation_defaults import RECOMMENDED, GenerationDefaults
 from engine.sampling import SamplingParams
 from engine.wire.params import decode_params
 from protos import generation_pb2
 from protos.ingress_pb2 import GenerateRequest
-
-_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def _completed(
     said: generation_pb2.SamplingParams, defaults: GenerationDefaults, room: int
 ) -> generation_pb2.SamplingParams:
     params = generation_pb2.SamplingParams()
-    for name in _RECOMMENDED:
+    for name in RECOMMENDED:
         value = getattr(defaults, name)
         if value is not None:
             setattr(params, name, value)

@@ -19,7 +19,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 _ABOVE_0 = {"max_leases": 1 << 20, "max_quarantined_share": 1.0, "stuck_after_s": 3600.0}
 _FROM_0 = {"unreachable_patience_s": 3600.0, "slow_bytes_per_s": 1e15}
-_MERGE = "tag:yaml.org,2002:merge"
+_MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 UNSPECIFIED = ("0.0.0.0", "::")
 
 
@@ -105,11 +105,30 @@ class WorkerConfig:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a name that stands twice in a mapping, of which the first would be lost."""
+    """Refuses a name that stands twice in a mapping, of which the first would be lost, and one that
+    YAML takes for something else than a text, such as 1 or yes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._place: list[str] = []  # of the node that is composed
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_value = parent is not None and index is not None
+        if is_value:
+            self._place.append(_as_written(index) if isinstance(index, yaml.Node) else str(index))
+        node = super().compose_node(parent, index)
+        if is_value:
+            self._place.pop()
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """As it is written: what is merged into it comes later."""
         node = super().compose_mapping_node(anchor)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag not in (_TEXT, _MERGE):
+                name = _as_written(key)
+                place = ".".join([*self._place, name])
+                raise ConfigError(place, f'a name must be a text: "{name}", in quotes')
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for key, _ in node.value:
             if key.tag != _MERGE and names.count(key.value) > 1:
@@ -117,6 +136,10 @@ class _Loader(yaml.SafeLoader):
                     None, None, f"{key.value!r} stands there twice", key.start_mark
                 )
         return node
+
+
+def _as_written(key: yaml.Node) -> str:
+    return str(key.value) or "null"
 
 
 def read_options(path: Path) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from engine.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 WHOLE = ("top_k", "max_tokens")
+# What a request leaves out is as the model recommends.
+RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)

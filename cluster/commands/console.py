@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 from cluster.log_format import LogArgs
@@ -18,8 +19,10 @@ class OutputError(EngineError):
 
 
 def say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Dropped where stderr takes nothing: nobody is left to be told of that."""
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def answer(text: str, end: str = "\n") -> None:

@@ -4,6 +4,7 @@ The first error is told, and no type looks for many: a body has room for million
 pydantic collects them nothing else runs.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -20,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from cluster.openai.crowd import check_crowd
 from cluster.openai.errors import ApiError, bad_request
+from cluster.validation import rule
 
 # Types are strict: "16" is no number and true is none; an integer is a number.
 _STRICT = {"strict": True, "frozen": True, "allow_inf_nan": False}
@@ -32,6 +34,15 @@ def unless_null(default: Any) -> BeforeValidator:
 
 _DEEPEST = 200  # by the library that reads it
 _NUMBER = re.compile(r"-?\d+")
+_OF_JSON = {
+    "string_type": "be a string",
+    "list_type": "be an array",
+    **dict.fromkeys(("dict_type", "model_type"), "be an object"),
+    "none_required": "be null",
+    "too_short": "have at least {min_length} element",
+    "too_long": "have at most {max_length} elements",
+    "string_too_long": "have at most {max_length} characters",
+}
 
 No = Annotated[bool, unless_null(False)]
 Yes = Annotated[bool, unless_null(True)]
@@ -126,24 +137,27 @@ def _is_null(error: ErrorDetails) -> bool:
 
 
 def _rule(error: ErrorDetails) -> str:
-    limits = error.get("ctx", {})
-    match error["type"]:
-        case "too_short":
-            return f"have at least {limits['min_length']} element"
-        case "too_long" if limits["max_length"] == 0:
-            return "be empty"
-        case "too_long":
-            return f"have at most {limits['max_length']} elements"
-        case "string_too_long":
-            return f"have at most {limits['max_length']} characters"
-        case "none_required":
-            return "be null"
-        case "dict_type" | "model_type":
-            return "be an object"
-        case "list_type":
-            return "be an array"
+    if error["type"] == "too_long" and error["ctx"]["max_length"] == 0:
+        return "be empty"
+    words = rule(error, _OF_JSON)
+    if words is None:  # one of our own types has said it
+        return "be " + error["msg"].removeprefix("Input should be ")
+    return f"{words}, not {_given(error['input'])}" if words.startswith("be ") else words
+
+
+def _given(value: Any) -> str:
+    """What it is: a text may be as long as a body, and a secret."""
+    match value:
+        case None | bool():
+            return json.dumps(value)
+        case int() | float():
+            return str(value)
+        case str():
+            return "a string"
+        case list():
+            return "an array"
         case _:
-            return "be " + error["msg"].removeprefix("Input should be ")
+            return "an object"
 
 
 def _path(location: Sequence[int | str]) -> str:

@@ -1,5 +1,6 @@
 """The parameters that completions and chat share, and what they are where a client is silent."""
 
+import os
 import re
 from functools import cached_property
 from random import Random
@@ -18,12 +19,14 @@ from cluster.openai.structured import (
     read_grammar,
 )
 from engine.errors import RequestError
-from engine.generation_defaults import GenerationDefaults
+from engine.generation_defaults import RECOMMENDED, GenerationDefaults
 from engine.sampling import SamplingParams
 
 _ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
 # Of seeds; of its own, so that ids tell nothing of them.
-_draw = Random().getrandbits
+_random = Random()
+_draw = _random.getrandbits
+os.register_at_fork(after_in_child=_random.seed)
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
 
@@ -146,7 +149,7 @@ class SamplingFields(Body):
         self, defaults: GenerationDefaults, *, max_tokens: int | None, logprobs: int | None
     ) -> SamplingParams:
         """The request, then the model's recommendation, then OpenAI's defaults."""
-        given = {name: getattr(defaults, name) for name in _RECOMMENDED}
+        given = {name: getattr(defaults, name) for name in RECOMMENDED}
         given |= {name: v for name in _PASSED_ON if (v := getattr(self, name)) is not None}
         values = {name: value for name, value in given.items() if value is not None}
         if values.get("top_k") == -1:  # vLLM's "off"
@@ -181,9 +184,8 @@ class SamplingFields(Body):
             raise RequestError("prompt_logprobs", "is not available with stream=true")
 
 
-_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _TUPLES = ("stop", "stop_token_ids", "allowed_token_ids")
 _PASSED_ON = (
-    *("n", *_RECOMMENDED, "presence_penalty", "frequency_penalty", "logit_bias", *_TUPLES),
+    *("n", *RECOMMENDED, "presence_penalty", "frequency_penalty", "logit_bias", *_TUPLES),
     *("seed", "min_tokens", "include_stop_str_in_output", "ignore_eos", "prompt_logprobs"),
 )

@@ -118,7 +118,7 @@ class IngressReplica(TokenService):
             access.start()
             self._resources.push_async_callback(access.stop)
         own = await asyncio.to_thread(serve.get_deployment_handle, INGRESS, app_name)
-        await self._show_metrics(meter, args)
+        await self._show_metrics(meter, args, await asyncio.to_thread(worker_host, args, plane))
         fellows = Fellows(own, self._note_fellows)
         fellows.start()
         self._resources.push_async_callback(fellows.stop)
@@ -126,11 +126,11 @@ class IngressReplica(TokenService):
         leave_out_what_stays()
         self._startup_s = time.monotonic() - began
 
-    async def _show_metrics(self, meter: Meter, args: ClusterArgs) -> None:
+    async def _show_metrics(self, meter: Meter, args: ClusterArgs, host: str) -> None:
         """On a port of this process's own, and of everybody on the front's."""
         page = meter.page_of(INGRESS, replica_id())
         metrics = MetricsServer(page.render)
-        self._metrics_address = await metrics.start(worker_host(args))
+        self._metrics_address = await metrics.start(host)
         self._resources.push_async_callback(metrics.stop)
         own = Target(INGRESS, replica_id(), self._metrics_address)
         file = None if args.metrics_targets_file is None else Path(args.metrics_targets_file)

@@ -20,14 +20,16 @@ from cluster.metrics.meter import labels_of, process_page
 from cluster.metrics.server import MetricsServer
 from cluster.metrics.worker import worker_collectors
 from cluster.published import metadata_of
+from cluster.ray_cluster import num_nodes
 from cluster.replicas.load_meter import LoadMeter
 from cluster.succession import SUCCESSION_S
 from engine.errors import UnavailableError
 from protos.errors import PlaneError
-from protos.rpc import Plane
+from protos.rpc import Plane, RpcConfig
 from protos.secret import VARIABLE
 from router.workers import Leg, Worker
 
+LOOPBACK = "127.0.0.1"
 STOP_S = 10.0
 # Where cores are scarce the front is served first. With Ray's own 15 it would starve workers.
 NICENESS = 4
@@ -46,9 +48,9 @@ class WorkerReplica:
         self._release = args.release
         self._drain_s = args.drain_s
         self._objectives = args.objectives
-        host = worker_host(args)
+        plane = Plane.load(RpcConfig(**args.rpc))
+        host = await asyncio.to_thread(worker_host, args, plane)
         config = args.worker(Leg(leg), host)
-        plane = Plane.load(config.rpc)
         check_reach(plane, config.listen)
 
         from engine.engine import Engine
@@ -96,11 +98,12 @@ def replica_id() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
-def worker_host(args: ClusterArgs) -> str:
-    """An address of this node that its peers can reach."""
+def worker_host(args: ClusterArgs, plane: Plane) -> str:
+    """An address of this node that its peers can reach: where all of them are on it and there is no
+    secret, nobody else can. Blocks while Ray's GCS is away."""
     if args.worker_host != "node":
         return args.worker_host
-    return node_address()
+    return LOOPBACK if plane.secret is None and num_nodes() == 1 else node_address()
 
 
 def node_address() -> str:

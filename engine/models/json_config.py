@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from engine.errors import ModelError
 
@@ -15,7 +15,8 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 _RANGE = f"{_SMALLEST} to {_LARGEST}"
 
 
-def read_json_object(path: Path) -> dict[str, object]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """ModelError says which file is not one."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -18,8 +18,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ModelError, RequestError, UnprocessableError
+from engine.models.json_config import read_json_object
 from engine.text.messages import flatten_content, prepare
-from engine.text.special_tokens import SpecialTokens, read_json_object
+from engine.text.special_tokens import SpecialTokens
 
 Message = Mapping[str, Any]
 DEFAULT, TOOL_USE = "default", "tool_use"

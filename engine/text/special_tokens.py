@@ -1,12 +1,12 @@
 """The tokens with a part to play, by the names that templates and configs call them."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
+from engine.models.json_config import read_json_object
 
 NAMES = (
     *("bos_token", "eos_token", "unk_token", "sep_token"),
@@ -54,19 +54,6 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any]) -> SpecialToken
             if own_name is not None:
                 named[own_name] = token
     return SpecialTokens(named, tuple(dict.fromkeys(extra)), tuple(_added_tokens(folder, config)))
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON object of the model's folder; ModelError says which file is not one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: is not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: must hold a JSON object, holds a {type(value).__name__}")
-    return value
 
 
 def _content(path: Path, name: str, token: Any) -> str | None:

@@ -8,8 +8,9 @@ from typing import Any, Self
 import tokenizers
 
 from engine.errors import ModelError, RequestError
+from engine.models.json_config import read_json_object
 from engine.text.pieces import Pieces, pieces_of
-from engine.text.special_tokens import SpecialTokens, read_json_object, read_special_tokens
+from engine.text.special_tokens import SpecialTokens, read_special_tokens
 
 
 class Tokenizer:

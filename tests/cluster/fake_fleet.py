@@ -27,6 +27,7 @@ from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsService
 from protos.rpc import Plane
 from protos.session_pb2_grpc import add_SessionServicer_to_server
 from router.config import RouterConfig
+from router.load_report import read_load
 from router.router import Router
 from router.workers import Leg, Worker
 from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, PushedStream
@@ -103,6 +104,16 @@ class Fleet:
             await self.relay.pools.first_description()
         await until(lambda: self._is_usable(leg, worker))
         return worker
+
+    async def hear(self, worker: FakeWorker, leg: Leg = Leg.DECODE) -> None:
+        """Until the router knows what its report says now."""
+
+        def is_heard() -> bool:
+            loads = {one.worker: one.standing.load for one in self.relay.router.accounts(leg)}
+            known = loads[worker.worker]
+            return known is not None and known == read_load(worker.loads.report, known.at)
+
+        await until(is_heard)
 
     def remove(self, worker: FakeWorker, leg: Leg = Leg.DECODE) -> None:
         del self._published[leg][worker.address]

@@ -189,11 +189,26 @@ async def test_wrong_values_of_chat_name_their_parameter(
         ({"messages": []}, "messages: must have at least 1 element"),
         ({"messages": HELLO * 4097}, "messages: must have at most 4096 elements"),
         ({"cache_salt": "x" * 129}, "cache_salt: must have at most 128 characters"),
-        ({"messages": [{"role": "user", "audio": 1}]}, "messages[0].audio: must be null"),
-        ({"max_tokens": "4"}, "max_tokens: must be a valid integer"),
+        ({"messages": [{"role": "user", "audio": 1}]}, "messages[0].audio: must be null, not 1"),
+        ({"max_tokens": "4"}, "max_tokens: must be a whole number, not a string"),
+        ({"seed": 1.5}, "seed: must be a whole number, not 1.5"),
+        ({"temperature": True}, "temperature: must be a number, not true"),
+        ({"top_p": float("inf")}, "top_p: must be a finite number, not inf"),
+        ({"stream": "yes"}, "stream: must be true or false, not a string"),
+        ({"user": [1]}, "user: must be a string, not an array"),
+        ({"stop_token_ids": {}}, "stop_token_ids: must be an array, not an object"),
+        (
+            {"allowed_token_ids": [1, "a"]},
+            "allowed_token_ids[1]: must be a whole number, not a string",
+        ),
+        ({"metadata": [1]}, "metadata: must be an object, not an array"),
+        ({"messages": [*HELLO, {"role": None}]}, "messages[1].role: must be a string, not null"),
+        ({"priority": 2**31}, "priority: must be below 2147483648, not 2147483648"),
+        ({"top_logprobs": -1}, "top_logprobs: must be at least 0, not -1"),
+        ({"top_logprobs": 21}, "top_logprobs: must be at most 20, not 21"),
         ({"messages": None}, "messages is required"),
         ({"metadata": nested(200)}, "the body is nested more than 200 deep"),
-        ({"logit_bias": {"46": "x"}}, "logit_bias[46]: must be a valid number"),
+        ({"logit_bias": {"46": "x"}}, "logit_bias[46]: must be a number, not a string"),
         ({"logit_bias": {" 46": 1}}, f"{NOT_IDS}, as ' 46' is not"),
         ({"logit_bias": {"1": 1, "47.0": 1}}, f"{NOT_IDS}, as '47.0' is not"),
         ({"logit_bias": {"046": 1}}, f"{NOT_IDS}, as '046' is not"),
@@ -214,6 +229,9 @@ async def test_rules_are_told_in_words(
 ) -> None:
     error = await refused(server, CHAT, {"messages": HELLO, **fields})
     assert error["message"] == message
+    if ": must" in message:
+        assert error["param"] == message.split(":")[0]
+        assert error["code"] == "invalid_value"
 
 
 @pytest.mark.parametrize(

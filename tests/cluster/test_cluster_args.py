@@ -9,6 +9,7 @@ from cluster.cluster_args import ClusterArgs
 from cluster.openai.request_limits import LEAST_PRIORITY, RequestLimits
 from cluster.validation import checked
 from engine.errors import ConfigError, RequestError
+from router.policies import POLICIES
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,12 @@ from engine.errors import ConfigError, RequestError
             {"decode": {"label_selector": {5: "x"}}},
             "decode.label_selector.5: must be a text, in quotes where it looks like something else",
         ),
+        ({"metrics_targets_file": "x"}, "metrics_targets_file: 'x', must be an absolute path"),
+        ({"front": {"api_key_file": "x"}}, "front.api_key_file: 'x', must be an absolute path"),
+        ({"front": {"chat_template": "x"}}, "front.chat_template: 'x', must be an absolute path"),
+        ({"local_prefill": "x"}, "local_prefill: 'x', must be one of auto, always, never"),
+        ({"router": {"policy": "x"}}, f"router.policy: 'x', must be one of {', '.join(POLICIES)}"),
+        ({5: "x"}, "5: must be a text, in quotes where it looks like something else"),
         ({"engine": {"watermark": "x"}}, "engine.watermark: 'x', must be a number"),
         (
             {"decode": {"engine": {"max_num_seqs": "3"}}},

@@ -136,8 +136,8 @@ def bounds(args: ClusterArgs) -> tuple[int, int] | None:
     ("scaling", "words"),
     [
         ({"ttft": 1}, "scaling.ttft: unknown option"),
-        ({"max_kv_use": 1.5}, "scaling.max_kv_use: must be less than or equal to 1"),
-        ({"inter_token_s": 0}, "scaling.inter_token_s: must be greater than 0"),
+        ({"max_kv_use": 1.5}, "scaling.max_kv_use: must be at most 1"),
+        ({"inter_token_s": 0}, "scaling.inter_token_s: must be above 0"),
     ],
 )
 def test_wrong_words_about_scaling_are_named(scaling: dict[str, float], words: str) -> None:

@@ -122,7 +122,8 @@ async def test_a_prefill_worker_that_leaves_before_it_is_asked() -> None:
     decode.loads.report.step_times.prompt_token_s = 1.0
     decode.loads.report.num_queued_tokens = prefill.loads.report.num_queued_tokens = 5000
     prefill.loads.report.max_step_tokens = 1000
-    await asyncio.sleep(0.1)
+    await fleet.hear(decode)
+    await fleet.hear(prefill, Leg.PREFILL)
     async with front(fleet.relay) as client:
         asked = asyncio.create_task(client.get("/ready"))
         while not fleet.relay.router.num_waiting:

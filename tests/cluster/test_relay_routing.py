@@ -39,6 +39,7 @@ from tests.cluster.fake_fleet import (
     next_tokens,
     next_update,
     request,
+    until,
 )
 
 
@@ -63,7 +64,7 @@ async def test_who_waited_for_a_worker_that_died_waits_for_the_next(fleet: Fleet
     first, second = fleet.relay.submit(request("a")), fleet.relay.submit(request("b"))
     await worker.stream()
     waiting = asyncio.create_task(next_tokens(second))
-    await asyncio.sleep(0.3)
+    await until(lambda: second._hopes)  # it has seen somebody
     fleet.remove(worker)
     await asyncio.sleep(fleet.relay.config.max_new_wait_s + 0.5)
     assert not waiting.done()
@@ -127,7 +128,7 @@ async def test_a_prompt_goes_to_who_has_its_beginning_and_the_choice_can_be_expl
         worker.loads.report.step_times.prompt_token_s = 0.001
         await fleet.add(Leg.PREFILL, worker)
     decode.loads.report.step_times.prompt_token_s = 0.1
-    await asyncio.sleep(0.1)
+    await fleet.hear(decode)
     prompt = list(range(100))
     cache = fleet.relay.pools.cache
     assert cache is not None
@@ -284,8 +285,13 @@ async def test_workers_of_another_release_are_not_used(fleet: Fleet) -> None:
     worker = FakeWorker()
     await worker.start()
     pools = fleet.relay.pools
-    pools.update(Leg.DECODE, {"x": metadata_of(worker.worker, "another")})
-    assert not pools.usable(Leg.DECODE)
-    await asyncio.sleep(0.05)
-    assert worker.sessions.num_sessions == 0
+    ours = FakeWorker()
+    await ours.start()
+    named = {"x": metadata_of(worker.worker, "another"), "y": metadata_of(ours.worker, RELEASE)}
+    pools.update(Leg.DECODE, named)
+    await pools.first_description()
+    await until(lambda: ours.worker in pools.usable(Leg.DECODE))
+    assert [one.worker for one in pools.router.accounts(Leg.DECODE)] == [ours.worker]
+    assert (worker.sessions.num_sessions, ours.sessions.num_sessions) == (0, 1)
+    await ours.die()
     await worker.die()

@@ -8,7 +8,7 @@ from ray.serve import Deployment
 
 from cluster.app import application_of
 from cluster.cluster_args import ClusterArgs
-from cluster.replicas import ingress_replica
+from cluster.replicas import ingress_replica, worker_replica
 from cluster.replicas.ingress_replica import _access_check
 from cluster.replicas.worker_replica import WorkerReplica, check_reach
 from cluster.succession import SUCCESSION_S
@@ -51,6 +51,25 @@ async def test_serve_is_told_of_a_worker_that_should_be_replaced() -> None:
     await WorkerReplica.check_health(replica)
     with pytest.raises(UnavailableError, match="the engine makes no steps"):
         await WorkerReplica.check_health(replica)
+
+
+@pytest.mark.parametrize(
+    ("said", "secret", "num_nodes", "host"),
+    [
+        ("node", None, 1, "127.0.0.1"),
+        ("node", None, 2, "192.0.2.1"),
+        ("node", Secret(b"x" * 16), 1, "192.0.2.1"),
+        ("192.0.2.2", None, 1, "192.0.2.2"),
+        ("127.0.0.1", Secret(b"x" * 16), 2, "127.0.0.1"),
+    ],
+)
+def test_workers_of_one_machine_need_no_secret(
+    said: str, secret: Secret | None, num_nodes: int, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_replica, "num_nodes", lambda: num_nodes)
+    monkeypatch.setattr(worker_replica, "node_address", lambda: "192.0.2.1")
+    args = ClusterArgs.checked({"worker_host": said})
+    assert worker_replica.worker_host(args, Plane(secret=secret)) == host
 
 
 def test_a_worker_that_others_reach_has_a_secret() -> None:

@@ -193,7 +193,7 @@ async def test_a_worker_that_leaves_hands_its_answers_over(fleet: Fleet) -> None
 async def refused_by_the_first(fleet: Fleet) -> tuple[FakeWorker, FakeWorker, RelayStream]:
     first, second = await fleet.add(), await fleet.add()
     second.loads.report.num_waiting = 9  # so that the first is preferred
-    await asyncio.sleep(0.1)
+    await fleet.hear(second)
     stream = fleet.relay.submit(request())
     (await first.stream()).fail(QueueFullError("the queue is full"))
     return first, second, stream

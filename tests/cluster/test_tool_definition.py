@@ -26,8 +26,14 @@ def request(said: dict[str, Any]) -> ChatRequest:
     [
         (tools({"name": "f", "paramaters": {}}), f"unknown parameter '{FUNCTION}.paramaters'"),
         (tools({}), f"{FUNCTION}.name is required"),
-        (tools({"name": "f", "description": 5}), f"{FUNCTION}.description: must be a valid string"),
-        (tools({"name": "f", "parameters": "{}"}), f"{FUNCTION}.parameters: must be an object"),
+        (
+            tools({"name": "f", "description": 5}),
+            f"{FUNCTION}.description: must be a string, not 5",
+        ),
+        (
+            tools({"name": "f", "parameters": "{}"}),
+            f"{FUNCTION}.parameters: must be an object, not a string",
+        ),
         (
             tools({"name": "a b"}),
             f"{FUNCTION}.name: must be 1 to 128 characters, no white space and none of"

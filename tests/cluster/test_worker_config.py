@@ -129,7 +129,7 @@ def test_what_is_wrong_is_named(field: str, options: dict[str, Any]) -> None:
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("text", ["role: [", "- role", "7: x", "\x00", "!!python/object:os.x {}"])
+@pytest.mark.parametrize("text", ["role: [", "- role", "[7]: x", "\x00", "!!python/object:os.x {}"])
 def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
     path = tmp_path / "worker.yaml"
     path.write_text(text)
@@ -137,6 +137,30 @@ def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
         read_options(path)
     assert caught.value.field == "config"
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "name"),
+    [
+        ("role: decode\n7: x", "7", "7"),
+        ("true: x", "true", "true"),
+        ("null: x", "null", "null"),
+        ("? \n: x", "null", "null"),
+        ("2026-01-01: x", "2026-01-01", "2026-01-01"),
+        ("exchange: {on: 3}", "exchange.on", "on"),
+        ("a: {b: &b {c: 1}, d: *b}\ne: {f: [1, {g: {1.5: x}}]}", "e.f.1.g.1.5", "1.5"),
+    ],
+)
+def test_a_name_that_is_no_text_is_told_as_it_is_written(
+    tmp_path: Path, text: str, place: str, name: str
+) -> None:
+    path = tmp_path / "worker.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_options(path)
+    assert str(caught.value) == f'{place}: a name must be a text: "{name}", in quotes'
+    path.write_text('{"7": x, "null": x, "on": x}')
+    assert read_options(path).keys() == {"7", "null", "on"}
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:

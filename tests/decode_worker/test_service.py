@@ -249,7 +249,7 @@ async def test_a_session_without_a_hello_ends(answerer: PushedAnswerer) -> None:
         assert await silent.read() is grpc.aio.EOF
         await until(lambda: service.num_sessions == 0)
         greeted = await open_session(channel)
-        await asyncio.sleep(0.1)
+        await read(SessionStub(channel).Open(timeout=30))  # ended, as the greeted one would be
         await greeted.write(submit("r"))
         await until(lambda: answerer.streams)
         greeted.cancel()

@@ -40,7 +40,7 @@ def args_of(config: dict[str, Any]) -> ClusterArgs:
 
 def test_the_serve_config_is_the_default_cluster() -> None:
     config = load("serve.yaml")
-    assert args_of(config) == ClusterArgs(worker_host="127.0.0.1")
+    assert args_of(config) == ClusterArgs()
     assert config["http_options"]["host"] == "127.0.0.1"
 
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from decode_worker.answerer import LocalPrefill, PrefixSource
 from kv_transfer.config import ExchangeConfig
+from tests.cluster.metrics.samples import value
 from tests.engine.pair import Answer, make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
@@ -130,7 +131,9 @@ async def test_full_workers_that_pull_from_each_other_all_finish(
     computing.set_faults("")
     for answered, prompt in zip(await told, prompts, strict=True):
         answered.check_equal(answer(engine, prompt, PARAMS))
-    assert (await computing.load()).num_prefix_tokens > loads[computing].num_prefix_tokens
+    num_pulled = (await computing.load()).num_prefix_tokens
+    assert num_pulled > loads[computing].num_prefix_tokens
+    assert value(await computing.metrics(), "prefix_tokens_pulled_total") == num_pulled
 
 
 async def test_a_prefill_worker_whose_blocks_are_all_leased_waits_too(

@@ -90,7 +90,10 @@ async def test_a_client_that_leaves_while_its_sequence_is_preempted(
     await decode.until(lambda load: load.num_waiting == 2)
     run, wait = await moving(shown)
     assert (len(run), len(wait)) == (2, 2)
-    assert value(await decode.metrics(), "num_preemptions_total") == 2
+    page = await decode.metrics()
+    assert value(page, "num_preemptions_total") == 2
+    assert (value(page, "num_requests_running"), value(page, "num_requests_waiting")) == (2, 2)
+    assert value(page, "sessions") == 1
     swaps = [num_blocks(shown[i]) if mode == "swap" else 0 for i in wait]
     assert await num_swapped(decode) == sum(swaps)
 

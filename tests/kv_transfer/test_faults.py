@@ -13,6 +13,22 @@ from kv_transfer.errors import TransferError
 from kv_transfer.faults import FaultError, Faults
 
 
+class Watched(Faults):
+    """Tells how often it has looked for what is asked for now."""
+
+    num_looks = 0
+
+    def _asked(self) -> str:
+        self.num_looks += 1
+        return super()._asked()
+
+    def looks_again(self, waiting: threading.Thread) -> None:
+        """A few times, which `waiting` does while it is held."""
+        enough = self.num_looks + 3
+        while waiting.is_alive() and self.num_looks < enough:
+            waiting.join(0.005)
+
+
 def test_nothing_happens_unasked() -> None:
     faults = Faults()
     assert [faults.reach("holder.chunk") for _ in range(3)] == [None] * 3
@@ -52,11 +68,11 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
 def test_who_is_stuck_is_so_until_other_faults_are_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "faults"
     file.write_text("here=stuck")
-    faults = Faults(f"@{file}")
+    faults = Watched(f"@{file}")
     assert faults.reach("here") == "stuck"
     holding = threading.Thread(target=faults.stuck())
     holding.start()
-    holding.join(0.1)
+    faults.looks_again(holding)
     assert holding.is_alive()
     file.write_text("")
     holding.join(30)
@@ -68,12 +84,12 @@ def test_who_is_held_is_so_until_other_faults_are_asked_for(
 ) -> None:
     file = tmp_path / "faults"
     file.write_text("here=hold")
-    faults = Faults(f"@{file}")
+    faults = Watched(f"@{file}")
     held = threading.Thread(target=faults.reach, args=["here"])
     held.start()
     while not caplog.messages:
         held.join(0.01)
-    held.join(0.1)
+    faults.looks_again(held)
     assert held.is_alive()
     assert caplog.messages == ["held at here"]
     file.write_text("")

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -270,6 +272,49 @@ async def test_what_a_server_does_wrong_has_a_name(sent: bytes, kind: FailureKin
         load = Load(url, Synthetic(Fixed(3), Fixed(1)), num_requests=2, model="m")
         outcome = await run_load(replace(load, token_ids=range(9)))
     assert [r.failure and r.failure.kind for r in outcome.records] == [kind, kind]
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize("rest", [b"", chunk(TEXT[:20]), b"ff\r\ndata"])
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_a_stream_that_breaks_off_has_failed_and_its_server_is_there(
+    rest: bytes, is_reset: bool
+) -> None:
+    """After three of its tokens, each time."""
+    clock, tally = HandClock(), Tally()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        seen = tally.num_chunks
+        for number in range(3):
+            clock.now += 0.5
+            writer.write(chunk(TEXT))
+            await until(lambda told=seen + number + 1: tally.num_chunks == told)  # type: ignore[misc]
+        writer.write(rest)
+        await writer.drain()
+        if is_reset:
+            no_wait = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_wait)
+        writer.close()
+
+    num = 12  # more than are asked in vain of a server that has gone
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        load = Load(url, Synthetic(Fixed(3), Fixed(5)), num_requests=num, model="m")
+        outcome = await run_load(replace(load, token_ids=range(9)), tally=tally, clock=clock)
+    assert not outcome.gone
+    assert len(outcome.records) == num
+    for record in outcome.records:
+        assert record.failure
+        assert record.failure.kind is FailureKind.BROKEN
+        assert (record.ttft_s, list(record.gaps_s), record.usage) == (0.5, [0.5, 0.5], None)
+    summary = summarise(outcome.records)
+    assert summary.failures == {"connection broken": num}
+    assert (summary.num_complete, summary.ttft, summary.num_output_tokens) == (0, None, 0)
 
 
 async def test_a_token_without_text_has_a_time_too() -> None:

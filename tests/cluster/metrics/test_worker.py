@@ -1,6 +1,8 @@
 """What two workers say of prompts that one reads and the other answers: exact numbers."""
 
+import asyncio
 import logging
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,24 +12,30 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.metrics.engine import EngineCollector
 from cluster.metrics.meter import Meter, RelayCollector, labels_of, process_page
 from cluster.metrics.page import Page
 from cluster.metrics.worker import worker_collectors
 from cluster.relay import Relay
 from decode_worker.answerer import LocalPrefill
 from engine.sampling import SamplingParams
+from kv_transfer.quarantine import Quarantine
 from prefill_worker.node import Node
 from router.config import RouterConfig
 from router.router import Router
+from tests.cluster.bench.scripted import until
 from tests.cluster.fakes import small_model
 from tests.cluster.metrics.samples import WHOSE, Samples, read, value
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
 from tests.engine.test_exact import random_prompts
+from tests.engine.test_hand_over import answer
+from tests.kv_transfer.test_quarantine import unfinished
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 (PROMPT,) = random_prompts(1, 100, 100, seed=4)
+STATES = ("free", "held", "cached", "quarantined")
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -73,7 +81,10 @@ async def test_hand_offs_are_counted_on_both_sides(pair: WorkerPair) -> None:
     assert value(decode, "handoff_descriptors_total", **by) == 7
     blob_bytes = pair.decode.engine.engine.slabs[0].layout.blob_bytes
     assert value(decode, "handoff_bytes_total", **by) == 7 * blob_bytes
-    assert value(decode, "handoff_transfer_seconds_count", **by) == 1
+    for name in ("post", "transfer", "exposed"):
+        assert value(decode, f"handoff_{name}_seconds_count", **by) == 1
+    hidden = pair.decode.exchange.pulls["inprocess"].num_hidden_bytes
+    assert value(decode, "handoff_hidden_bytes_total", **by) == hidden
     assert value(decode, "links", transport="memcpy", **by) == 1
     assert value(decode, "fetches_total", outcome="delivered") == 1
     assert value(decode, "prefill_decisions_total", where="remote", reason="asked") == 1
@@ -81,6 +92,70 @@ async def test_hand_offs_are_counted_on_both_sides(pair: WorkerPair) -> None:
     assert value(prefill, "leases") == 0
     assert value(prefill, "handoff_commits_total", verdict="held") == 1
     assert value(prefill, "handoff_commits_total", verdict="refused") == 0
+
+
+async def test_a_prompt_is_shown_that_another_worker_is_to_compute(pair: WorkerPair) -> None:
+    """While the one that is asked for it is at something else."""
+    go_on = threading.Event()
+    held = asyncio.ensure_future(pair.prefill.engine.ask(lambda engine: go_on.wait(30)))
+    asked = asyncio.ensure_future(pair.ask(PROMPT, PARAMS, LocalPrefill.NEVER))
+    try:
+        await until(
+            lambda: (
+                pair.prefill.num_queued_tokens > 0 and pair.decode.engine.engine.num_transfers > 0
+            )
+        )
+        prefill, decode = samples_of(pair.prefill), samples_of(pair.decode)
+        assert value(prefill, "queued_prompt_tokens") == 100
+        assert value(prefill, "leases") == 1
+        assert value(decode, "num_requests_fetching") == 1
+        assert value(decode, "kv_cache_reserved_blocks", group="0") == 7
+        blocks = {
+            state: value(decode, "kv_cache_blocks", group="0", state=state) for state in STATES
+        }
+        assert blocks == {"free": blocks["free"], "held": 7, "cached": 0, "quarantined": 0}
+        share = 7 / (7 + blocks["free"])
+        assert value(decode, "kv_cache_usage_perc") == pytest.approx(share)
+    finally:
+        go_on.set()
+    assert await held
+    await asked
+    decode = samples_of(pair.decode)
+    assert value(decode, "num_requests_fetching") == 0
+    assert value(decode, "engine_steps_total") == pair.decode.engine.engine.num_steps > 0
+    assert value(decode, "engine_step_seconds_total") == pair.decode.engine.engine.steps_s > 0
+
+
+async def test_a_worker_is_shown_as_it_drains_and_is_to_be_replaced(
+    pair: WorkerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown() -> list[float]:
+        page = samples_of(pair.decode)
+        names = ("quarantined_reads", "quarantined_blocks", "quarantines_total")
+        return [value(page, name) for name in ("draining", "healthy", *names)]
+
+    assert shown() == [0, 1, 0, 0, 0]
+    pair.decode.begin_drain()
+    quarantine = Quarantine(3, lambda hold: None)
+    monkeypatch.setattr(pair.decode.exchange, "quarantine", quarantine)
+    one, read, hold = unfinished(1, 2, 3, 4)
+    quarantine.keep([one], [hold])
+    assert shown() == [1, 0, 1, 4, 1]
+    read.finish()
+    await until(lambda: not quarantine.num_blocks)
+    assert shown() == [1, 1, 0, 0, 1]
+
+
+def test_an_engine_shows_what_it_evicts_and_plans_ahead(tmp_path: Path) -> None:
+    """With room for one of two prompts."""
+    folder = str(make_tiny("llama", tmp_path).folder)
+    engine = make_engine(folder, kv_cache_memory_bytes=14 * 8192, async_scheduling=True)
+    for prompt in random_prompts(2, 150, 150, seed=5):
+        answer(engine, prompt, PARAMS)
+    page = read(Page({}, [EngineCollector(engine)]).render())
+    assert value(page, "kv_cache_evictions_total", group="0") > 0
+    assert value(page, "engine_steps_ahead_total") == engine.num_steps_ahead > 0
+    assert value(page, "engine_steps_total") == engine.num_steps > engine.num_steps_ahead
 
 
 async def test_a_link_is_told_with_what_it_moves(
@@ -129,15 +204,10 @@ async def test_what_has_not_happened_is_counted_as_nothing(pair: WorkerPair) -> 
         assert value(decode, "handoffs_total", connector="inprocess", end=end) == 0
 
 
-async def test_what_has_happened_is_counted() -> None:
-    own = read(relay_page(Counter(died=2)).render())
-    assert value(own, "reroutes_total", reason="died") == 2
-
-
-def relay_page(reroutes: Counter[str]) -> Page:
+def relay_page(reroutes: Counter[str], router: Router | None = None) -> Page:
     relay = Relay.__new__(Relay)
     relay.reroutes = reroutes
-    relay.router = Router(RouterConfig(), Random(0))
+    relay.router = router or Router(RouterConfig(), Random(0))
     return Meter(small_model(), [RelayCollector(relay)]).page_of("ingress", "i")
 
 
