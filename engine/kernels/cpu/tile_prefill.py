@@ -6,9 +6,6 @@ for all of them. Then come strips of sixteen rows, which fill a register: scores
 are computed transposed, a row of sixteen for each token and each element of a value. So maxima and
 totals over tokens are plain vector operations, and weights are multiplied as they come.
 
-What a tile instruction has stored cannot be read at once. So the scores of a strip are computed
-before the weights of the one before it.
-
 Tiles of tokens begin at multiples of 64 of the sequence, and no row sees another one: a prompt
 gives the same bits in whatever chunks it comes.
 """
@@ -107,7 +104,7 @@ class TileAreas(NamedTuple):
     totals: int
     queries: int  # [strips][pairs][16]
     sums: int  # [strips][value dim][16] fp32
-    scores: int  # [tokens][16] fp32 of a strip, and of the one that follows
+    scores: int  # [tokens][16] fp32 of a strip
     weights: int  # [pairs of tokens][16] of a strip
     keys: int  # [tokens][dim]
     pairs: int  # [pairs of tokens][value dim]
@@ -125,7 +122,7 @@ def areas_of(start: int, dim: int, value_dim: int) -> Any:
     queries = positions + 3 * STATE_BYTES
     sums = queries + ROWS * dim * ELEMENT_BYTES
     scores = sums + ROWS * value_dim * 4
-    weights = scores + 2 * SCORES_BYTES
+    weights = scores + SCORES_BYTES
     keys = weights + WEIGHTS_BYTES
     pairs = keys + TILE * dim * ELEMENT_BYTES
     values = pairs + TILE * value_dim * ELEMENT_BYTES
@@ -250,20 +247,16 @@ def attend(job: Any, areas: Any, piece: Any, start: Any, tokens: Any, fresh: Any
     row = 0
     while position_of(areas, row + STRIP - 1) < start:
         row += STRIP
-    scores, others = areas.scores, areas.scores + SCORES_BYTES
-    score(job, areas, row, scores)
     while row < piece.rows:
-        if row + STRIP < piece.rows:
-            score(job, areas, row + STRIP, others)
-        limit(job, areas, row, start, tokens, scores)
-        soften(job, areas, row, tokens, scores, fresh)
+        score(job, areas, row)
+        limit(job, areas, row, start, tokens)
+        soften(job, areas, row, tokens, fresh)
         weigh(job, areas, row, fresh)
         row += STRIP
-        scores, others = others, scores
 
 
 @part_of_kernel
-def score(job: Any, areas: Any, row: Any, scores: Any) -> None:
+def score(job: Any, areas: Any, row: Any) -> None:
     dim = word(job, HEAD_DIM)
     four(
         job,
@@ -275,7 +268,7 @@ def score(job: Any, areas: Any, row: Any, scores: Any) -> None:
         TILE_BYTES,
         0,
         dim // TILE_INPUTS,
-        scores,
+        areas.scores,
         VECTOR_BYTES,
         False,
         0,
@@ -284,9 +277,10 @@ def score(job: Any, areas: Any, row: Any, scores: Any) -> None:
 
 
 @part_of_kernel
-def limit(job: Any, areas: Any, row: Any, start: Any, tokens: Any, scores: Any) -> None:
+def limit(job: Any, areas: Any, row: Any, start: Any, tokens: Any) -> None:
     """Scales the scores by those of quantised keys, caps them, and hides those of tokens that a
     row does not see."""
+    scores = areas.scores
     if is_quantised(job):
         for t in range(tokens):
             place = scores + t * VECTOR_BYTES
@@ -307,11 +301,11 @@ def limit(job: Any, areas: Any, row: Any, start: Any, tokens: Any, scores: Any) 
 
 
 @part_of_kernel
-def soften(job: Any, areas: Any, row: Any, tokens: Any, scores: Any, fresh: Any) -> None:
+def soften(job: Any, areas: Any, row: Any, tokens: Any, fresh: Any) -> None:
     """Scores to weights relative to each row's maximum."""
     scale = 1.0 if real(job, SOFT_CAP) != 0.0 else real(job, SCALE)
     state = row * 4
-    highest = highest_of(scores, tokens) * scale
+    highest = highest_of(areas.scores, tokens) * scale
     before = load_fp32(areas.maxima + state, LANES)
     peak = above(highest, before + LAZY, highest, before)
     added = load_fp32(areas.totals + state, LANES)
@@ -321,7 +315,7 @@ def soften(job: Any, areas: Any, row: Any, tokens: Any, scores: Any, fresh: Any)
         added = added * factor
         if not fresh:
             shrink(job, areas, row, factor)
-    added = exponentiate(job, areas, scores, tokens, splat(scale), splat(0.0) - peak, added)
+    added = exponentiate(job, areas, tokens, splat(scale), splat(0.0) - peak, added)
     store_fp32(areas.totals + state, added, LANES)
 
 
@@ -346,14 +340,12 @@ def shrink(job: Any, areas: Any, row: Any, factor: Any) -> None:
 
 
 @part_of_kernel
-def exponentiate(
-    job: Any, areas: Any, scores: Any, tokens: Any, scale: Any, none: Any, added: Any
-) -> Any:
+def exponentiate(job: Any, areas: Any, tokens: Any, scale: Any, none: Any, added: Any) -> Any:
     """The strip's weights, and `added` plus their total; where the cache is quantised, weights
     times the scales of the values."""
     others, scales = splat(0.0), areas.scales + TILE * SCALE_BYTES
     for t in range(0, tokens, 2):
-        place = scores + t * VECTOR_BYTES
+        place = areas.scores + t * VECTOR_BYTES
         x = weight_of(job, fma(load_fp32(place, LANES), scale, none))
         y = weight_of(job, fma(load_fp32(place + VECTOR_BYTES, LANES), scale, none))
         added, others = added + x, others + y

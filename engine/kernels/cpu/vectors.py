@@ -97,7 +97,7 @@ LEAST_WEIGHT = 2.0**-126
 @instruction(floats, JOB, floats)
 def weight_of(builder: Any, job: Any, x: Any) -> Any:
     """2 ** x for x < 127, and not less than LEAST_WEIGHT; within 2.9e-6 where weights are rounded
-    to bf16 anyway. With tiles, which are on no CPU without AVX-512, as small as it is."""
+    to bf16 anyway. A CPU with tiles has instructions for it, and no least weight."""
     if job[2]:
         return _scaled(builder, x)
     return _exponential(builder, x, EXP2_COARSE if job[1] == "bf16_dot" else EXP2_FINE)
