@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import grpc
 import httpx
 import openai
 
@@ -55,13 +56,17 @@ class NotHeardError(Exception):
 def asked(ask: Callable[[], T]) -> T:
     """Once more where the connection was closed before a word of an answer, as it may be when
     HAProxy is replaced by another one at that moment, or where that one had not heard all of the
-    question; OpenAI's client does so, too."""
+    question; OpenAI's client does so, too, and gRPC's of a call that a server has not begun."""
     try:
         return ask()
     except NotHeardError as error:
         asked_again.append(str(error))
     except httpx.RemoteProtocolError as error:
         if "without sending a response" not in str(error):
+            raise
+        asked_again.append(str(error))
+    except grpc.RpcError as error:
+        if "Stream removed (GOAWAY received" not in str(error):
             raise
         asked_again.append(str(error))
     return ask()
@@ -231,7 +236,7 @@ def keep_asking_otherwise(cluster: Cluster, text: str, num_tokens: int) -> Itera
         client = TokenClient(cluster.grpc_address, cluster.url)
         request = client.request(PROMPTS[0], num_tokens)
         while not stop.is_set():
-            assert client.text(client.tokens(request)) == text
+            assert client.text(asked(lambda: client.tokens(request))) == text
             counts["tokens"] += 1
             stop.wait(LONG_PAUSE_S)
 
