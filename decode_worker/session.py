@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES = 256 << 20
 # Each request in a message is a write of the ingress's, which takes so long with all that handles
-# it on its way. So after a message with many the next tokens wait, and share a write.
-WRITE_S = 0.0003
-LONGEST_PAUSE_S = 0.02
+# it on its way. So after a message with many the next tokens wait, and share a write: at most so
+# long that text still seems to flow.
+WRITE_S = 0.0006
+LONGEST_PAUSE_S = 0.04
 # That a request has come is told so late at most. Of one that its worker dies of before that, the
 # ingress takes the worker to have been dead when it was sent, and tries one worker more.
 TELL_S = 0.002
