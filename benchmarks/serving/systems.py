@@ -49,13 +49,15 @@ class Running:
 
 @dataclass(frozen=True)
 class System:
-    """`start` gives the URL, once its port is open."""
+    """`start` gives the URL, once its port is open. `announced`: the file that tells when its front
+    is what it will be; a token may come sooner."""
 
     name: str
     num_engines: int
     start: Callable[[Place, Family], AbstractContextManager[str]]
     needs_vllm: bool = False
     served_name: str | None = None  # None: the model's path
+    announced: str | None = None
 
     @contextmanager
     def running(self, place: Place) -> Iterator[Running]:
@@ -66,10 +68,15 @@ class System:
             with self.start(place, family) as url:
                 _await_first_token(url, name)
                 start_s = time.perf_counter() - began
+                if self.announced is not None:
+                    _await_announcement(place.logs / self.announced)
                 yield Running(url, name, place.shape.vocab_size, family, start_s)
                 family.look()
         finally:
             family.end()
+
+
+_OUR_LOG, _ANNOUNCED = "kvrelay-serve.log", " is served at "
 
 
 def _ours(
@@ -84,7 +91,7 @@ def _ours(
             config.write_text(json.dumps({"router": router}))
             flags += ["--config", str(config)]
         command = kvrelay("serve", str(place.model), "--port", str(port), *flags)
-        with serving(command, family.environment, place.logs / "kvrelay-serve.log", port) as url:
+        with serving(command, family.environment, place.logs / _OUR_LOG, port) as url:
             yield url
 
     return start
@@ -163,6 +170,14 @@ def _stop(server: Server) -> None:
         print(f"did not end within {_CLOSE_S:.0f} s: {server.process.args!r}", file=sys.stderr)
 
 
+def _await_announcement(log: Path) -> None:
+    deadline = time.monotonic() + FIRST_TOKEN_S
+    while _ANNOUNCED not in log.read_text():
+        if time.monotonic() > deadline:
+            raise ServerError(f"{log} does not say {_ANNOUNCED!r} within {FIRST_TOKEN_S:.0f} s")
+        time.sleep(0.05)
+
+
 def _await_first_token(url: str, model_name: str) -> None:
     body = {"model": model_name, "prompt": [5, 6, 7], "max_tokens": 1, "stream": True}
     data = json.dumps(body).encode()
@@ -190,14 +205,14 @@ BY_COST, IN_TURN = "2 + 2, by cost", "2 + 2, round robin"
 IN_TIME = "kvrelay with objectives"
 
 SYSTEMS = {
-    "kvrelay": System(AUTO, 2, _ours()),
-    "kvrelay-never": System(NEVER, 2, _ours("--local-prefill", "never")),
-    "kvrelay-colocated": System(COLOCATED, 1, _ours("--colocated")),
+    "kvrelay": System(AUTO, 2, _ours(), announced=_OUR_LOG),
+    "kvrelay-never": System(NEVER, 2, _ours("--local-prefill", "never"), announced=_OUR_LOG),
+    "kvrelay-colocated": System(COLOCATED, 1, _ours("--colocated"), announced=_OUR_LOG),
     "vllm": System(VLLM, 1, _vllm, needs_vllm=True),
     "vllm-pair": System(VLLM_PAIR, 2, _vllm_pair, needs_vllm=True),
     "ray-llm": System(RAY_LLM, 2, _ray_llm, needs_vllm=True, served_name=_RAY_LLM_NAME),
-    "kvrelay-2x2": System(BY_COST, 4, _two_by_two("cost")),
-    "kvrelay-2x2-round-robin": System(IN_TURN, 4, _two_by_two("round-robin")),
-    "kvrelay-objectives": System(IN_TIME, 2, _in_time()),
+    "kvrelay-2x2": System(BY_COST, 4, _two_by_two("cost"), announced=_OUR_LOG),
+    "kvrelay-2x2-round-robin": System(IN_TURN, 4, _two_by_two("round-robin"), announced=_OUR_LOG),
+    "kvrelay-objectives": System(IN_TIME, 2, _in_time(), announced=_OUR_LOG),
     "empty-ingress": System(EMPTY, 0, _empty_ingress),
 }

@@ -30,6 +30,7 @@ from cluster.commands.seen_flags import (
 from cluster.commands.serve_file import ServeFile
 from cluster.commands.serve_front import WishedFront
 from cluster.front_address import LOOPBACK, FrontAddress, front_url
+from cluster.front_news import known_ingresses
 from cluster.metrics.targets import write_document
 from cluster.own_processes import begin_again, kill_processes
 from cluster.status.local_clusters import LocalCluster, forget, noted
@@ -54,6 +55,7 @@ _INTERRUPTED, _LOST = 130, 1
 _ADDRESS = "RAY_ADDRESS"
 _AGAIN = "KVRELAY_BEGUN_AGAIN"
 _POLL_S = 0.25
+_KNOWN_S = 5.0  # that the front may take to know of ingresses
 _WATCH_S = 5.0
 
 
@@ -229,6 +231,7 @@ def _serve(
         with _noted(args, own), deployed(args, to_stay=own is not None):
             if not _wait_until_running(args, stop):
                 return
+            _wait_until_known(stop)
             stop.begin()
             say(_announcement(name, front, args))
             ingresses = _ingresses()
@@ -309,6 +312,20 @@ def _wait_until_running(args: ClusterArgs, stop: _Stop) -> bool:
             shown = line
             say(line)
     return False
+
+
+def _wait_until_known(stop: _Stop) -> None:
+    """The front has all ingresses, or is not to be waited for any longer: what is asked meanwhile
+    is answered, but for what comes in the moment in which it changes."""
+    from cluster.serve_details import APP_NAME, application_details
+
+    deadline = time.monotonic() + _KNOWN_S
+    while time.monotonic() < deadline:
+        replicas = application_details(APP_NAME)["deployments"]["ingress"]["replicas"]
+        num_running = sum(replica["state"] == "RUNNING" for replica in replicas)
+        known = known_ingresses(os.environ)
+        if known is None or known >= num_running or stop.wait(_POLL_S / 5):
+            return
 
 
 def _why(application: Mapping[str, Any]) -> str:
