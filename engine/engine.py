@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 import torch
 
@@ -48,6 +49,8 @@ from kv_cache.transfers import TransferHold
 
 logger = logging.getLogger(__name__)
 
+JOIN_S = 0.01  # that prompts wait for others, at most, where many answers are under way
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -82,7 +85,7 @@ class Engine:
         self._ahead = info.shape.async_scheduling
         self._in_flight: Flight | None = None
         self._ended_s = 0.0  # the last step, of `time.perf_counter`
-        self._seeds = torch.Generator().manual_seed(seed)
+        self._seeds = Random(seed)
         self.grammars = GrammarCompiler(lambda: _load_vocabulary(info))
         self.num_steps = 0
         self.num_steps_ahead = 0  # of them, launched before the one before had ended
@@ -167,7 +170,7 @@ class Engine:
     ) -> None:
         """RequestError for what can never run, QueueFullError for what could run later. A grammar
         that the caller has not had compiled is waited for. `arrived_s`: of `time.monotonic`."""
-        seed = int(torch.randint(-(2**63), 2**63 - 1, (), generator=self._seeds))
+        seed = self._seeds.randrange(-(2**63), 2**63)
         if grammar is None and request.drawn_grammar is not None:
             grammar = self.grammars.submit(request.drawn_grammar).result()
         arrived_s = time.monotonic() if arrived_s is None else arrived_s
@@ -191,7 +194,7 @@ class Engine:
         return output if early.is_empty else output.after(early)
 
     def _plan(self) -> ScheduledStep | None:
-        return self._scheduler.schedule(time.monotonic(), self.step_times.careful_costs)
+        return self._scheduler.schedule(time.monotonic(), self.step_times.careful_costs, JOIN_S)
 
     def _launch(self, step: ScheduledStep | None, before_s: float = 0.0) -> Flight | None:
         """`before_s`: what the device is at should take."""

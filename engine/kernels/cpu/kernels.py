@@ -1,6 +1,6 @@
 """The CPU twin of `Kernels`: compiled on this machine at first use, without a C compiler."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -21,10 +21,9 @@ from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
 from engine.kernels.cpu.packing import WeightMemory
-from engine.kernels.cpu.recording import Call, OutputPool, empty, recording
+from engine.kernels.cpu.recording import OutputPool, empty, recording
 from engine.kernels.cpu.replay import WORDS as CHAIN_WORDS
 from engine.kernels.cpu.replay import Replay, chain
-from engine.kernels.cpu.thread_choice import ThreadChoice
 from engine.kernels.cpu.writing import KvWriter
 from engine.kernels.interface import (
     Activation,
@@ -54,7 +53,6 @@ class CpuKernels:
         self._weights = WeightMemory()
         self._chain = Kernel(chain, "f32", CHAIN_WORDS)
         self._outputs = OutputPool()
-        self._thread_choices: dict[tuple[int, ...], ThreadChoice] = {}
 
     def _of(self, dtype: torch.dtype) -> "_DtypeKernels":
         kernels = self._by_dtype.get(dtype)
@@ -84,15 +82,8 @@ class CpuKernels:
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
         with recording(self._outputs) as recorder:
             result = run()
-        if not recorder.complete:
-            return result, None
-        return result, Replay(self._chain, recorder.calls, self._threads(result, recorder.calls))
-
-    def _threads(self, result: torch.Tensor, calls: Sequence[Call]) -> ThreadChoice:
-        """What was learnt of a step is of use for those of about as many rows."""
-        most = max(call.num_threads for call in calls)
-        alike = result.shape[0].bit_length(), len(calls), most
-        return self._thread_choices.setdefault(alike, ThreadChoice(most))
+        replay = Replay(self._chain, recorder.calls) if recorder.complete else None
+        return result, replay
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._norm(x, None, weight, eps)

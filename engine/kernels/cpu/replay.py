@@ -16,28 +16,18 @@ import numpy as np
 
 from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.kernel import Kernel
-from engine.kernels.cpu.memory import CODE_WORD, MAILBOX_WORD, int64_at, put_int64, word
+from engine.kernels.cpu.memory import CODE_WORD, MAILBOX_WORD, int64_at, word
 from engine.kernels.cpu.recording import Call
-from engine.kernels.cpu.sync import (
-    atomic_add,
-    atomic_load,
-    atomic_store,
-    give_way,
-    nanoseconds,
-    pause,
-    run_code,
-)
+from engine.kernels.cpu.sync import atomic_add, atomic_load, atomic_store, give_way, pause, run_code
 from engine.kernels.cpu.team import SPINS
-from engine.kernels.cpu.thread_choice import ThreadChoice
 
-WORDS = "4q"
+WORDS = "3q"
 # Of how many jobs, from here on, one thread takes care; 0: all do, of this one. A job that is
 # called by itself has its team's mailbox there.
 ONES_WORD = MAILBOX_WORD
 # Threads meet in a line behind the job: whoever waited in the job's own would take that away from
 # those at work, again and again.
 UNFINISHED, COMERS = 0, 8
-BEGUN, TOOK, TIMES_BYTES = 0, 8, 16  # threads that have begun, and what the first of them took
 
 
 def chain(job: Any) -> None:
@@ -45,9 +35,7 @@ def chain(job: Any) -> None:
     done: its pieces are all claimed, or nobody would have left it, and nobody is inside. Those of
     one thread, which are unfinished from the start, are so until the first that came has run
     them."""
-    jobs, count, job_bytes, times = word(job, 0), word(job, 1), word(job, 2), word(job, 3)
-    is_first = atomic_add(times + BEGUN, 1) == 0
-    began = nanoseconds()
+    jobs, count, job_bytes = word(job, 0), word(job, 1), word(job, 2)
     i = 0
     while i < count:
         start = jobs + i * job_bytes
@@ -70,27 +58,20 @@ def chain(job: Any) -> None:
                 pause()
             else:
                 give_way()
-    if is_first:
-        put_int64(times + TOOK, nanoseconds() - began)
 
 
 class Replay:
-    """The memory that the calls use must outlive it; what they wrote there is overwritten.
+    """The memory that the calls use must outlive it; what they wrote there is overwritten."""
 
-    `threads` is asked for how many, and told what they took without Python's share, which may have
-    waited for its interpreter.
-    """
-
-    def __init__(self, run: Kernel, calls: Sequence[Call], threads: ThreadChoice) -> None:
+    def __init__(self, run: Kernel, calls: Sequence[Call]) -> None:
         run.code()  # loaded now, not when it is first wanted
         self._run = run
-        self._threads = threads
+        self._num_threads = max(call.num_threads for call in calls)
         ones = _num_ones(calls)
         job_bytes = -(-max(call.layout.size for call in calls) // LINE_BYTES) * LINE_BYTES
         job_bytes += LINE_BYTES  # where threads meet
         memory = np.zeros(len(calls) * job_bytes + LINE_BYTES, np.uint8)
         start = -memory.ctypes.data % LINE_BYTES
-        self._times = np.zeros(TIMES_BYTES // 8, np.int64)
         for i, call in enumerate(calls):
             at = start + i * job_bytes
             call.layout.pack_into(memory.data, at, 0, 0, ones[i], call.code, 0, *call.words)
@@ -98,13 +79,11 @@ class Replay:
         meetings = self._jobs.reshape(len(calls), -1)[:, -LINE_BYTES // 8 :]
         meetings[:, UNFINISHED // 8] = np.array(ones) > 0
         self._unused = self._jobs.copy()
-        self._words = self._jobs.ctypes.data, len(calls), job_bytes, self._times.ctypes.data
+        self._words = self._jobs.ctypes.data, len(calls), job_bytes
 
     def __call__(self) -> None:
         self._jobs[:] = self._unused  # pieces and threads were counted in it
-        self._times[BEGUN // 8] = 0
-        self._run(self._threads.number, *self._words)
-        self._threads.note(int(self._times[TOOK // 8]))
+        self._run(self._num_threads, *self._words)
 
 
 def _num_ones(calls: Sequence[Call]) -> list[int]:

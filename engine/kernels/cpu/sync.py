@@ -4,7 +4,7 @@ import platform
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 
 from engine.kernels.cpu.emit import I32, I64, call, const, pointer
 from engine.kernels.cpu.language import instruction
@@ -47,16 +47,6 @@ def pause(builder: Any) -> Any:
 def give_way(builder: Any) -> Any:
     """Lets another thread have the core, if one wants it."""
     call(builder, "sched_yield", I32)
-
-
-@instruction(types.int64)
-def nanoseconds(builder: Any) -> Any:
-    """Of Linux's clock that only goes forward."""
-    time = cgutils.alloca_once(builder, ir.ArrayType(I64, 2))
-    place = builder.bitcast(time, ir.PointerType(I64))
-    call(builder, "clock_gettime", I32, const(1, I32), place)
-    seconds, rest = builder.load(place), builder.load(builder.gep(place, [const(1)]))
-    return builder.add(builder.mul(seconds, const(1_000_000_000)), rest)
 
 
 @instruction(types.void, types.int64, types.int64)
