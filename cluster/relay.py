@@ -241,6 +241,7 @@ class RelayStream(Routed):
     def enter(self) -> None:
         """Asks the router for workers. The blocks of a long prompt are named off the loop."""
         self._problem = None
+        self._hopes = self._hopes or self._relay.pools.has_decode(self._without)
         if self._keys is None and len(self._request.prompt_token_ids) > _SHORT_PROMPT:
             self._naming = asyncio.create_task(self._enter_later())
             return
@@ -250,6 +251,7 @@ class RelayStream(Routed):
 
     def place(self, placement: Placement) -> None:
         """The router's answer."""
+        self._hopes = True
         self.placement = placement
         session = self._relay.pools.session_of(placement.decode)
         if session is None:  # it went this very moment
@@ -408,7 +410,6 @@ class RelayStream(Routed):
             if not session.is_left and not self._relay.pools.has_decode(self._without):
                 raise error
         self.num_moves += 1
-        self._hopes = True
         self._relay.reroutes[_what_became(error, session)] += 1
         logger.warning("%s goes on elsewhere: %s", self.request_id, error)
 

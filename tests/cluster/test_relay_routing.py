@@ -56,18 +56,29 @@ async def test_nobody_there_is_said_after_a_while() -> None:
     await relay.pools.close()
 
 
-async def test_who_waited_for_a_worker_that_died_waits_for_the_next(fleet: Fleet) -> None:
+@pytest.mark.parametrize("reads", ["before it died", "afterwards"])
+async def test_who_waited_for_a_worker_that_died_waits_for_the_next(
+    fleet: Fleet, reads: str
+) -> None:
+    fleet.relay.config = replace(fleet.relay.config, max_new_wait_s=0.6)
     worker = FakeWorker()
     room = [BlockCounts(total=1000, free=1000)]
     worker.loads.report = LoadReport(max_sequences=1, block_size=16, blocks=room)
     await fleet.add(worker=worker)
     first, second = fleet.relay.submit(request("a")), fleet.relay.submit(request("b"))
     await worker.stream()
+    if reads == "afterwards":
+        fleet.remove(worker)
     waiting = asyncio.create_task(next_tokens(second))
-    await until(lambda: second._hopes)  # it has seen somebody
-    fleet.remove(worker)
-    await asyncio.sleep(fleet.relay.config.max_new_wait_s + 0.5)
-    assert not waiting.done()
+    await asyncio.sleep(0)  # it waits
+    if reads != "afterwards":
+        fleet.remove(worker)
+    for name in ("c", "d"):  # the relay looks twice a second who is there
+        late = fleet.relay.submit(request(name))
+        with pytest.raises(UnavailableError, match="no decode worker"):
+            await next_update(late)
+        late.close()
+    assert not waiting.done(), "it waited no longer than who came when nobody was there"
     heir = await fleet.add()
     (await heir.stream()).push(ChoiceDelta(0, [7], finish_reason=END))
     assert await waiting == [7]
