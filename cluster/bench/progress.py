@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TextIO
 
 from cluster.bench.answer import Tally
@@ -40,8 +40,7 @@ async def shown(
         yield
     finally:
         showing.cancel()
-        stream.write("\r\x1b[K")
-        stream.flush()
+        _write(stream, "\r\x1b[K")
 
 
 async def _show(
@@ -62,5 +61,11 @@ async def _show(
         ]
         rate = (tally.num_chunks - num_before) / (now - before_s)
         before_s, num_before = now, tally.num_chunks
-        stream.write("\r" + line(tally, max(shares, default=None), rate) + "\x1b[K")
+        _write(stream, "\r" + line(tally, max(shares, default=None), rate) + "\x1b[K")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Dropped where the terminal has gone: what was measured is worth more."""
+    with suppress(OSError):
+        stream.write(text)
         stream.flush()

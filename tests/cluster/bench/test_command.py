@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import errno
+import io
 import json
 import signal
 import subprocess
@@ -20,7 +22,7 @@ from cluster.bench.lengths import Fixed, Uniform
 from cluster.bench.load import Load, Outcome
 from cluster.bench.measure import Objectives, summarise
 from cluster.bench.plots import tokens_by_second, under_way_by_second, write_plots
-from cluster.bench.progress import line
+from cluster.bench.progress import line, shown
 from cluster.bench.prompts import PromptForm
 from cluster.bench.table import as_text
 from cluster.bench.trace import Trace
@@ -29,6 +31,7 @@ from cluster.commands.bench_flags import NUM_REQUESTS, add_bench_flags, load_of,
 from engine.errors import ConfigError
 from engine.request import GenerationRequest
 from tests.cluster.bench.records import answered, failed
+from tests.cluster.bench.virtual_time import now, run_virtually
 from tests.cluster.fakes import Step, say
 from tests.cluster.live_server import live_server, wait_until
 
@@ -274,6 +277,38 @@ def test_a_progress_line() -> None:
     text = line(Tally(num_sent=12, num_ended=8, num_failed=1, num_chunks=99), 0.5, 1234.0)
     assert text == ("[############............] 8 answered, 1 FAILED, 4 under way, 1,234 chunks/s")
     assert line(Tally(), None, 0.0) == "0 answered, 0 under way, 0 chunks/s"
+
+
+class Terminal(io.StringIO):
+    """One that is gone after so many lines."""
+
+    def __init__(self, num_lines: int) -> None:
+        super().__init__()
+        self.num_lines = num_lines
+        self.num_refused = 0
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.getvalue().count("\r") >= self.num_lines:
+            self.num_refused += 1
+            raise OSError(errno.EIO, "it has hung up")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("num_lines", [0, 1])
+def test_a_terminal_that_goes_ends_no_run(num_lines: int) -> None:
+    terminal = Terminal(num_lines)
+
+    async def run() -> str:
+        async with shown(Tally(num_ended=1), terminal, now, 4, None):
+            await asyncio.sleep(1.1)
+            return "measured"
+
+    assert run_virtually(run()) == "measured"
+    assert terminal.getvalue().count("1 answered") == num_lines
+    assert terminal.num_refused == 5 - num_lines
 
 
 def test_a_timeline_has_every_token() -> None:
