@@ -106,7 +106,16 @@ async def test_many_that_wait_look_around_together(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(relay.pools, "missing", counted)
     streams = [relay.submit(request(str(number))) for number in range(50)]
     waiting = [asyncio.create_task(next_update(stream)) for stream in streams]
-    await asyncio.sleep(0.3)
+    ticks = 0
+    dispatch = relay.router.dispatch
+
+    def ticked(now: float) -> list[tuple[Ask, Placement]]:
+        nonlocal ticks
+        ticks += 1
+        return dispatch(now)
+
+    monkeypatch.setattr(relay.router, "dispatch", ticked)
+    await until(lambda: ticks >= 6)
     assert not any(one.done() for one in waiting)
     assert looks < 2 * len(streams)
     fleet.remove(worker)

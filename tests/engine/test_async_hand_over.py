@@ -127,7 +127,7 @@ async def test_a_refused_prompt_says_so(prefill: AsyncEngine) -> None:
 
 
 async def test_a_thread_that_waits_for_transfers_sleeps(
-    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+    fetcher: Fetcher, prefill: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with others that wait behind it; and it is no stall."""
     serving, calls = fetcher.serving, 0
@@ -145,7 +145,9 @@ async def test_a_thread_that_waits_for_transfers_sleeps(
     async with asyncio.timeout(30):
         while calls < 2 or serving._watchdog.stalled_s(math.inf) is not None:
             await asyncio.sleep(0)
-    await asyncio.sleep(0.05)
+        while not serving.at_rest:
+            await asyncio.sleep(0)
+    await read(prefill.submit(request("meanwhile")))
     assert calls <= 2
     serving.check_health()
     assert await serving.end_fetch(reservation, ComputeHere()) == ()

@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from kv_transfer import nixl
 from kv_transfer.connector import Connector, PeerPool, PoolRegion
 from kv_transfer.errors import IncompatiblePeer, LinkLost, OneSidedRefused, TransferError
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
+from kv_transfer.nixl_lane import Lane
 from kv_transfer.pool_description import PoolDescription
 from kv_transfer.registry import NAMES, ConnectorConfig, open_connector
 from tests.kv_transfer.pools import GROUPS, Pool
@@ -56,6 +58,12 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 async def ended(future: asyncio.Future[None]) -> None:
     await asyncio.wait_for(asyncio.shield(future), 30)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.001)
 
 
 async def test_blobs_arrive_where_they_were_asked(pair: Pair) -> None:
@@ -311,7 +319,9 @@ def test_a_gpu_may_be_read_from_whatever_memory_the_reader_has(
     assert os.environ["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
 
 
-async def test_a_nixl_holder_that_expects_nobody_is_asked_once() -> None:
+async def test_a_nixl_holder_that_expects_nobody_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A peer's first READ with an agent needs the holder, whose thread may sleep for long; the next
     do not."""
     config = NixlConfig(lanes=1, idle_period_s=60.0)
@@ -319,15 +329,26 @@ async def test_a_nixl_holder_that_expects_nobody_is_asked_once() -> None:
     alone = NixlConfig(lanes=1)  # another lane would have a first READ of its own
     reader = await NixlConnector.open(own.regions, new_incarnation(), CONFIG.secret, alone)
     incarnation = new_incarnation()
+    pause, pauses = Lane._pause, defaultdict[float, list[float]](list)
+
+    def note_pause(lane: Lane) -> float:
+        pause_s = pause(lane)
+        pauses[lane._period_s].append(pause_s)
+        return pause_s
+
+    monkeypatch.setattr(Lane, "_pause", note_pause)
     holder = await NixlConnector.open(pool.regions, incarnation, CONFIG.secret, config)
-    await asyncio.sleep(0.3)  # its thread sleeps
+    slept, turned = pauses[config.idle_period_s], pauses[alone.idle_period_s]
+    await until(lambda: slept == [60.0])
     peer = await reader.connect(incarnation, holder.metadata())
     first = peer.read(0, [3], [4])
-    await asyncio.wait({first.ended}, timeout=0.3)
+    num_turns = len(turned)
+    await until(lambda: len(turned) > num_turns + 1000)  # in which the reader asks how it goes
     assert not first.ended.done(), "then there is nothing to hurry for"
+    assert slept == [60.0]
     holder.expect_peer()
     await ended(first.ended)
-    await asyncio.sleep(2.3)  # it sleeps again
+    await until(lambda: len(slept) > 1 and slept[-1] == 60.0)  # it sleeps again
     await ended(peer.read(0, [5], [6]).ended)
     assert np.array_equal(own.blobs[0][[4, 6]], pool.blobs[0][[3, 5]])
     await reader.close()

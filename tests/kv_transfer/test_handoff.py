@@ -9,6 +9,7 @@ from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.probe import LinkFigures
 from kv_transfer.source import ReadyEnd
 from protos.generation_pb2 import TokenLogprobs
+from tests.kv_transfer.fakes import chunk
 from tests.kv_transfer.handoff_pair import CHUNKS, END, WANTED, Pair, run
 
 
@@ -32,16 +33,32 @@ async def test_nothing_is_let_go_of_before_every_byte_is_there(pair: Pair) -> No
             await asyncio.sleep(0)
         assert hand_off.backlog == pair.pool.reads
         pair.pool.reads[1].finish()
-        await asyncio.sleep(0.1)
+        await another()  # as many messages as this one has left, and they begin later
         assert hand_off.backlog == pair.pool.reads[:1]
-        assert pair.source.dropped == []
+        assert dropped() == [24, 25, 26]
         pair.pool.reads[0].finish()
+
+    async def another() -> None:
+        other = asyncio.ensure_future(pair.hand_off(WANTED, pair.ask(WANTED, handoff_id="o")).run())
+        while len(pair.source.streams) < 2:
+            await asyncio.sleep(0)
+        pair.source.streams[1].put(chunk(8, 16, [24]), chunk(16, 28, [25, 26]), END)
+        while len(pair.pool.reads) < 4:
+            await asyncio.sleep(0)
+        for read in pair.pool.reads[2:]:
+            read.finish()
+        await other
+        while 24 not in dropped():
+            await asyncio.sleep(0)
+
+    def dropped() -> list[int]:
+        return sorted(block for hold in pair.source.dropped for block in hold.blocks)
 
     hand_off = pair.hand_off(WANTED)
     await run(pair, hand_off, act)
     assert hand_off.backlog == []
     await pair.idle()
-    pair.check_all_dropped(21, 22, 23)
+    pair.check_all_dropped(*range(21, 27))
 
 
 async def test_a_puller_that_leaves_frees_the_holder(pair: Pair) -> None:
