@@ -187,6 +187,7 @@ async def test_a_worker_that_leaves_hands_its_answers_over(fleet: Fleet) -> None
     assert goes_on.submitted.request.sent == (ChoiceSoFar([1, 2]),)
     goes_on.push(ChoiceDelta(0, [3], finish_reason=END))
     assert await reading == [3]
+    assert fleet.relay.reroutes == {"left": 1}
     stream.close()
 
 
@@ -204,6 +205,7 @@ async def test_a_full_worker_s_refusal_goes_to_the_next(fleet: Fleet) -> None:
     reading = asyncio.create_task(next_tokens(stream))
     (await second.stream()).push(ChoiceDelta(0, [1], finish_reason=END))
     assert await reading == [1]
+    assert fleet.relay.reroutes == {"refused": 1}
     stream.close()
 
 
@@ -215,6 +217,7 @@ async def test_who_refused_it_is_asked_again_when_the_next_one_died(fleet: Fleet
     await second.die()
     (await first.stream(1)).push(ChoiceDelta(0, [1], finish_reason=END))
     assert await reading == [1]
+    assert fleet.relay.reroutes == {"refused": 1, "died": 1}
     stream.close()
 
 

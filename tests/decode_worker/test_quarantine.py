@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cluster.metrics.meter import process_page
+from cluster.metrics.worker import worker_collectors
 from decode_worker.answerer import LocalPrefill
 from engine.engine import Engine
 from engine.errors import UnavailableError
@@ -16,6 +18,7 @@ from kv_transfer.registry import open_connector
 from prefill_worker import node
 from prefill_worker.fetching import FetchEnd
 from protos.events_pb2 import LoadReport
+from tests.cluster.metrics.samples import Samples, read, value
 from tests.decode_worker.held_up import HeldUp
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.models_on_disk import make_tiny
@@ -63,6 +66,10 @@ async def load(pair: WorkerPair) -> LoadReport:
     return await pair.decode.reporter.load()
 
 
+def page_of(pair: WorkerPair) -> Samples:
+    return read(process_page({}, worker_collectors(pair.decode)).render())
+
+
 async def quarantined(pair: WorkerPair, count: int) -> LoadReport:
     async with asyncio.timeout(30):
         while (report := await load(pair)).blocks[0].quarantined != count:
@@ -90,6 +97,10 @@ async def test_the_blocks_of_an_aborted_request_come_back_with_its_reads(
     assert report.transfer.num_quarantined_reads == len(gate.reads) == 3
     assert report.blocks[0].free <= free - BLOCKS
     assert report.num_fetching == 0
+    page = page_of(pair)
+    assert value(page, "kv_cache_blocks", group="0", state="quarantined") == BLOCKS
+    assert value(page, "handoffs_total", connector="inprocess", end="cancelled") == 1
+    assert value(page, "fetches_total", outcome="cancelled") == 1
 
     late, gate.reads, gate.holding = gate.reads, [], False
     for _ in range(4):  # more than there is room for: all other blocks are used again
@@ -100,8 +111,8 @@ async def test_the_blocks_of_an_aborted_request_come_back_with_its_reads(
     await pair.decode.engine.ask(Engine.check_integrity)
     await quarantined(pair, BLOCKS)
 
-    for number, read in enumerate(late, 1):
-        await read.finish()
+    for number, one in enumerate(late, 1):
+        await one.finish()
         async with asyncio.timeout(30):
             while (await load(pair)).transfer.num_quarantined_reads != len(late) - number:
                 await asyncio.sleep(0.005)
@@ -149,7 +160,9 @@ async def test_the_request_is_answered_by_other_blocks(
     report = await quarantined(pair, BLOCKS)
     assert report.transfer.num_quarantined_reads == 3
     outcome = FetchEnd.COMPUTED_HERE if local is LocalPrefill.AUTO else FetchEnd.FETCHED_AGAIN
-    assert pair.decode.fetcher.ends[outcome] == 1
+    page = page_of(pair)
+    assert value(page, "fetches_total", outcome=outcome) == 1
+    assert value(page, "handoffs_total", connector="inprocess", end="failed") == 1
     await gate.finish()
     await quarantined(pair, 0)
     await pair.check_idle()
@@ -163,6 +176,7 @@ async def test_with_nobody_else_the_request_fails_and_says_why(
     with pytest.raises(UnavailableError, match="did not come within"):
         await pair.ask(PROMPT, PARAMS)
     await quarantined(pair, BLOCKS)
+    assert value(page_of(pair), "fetches_total", outcome="failed") == 1
     await gate.finish()
     await quarantined(pair, 0)
     await pair.check_idle()

@@ -8,6 +8,7 @@ from kv_transfer import holder, link
 from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.probe import LinkFigures
 from kv_transfer.source import ReadyEnd
+from kv_transfer.tally import CANCELLED
 from protos.generation_pb2 import TokenLogprobs
 from tests.kv_transfer.fakes import chunk
 from tests.kv_transfer.handoff_pair import CHUNKS, END, WANTED, Pair, run
@@ -75,6 +76,7 @@ async def test_a_puller_that_leaves_frees_the_holder(pair: Pair) -> None:
     assert not pair.pool.reads[0].wanted
     (left,) = await hand_off.unfinished()
     assert (left.group, left.blocks) == (0, (3,))
+    assert pair.tally.ends == {CANCELLED: 1}
     pair.pool.reads[0].fail()
     assert await hand_off.unfinished() == []
     await pair.idle()

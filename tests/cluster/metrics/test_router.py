@@ -12,9 +12,11 @@ from tests.cluster.metrics.samples import Samples, read, value
 from tests.cluster.metrics.test_worker import relay_page
 from tests.router.world import World, busy
 
+REROUTES = {"died": 2, "left": 3, "refused": 4, "stuck": 5}
+
 
 def of_router(world: World) -> Samples:
-    return read(relay_page(Counter(died=2), world.router).render())
+    return read(relay_page(Counter(REROUTES), world.router).render())
 
 
 def test_what_waits_at_a_router_is_shown_and_what_became_of_it() -> None:
@@ -30,7 +32,8 @@ def test_what_waits_at_a_router_is_shown_and_what_became_of_it() -> None:
     with pytest.raises(Refused):
         world.submit("e", 500)
     own = of_router(world)
-    assert value(own, "reroutes_total", reason="died") == 2
+    for reason, number in REROUTES.items():
+        assert value(own, "reroutes_total", reason=reason) == number
     assert value(own, "router_placements_total", reason="remote") == 1
     assert value(own, "router_refusals_total", reason="full") == 1
     assert value(own, "router_waiting") == 3

@@ -87,6 +87,9 @@ async def test_hand_offs_are_counted_on_both_sides(pair: WorkerPair) -> None:
     assert value(decode, "handoff_hidden_bytes_total", **by) == hidden
     assert value(decode, "links", transport="memcpy", **by) == 1
     assert value(decode, "fetches_total", outcome="delivered") == 1
+    states = [value(decode, "kv_cache_blocks", group="0", state=state) for state in STATES]
+    total = pair.decode.engine.engine.cache_stats().groups[0].total
+    assert states == [total - 6, 0, 6, 0], "the last block of 100 tokens is not whole"
     assert value(decode, "prefill_decisions_total", where="remote", reason="asked") == 1
     assert value(prefill, "leases_granted_total") == 1
     assert value(prefill, "leases") == 0
