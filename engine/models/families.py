@@ -60,12 +60,12 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias=True,
         output_bias=False,
         window_rule=WindowRule.UPPER_LAYERS,
-        defaults={"sliding_window": 4096},
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096},
     ),
     "Qwen3ForCausalLM": Family(
         window_rule=WindowRule.UPPER_LAYERS,
         head_norm=True,
-        defaults={"head_dim": 128, "sliding_window": 4096},
+        defaults={"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
     ),
     "Phi3ForCausalLM": Family(
         qkv_bias=False,

@@ -34,7 +34,11 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }
-QWEN2: dict[str, Any] = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+QWEN2: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_key_value_heads": 4,
+}
 PHI3: dict[str, Any] = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
 GEMMA2: dict[str, Any] = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 4}
 GEMMA3: dict[str, Any] = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7}
