@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -24,12 +24,12 @@ _KILL_S = 2.0
 
 
 @contextmanager
-def own_processes() -> Iterator[Path]:
+def own_processes(files: Iterable[Path] = ()) -> Iterator[Path]:
     """What is started in the block ends with it, or with this process, should that be killed. The
-    folder that it yields goes with it."""
+    folder that it yields goes with it, and so do `files`, be they there by then."""
     folder = tempfile.mkdtemp(prefix="kvrelay-front-")  # HAProxy's sockets bear no longer a name
     # Not isolated, it would take `cluster/http.py` for Python's; without the mark, it stays.
-    words = [sys.executable, "-I", "-S", __file__, folder]
+    words = [sys.executable, "-I", "-S", __file__, folder, *map(str, files)]
     guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     os.environ[_MARK] = f"{os.getpid()}-{folder}"
     try:
@@ -96,3 +96,5 @@ def _of_cluster(folder: bytes) -> set[int]:
 if __name__ == "__main__":
     sys.stdin.read()  # until the command has ended
     _end(sys.argv[1])
+    for file in sys.argv[2:]:
+        Path(file).unlink(missing_ok=True)

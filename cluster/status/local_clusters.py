@@ -61,8 +61,14 @@ def noted(cluster: LocalCluster, environ: Mapping[str, str] = os.environ) -> Ite
 
 
 def forget(pid: int, environ: Mapping[str, str] = os.environ) -> None:
-    for suffix in (".json", ".secret"):
-        (folder(environ) / f"{pid}{suffix}").unlink(missing_ok=True)
+    for file in files_of(pid, environ):
+        file.unlink(missing_ok=True)
+
+
+def files_of(pid: int, environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
+    """For whoever removes them where the process cannot, as it was killed."""
+    place = folder(environ)
+    return place / f"{pid}.json", place / f"{pid}.secret"
 
 
 def local_clusters(environ: Mapping[str, str] = os.environ) -> list[LocalCluster]:

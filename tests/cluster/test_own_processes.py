@@ -10,9 +10,10 @@ import pytest
 
 COMMAND = """
 import subprocess, sys
+from pathlib import Path
 from cluster.own_processes import own_processes
 
-with own_processes() as folder:
+with own_processes([Path(sys.argv[1]), Path(sys.argv[1] + ".never")]) as folder:
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     print(folder, flush=True)
     sys.stdin.readline()
@@ -38,9 +39,11 @@ GONE_S = 60.0
 
 
 @pytest.mark.parametrize(("is_killed", "status"), [(True, -9), (False, 0)])
-def test_what_a_command_started_ends_with_it(is_killed: bool, status: int) -> None:
+def test_what_a_command_started_ends_with_it(is_killed: bool, status: int, tmp_path: Path) -> None:
     """With whoever sees to that: all of them have the command's output open."""
-    words = [sys.executable, "-c", COMMAND]
+    file = tmp_path / "secret"
+    file.touch()
+    words = [sys.executable, "-c", COMMAND, str(file)]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as command:
         assert command.stdout is not None
@@ -51,6 +54,7 @@ def test_what_a_command_started_ends_with_it(is_killed: bool, status: int) -> No
         command.communicate("" if is_killed else "\n", timeout=GONE_S)
     assert command.returncode == status
     assert not folder.exists()
+    assert not file.exists()
 
 
 def test_a_command_begins_again_as_if_it_had_not_begun() -> None:
