@@ -49,8 +49,6 @@ from kv_cache.transfers import TransferHold
 
 logger = logging.getLogger(__name__)
 
-JOIN_S = 0.01  # that prompts wait for others, at most, where many answers are under way
-
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -194,7 +192,7 @@ class Engine:
         return output if early.is_empty else output.after(early)
 
     def _plan(self) -> ScheduledStep | None:
-        return self._scheduler.schedule(time.monotonic(), self.step_times.careful_costs, JOIN_S)
+        return self._scheduler.schedule(time.monotonic(), self.step_times.careful_costs)
 
     def _launch(self, step: ScheduledStep | None, before_s: float = 0.0) -> Flight | None:
         """`before_s`: what the device is at should take."""

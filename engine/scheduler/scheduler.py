@@ -44,8 +44,6 @@ from kv_cache.cache import KvCache
 from kv_cache.handover import HeldRange, hold_cached
 from kv_cache.names import SequenceNames, root_name
 
-MANY = 16  # answers under way, of which a step takes long enough to be worth sharing
-
 
 class SchedulerFigures(NamedTuple):
     """Of numbers that are kept anyway."""
@@ -105,7 +103,6 @@ class Scheduler:
         self._service = Service(limits, cache, swap, self._roster, self._admission)
         self._ahead = Ahead(limits, cache, self._roster)
         self._planned_ahead: ScheduledStep | None = None  # the latest, until its end
-        self._admitted_s = -math.inf  # somebody, last
         self.counts = Counts()
         self._news = Outbox(self.counts)
 
@@ -202,34 +199,20 @@ class Scheduler:
         names = self._new_names(cache_salt).grow(token_ids) if caching else []
         return hold_cached(self._cache, names, len(token_ids), first_token)
 
-    def schedule(
-        self, now_s: float = 0.0, costs: StepCosts | None = None, join_s: float = 0.0
-    ) -> ScheduledStep | None:
+    def schedule(self, now_s: float = 0.0, costs: StepCosts | None = None) -> ScheduledStep | None:
         """None when nothing can be computed before something else happens. No step is in flight.
 
-        With `costs` prompts get so much of a step that others do not stand still for long. Where
-        many run, those that come within `join_s` of each other begin together.
+        With `costs` prompts get so much of a step that others do not stand still for long.
         """
         self._news.now_s = now_s
         draft = Draft(self._limits, self._cache.block_size, costs)
         self._service.serve(draft, self._news)
-        if self._admits(now_s, join_s):
-            while not draft.full and self._admission.admit_next(draft, self._news):
-                pass
+        while not draft.full and self._admission.admit_next(draft, self._news):
+            pass
         step = draft.finish(next(self._steps))
         if step is None:
             self._break_deadlock()
         return step
-
-    def _admits(self, now_s: float, join_s: float) -> bool:
-        """A step with a prompt, however short, costs more than one without: it is like no other,
-        so nothing of it is repeated."""
-        if not self._roster.waiting:
-            return False
-        if len(self._roster.running) >= MANY and now_s < self._admitted_s + join_s:
-            return False
-        self._admitted_s = now_s
-        return True
 
     def schedule_ahead(
         self, step: ScheduledStep, now_s: float = 0.0, costs: StepCosts | None = None
