@@ -59,6 +59,8 @@ def placed() -> Iterator[Placed]:
             environment.delenv(name, raising=False)
         environment.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
         environment.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")  # as in deploy/serve.yaml
+        # A front that takes 15 s to begin would be killed, and `serve.start` fail with it.
+        environment.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
         nodes = Nodes(
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
         )
