@@ -69,8 +69,9 @@ def lead(job: Any) -> None:
     atomic_store(mailbox, generation * GENERATION + seats * SEAT)
     if atomic_load(mailbox + SLEEPERS) > 0:
         wake(mailbox + UPPER_HALF, seats)
-    if code != 0:
-        run_code(code, start)
+    if code == 0:
+        return  # a seat is kept for each, however late it wakes up
+    run_code(code, start)
     state = atomic_load(mailbox)
     while not compare_and_swap(mailbox, state, generation * GENERATION + state % SEAT):
         state = atomic_load(mailbox)
@@ -154,10 +155,10 @@ class Team:
         stop = (ctypes.c_int64 * OWN_WORDS)()
         stop[MAILBOX_WORD], stop[SEATS_WORD] = self.address, len(self._workers)
         with self._busy:
-            while any(worker.is_alive() for worker in self._workers):
+            if self._workers:
                 lead_function()(ctypes.addressof(stop))
-                for worker in self._workers:
-                    worker.join(0.001)
+            for worker in self._workers:
+                worker.join()
             self._workers.clear()
 
     def forget(self) -> None:

@@ -1,9 +1,11 @@
 """The threads under the compiled kernels, and the compiled code that is kept on disk."""
 
 import asyncio
+import ctypes
 import os
 import shutil
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -18,7 +20,7 @@ from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.kept import DIGEST_BYTES, Kept
 from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.kernels import CpuKernels
-from engine.kernels.cpu.team import TEAM
+from engine.kernels.cpu.team import SLEEPERS, TEAM, Team, lead_function
 from engine.kernels.interface import Activation
 from engine.kernels.reference import ReferenceKernels
 from tests.forked import forked
@@ -93,6 +95,21 @@ def test_a_forked_child_makes_workers_of_its_own() -> None:
         right = activated(kernels, x).numpy().tobytes() == expected and TEAM.num_workers == 3
         os._exit(0 if right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_workers_that_sleep_end_when_they_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    team, told = Team(), []
+    assert team.take(3) == 3
+    team.give_back()
+    while ctypes.c_int64.from_address(team.address + SLEEPERS).value < 3:
+        time.sleep(0.001)
+    lead = lead_function()
+    monkeypatch.setattr(
+        "engine.kernels.cpu.team.lead_function", lambda: lambda job: told.append(lead(job))
+    )
+    team.close()
+    assert len(told) == 1
+    assert team.num_workers == 0
 
 
 PROGRAM = "tests.engine.kernels.kept"
