@@ -97,4 +97,5 @@ if __name__ == "__main__":
     sys.stdin.read()  # until the command has ended
     _end(sys.argv[1])
     for file in sys.argv[2:]:
-        Path(file).unlink(missing_ok=True)
+        with suppress(OSError):  # of a folder that cannot be written
+            Path(file).unlink(missing_ok=True)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from protos.secret import VARIABLE
+
+logger = logging.getLogger("kvrelay.status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +43,39 @@ def folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 @contextmanager
 def noted(cluster: LocalCluster, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """As long as the block runs. A secret that is in the environment is written beside it."""
+    """As long as the block runs. A secret that is in the environment is written beside it. Where
+    nothing can be written, as in a container without a home, only `kvrelay status` misses it."""
+    with ExitStack() as held:
+        try:
+            _write(cluster, environ, held)
+        except OSError as error:
+            logger.warning("%s; so `kvrelay status` does not find this cluster", error)
+        try:
+            yield
+        finally:
+            forget(cluster.pid, environ)
+
+
+def _write(cluster: LocalCluster, environ: Mapping[str, str], held: ExitStack) -> None:
     place = folder(environ)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     rpc = dict(cluster.rpc)
-    try:
-        with _new(place / f"{cluster.pid}.json") as file:
-            with suppress(OSError):  # where files cannot be locked
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if VARIABLE in environ and not rpc.get("secret_file"):
-                secret_file = place / f"{cluster.pid}.secret"
-                with _new(secret_file) as secret:
-                    secret.write(environ[VARIABLE])
-                rpc["secret_file"] = str(secret_file)
-            file.write(json.dumps({**asdict(cluster), "rpc": rpc}))
-            file.flush()
-            yield
-    finally:
-        forget(cluster.pid, environ)
+    file = held.enter_context(_new(place / f"{cluster.pid}.json"))
+    with suppress(OSError):  # where files cannot be locked
+        fcntl.flock(file, fcntl.LOCK_EX)
+    if VARIABLE in environ and not rpc.get("secret_file"):
+        secret_file = place / f"{cluster.pid}.secret"
+        with _new(secret_file) as secret:
+            secret.write(environ[VARIABLE])
+        rpc["secret_file"] = str(secret_file)
+    file.write(json.dumps({**asdict(cluster), "rpc": rpc}))
+    file.flush()
 
 
 def forget(pid: int, environ: Mapping[str, str] = os.environ) -> None:
     for file in files_of(pid, environ):
-        file.unlink(missing_ok=True)
+        with suppress(OSError):  # as it could not be made
+            file.unlink(missing_ok=True)
 
 
 def files_of(pid: int, environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:

@@ -13,7 +13,8 @@ import subprocess, sys
 from pathlib import Path
 from cluster.own_processes import own_processes
 
-with own_processes([Path(sys.argv[1]), Path(sys.argv[1] + ".never")]) as folder:
+cannot_be = Path(sys.executable, "a-file-in-a-file")
+with own_processes([cannot_be, Path(sys.argv[1]), Path(sys.argv[1] + ".never")]) as folder:
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     print(folder, flush=True)
     sys.stdin.readline()

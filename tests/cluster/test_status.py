@@ -58,6 +58,17 @@ def test_a_secret_file_of_the_user_s_own_is_named_and_kept(
     assert own.read_text() == SECRET
 
 
+def test_a_cluster_that_cannot_be_noted_runs_all_the_same(
+    environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "a-file"
+    place.touch()
+    environ["XDG_RUNTIME_DIR"] = str(place)
+    with noted(cluster(os.getpid()), environ):
+        assert local_clusters(environ) == []
+    assert f"{place}/kvrelay'; so `kvrelay status` does not find" in caplog.text
+
+
 SERVER = """
 import os, sys
 from cluster.status.local_clusters import LocalCluster, noted
