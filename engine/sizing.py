@@ -184,6 +184,18 @@ def size_cache(
             raise ConfigError("gpu_memory_utilization", _too_small(config, memory, left, least))
     else:
         budget = cpu_cache_bytes(shape, model, left)
+    return _plan(shape, model, budget, left)
+
+
+def check_cache(config: EngineConfig, shape: EngineShape, model: ModelDescription) -> None:
+    """That a size which was said holds a sequence of the longest, whatever the device has."""
+    if config.kv_cache_memory_bytes is not None:
+        _plan(shape, model, config.kv_cache_memory_bytes)
+
+
+def _plan(
+    shape: EngineShape, model: ModelDescription, budget: int, most: int | None = None
+) -> CachePlan:
     return plan_cache(
         model.groups,
         shape.kv_format,
@@ -191,7 +203,7 @@ def size_cache(
         budget,
         shape.max_model_len,
         shape.chunk_tokens,
-        left,
+        most,
     )
 
 

@@ -117,12 +117,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(args: ClusterArgs) -> int:
     """What takes neither weights nor other machines."""
-    from engine.sizing import decide_shape  # loads torch
+    from engine.sizing import check_cache, decide_shape  # loads torch
 
     text = _text_side(args, weights=False)
     model = describe(text.source)
     for engine in _engines(args):
-        decide_shape(engine, model)
+        check_cache(engine, decide_shape(engine, model), model)
     say(f"{', '.join(text.names)}: nothing of it is refused; nothing was started")
     return 0
 

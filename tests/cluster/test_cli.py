@@ -167,6 +167,10 @@ def test_sizes_that_are_none(text: str) -> None:
             "gpu_memory_utilization: 0.5, and",
         ),
         (
+            ["serve", "--check", "--kv-cache-memory-bytes", "1MiB"],
+            "max_model_len: a sequence of 2048 tokens needs",
+        ),
+        (
             ["bench", "http://127.0.0.1:1", "--think-time", "nan"],
             "think_time: must be at least 0, and",
         ),
