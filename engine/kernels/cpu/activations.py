@@ -8,15 +8,15 @@ from engine.kernels.cpu.memory import claim, element_bytes, load, store, word
 from engine.kernels.cpu.vectors import magnitude, power_of_two, splat
 from engine.kernels.interface import Activation
 
-WORDS = "6q"
+WORDS = "7q"
 CODES = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.GELU: 2}
 LOG2_E = 1.4426950408889634
 
 
 def gated_activation(job: Any) -> None:
     """Pieces are rows of [gate | up]."""
-    gate_up, out = word(job, 0), word(job, 1)
-    width, rows, together, code = word(job, 2), word(job, 3), word(job, 4), word(job, 5)
+    gate_up, out, out_row = word(job, 0), word(job, 1), word(job, 2)
+    width, rows, together, code = word(job, 3), word(job, 4), word(job, 5), word(job, 6)
     row_bytes = width * element_bytes(job)
     while True:
         first = claim(job, together)
@@ -28,7 +28,7 @@ def gated_activation(job: Any) -> None:
                 at, count = i * element_bytes(job), width - i
                 value = activated(load(job, gate + at, count), code)
                 value = value * load(job, gate + row_bytes + at, count)
-                store(job, out + row * row_bytes + at, value, count)
+                store(job, out + row * out_row + at, value, count)
 
 
 @part_of_kernel

@@ -7,7 +7,7 @@ import torch
 from engine.kernels.cpu import decode, decode_state, prefill, prefill_state, tile_prefill
 from engine.kernels.cpu.kernel import Kernel, WorkingMemory
 from engine.kernels.cpu.paged import WORDS
-from engine.kernels.cpu.recording import empty
+from engine.kernels.cpu.recording import empty_rows
 from engine.kernels.cpu.writing import scales_address
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from kv_cache.slab import KvSlab
@@ -42,7 +42,8 @@ class PagedAttention:
     ) -> torch.Tensor:
         assert q.is_contiguous()
         assert group.block_tables.dtype is torch.int32
-        out = empty((q.shape[0], spec.num_heads, spec.value_dim), q.dtype)
+        tokens, heads, dim = q.shape[0], spec.num_heads, spec.value_dim
+        out = empty_rows(tokens, heads * dim, q.dtype).view(tokens, heads, dim)
         num_decode, num_seqs = batch.num_decode, batch.num_seqs
         if num_decode:
             self._run(self._decode, 0, num_decode, q, out, spec, slab, layer, batch, group)
@@ -87,6 +88,7 @@ class PagedAttention:
             threads,
             q.data_ptr(),
             out.data_ptr(),
+            out.stride(0) * itemsize,
             keys,
             keys + slab.plane_offsets[1] * cached,
             scales_address(slab, layer),

@@ -23,6 +23,7 @@ from engine.kernels.cpu.paged import (
     HEADS,
     KV_HEADS,
     OUT,
+    OUT_ROW,
     PARTIALS,
     VALUE_DIM,
     query_start,
@@ -88,9 +89,10 @@ def merge(job: Any, areas: Any, piece: Any) -> None:
 
 @part_of_kernel
 def put_out(job: Any, piece: Any, i: Any, sums: Any, factor: Any) -> None:
-    heads, dim = word(job, HEADS), word(job, VALUE_DIM)
-    head = piece.head * (heads // word(job, KV_HEADS)) + i
-    row = (query_start(job, piece.sequence) * heads + head) * dim * element_bytes(job)
+    dim = word(job, VALUE_DIM)
+    head = piece.head * (word(job, HEADS) // word(job, KV_HEADS)) + i
+    out = word(job, OUT) + query_start(job, piece.sequence) * word(job, OUT_ROW)
+    out += head * dim * element_bytes(job)
     for at in range(0, dim, LANES):
         value = load_fp32(sums + at * 4, LANES) * factor
-        store(job, word(job, OUT) + row + at * element_bytes(job), value, dim - at)
+        store(job, out + at * element_bytes(job), value, dim - at)

@@ -21,7 +21,7 @@ from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
 from engine.kernels.cpu.packing import WeightMemory
-from engine.kernels.cpu.recording import OutputPool, empty, recording
+from engine.kernels.cpu.recording import OutputPool, empty_rows, recording
 from engine.kernels.cpu.replay import WORDS as CHAIN_WORDS
 from engine.kernels.cpu.replay import Replay, chain
 from engine.kernels.cpu.writing import KvWriter
@@ -96,18 +96,19 @@ class CpuKernels:
     def _norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        assert x.is_contiguous()
+        assert x.stride(1) == 1
         assert residual is None or residual.is_contiguous()
-        out = empty(x.shape, x.dtype)
-        width = x.shape[-1]
-        rows = x.numel() // width
+        rows, width = x.shape
+        out = empty_rows(rows, width, x.dtype)
         threads = threads_for(x.numel())
         self._of(x.dtype).norm(
             threads,
             x.data_ptr(),
+            x.stride(0) * x.itemsize,
             0 if residual is None else residual.data_ptr(),
             weight.data_ptr(),
             out.data_ptr(),
+            out.stride(0) * out.itemsize,
             width,
             rows,
             share(rows, threads),
@@ -159,12 +160,13 @@ class CpuKernels:
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         assert gate_up.is_contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = empty((rows, width), gate_up.dtype)
+        out = empty_rows(rows, width, gate_up.dtype)
         threads = threads_for(out.numel())
         self._of(gate_up.dtype).gated(
             threads,
             gate_up.data_ptr(),
             out.data_ptr(),
+            out.stride(0) * out.itemsize,
             width,
             rows,
             share(rows, threads),
@@ -187,7 +189,7 @@ class _DtypeKernels:
         self._caches: dict[str, _CacheKernels] = {}
         self.product: Product | None = None
         if features.multiplies_tiles(dtype):
-            self.product = tile_product_of(element)
+            self.product = tile_product_of()
         elif features.wide_registers or features.narrow_registers:
             self.product = product_of(element)
         self.norm = Kernel(rms_norm, element, NORM_WORDS)

@@ -1,6 +1,5 @@
 """Linear layers: own packed panels where the CPU has the instructions, torch for the rest."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,29 +8,19 @@ from torch.nn import functional as F
 from engine.kernels.cpu.emit import LANES
 from engine.kernels.cpu.kernel import Kernel, threads_for
 from engine.kernels.cpu.packing import IN_TILES, PANELS, Packing, WeightMemory
-from engine.kernels.cpu.product import FEW_ROWS, WIDENED, product, widen_rows
+from engine.kernels.cpu.product import FEW_ROWS, WIDEN_WORDS, WIDENED, product, widen_rows
 from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
-from engine.kernels.cpu.recording import empty
-from engine.kernels.cpu.tile_product import MOST_TOGETHER, lay_rows, tile_product
-from engine.kernels.cpu.tile_product import ROWS as TOGETHER_ROWS
+from engine.kernels.cpu.recording import empty, empty_rows
+from engine.kernels.cpu.tile_product import MOST_TOGETHER, tile_product
 from engine.kernels.interface import Linear
 
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
 ONEDNN_PACK_ROWS = 64
 
-LAY_WORDS = "6q"  # the last, from row to row of what is laid, is for rows alone, not for tiles
 TOGETHER_BYTES = 1 << 20  # of panels, which stay in the second cache level
 # Rows whose products with a weight take as long as an element of the other kernels does; for fewer
 # the weight is read in that time.
 ROWS_PER_ELEMENT = 8
-
-
-class Laying(NamedTuple):
-    """How many rows lie for a product."""
-
-    lay_rows: Kernel
-    few: int  # rows that stay as they are
-    empty: Callable[[torch.Tensor], torch.Tensor]  # their place
 
 
 class Product(NamedTuple):
@@ -39,38 +28,25 @@ class Product(NamedTuple):
 
     multiply: Kernel
     packing: Packing
-    laying: Laying | None = None
+    widen_rows: Kernel | None = None  # for more than FEW_ROWS
     claim_bytes: int | None = None  # of panels that a thread takes at once, at most
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        return (self.multiply,) if self.laying is None else (self.multiply, self.laying.lay_rows)
+        return (self.multiply,) if self.widen_rows is None else (self.multiply, self.widen_rows)
 
 
-def tile_product_of(element: str) -> Product:
+def tile_product_of() -> Product:
     """With AMX."""
     multiply = Kernel(tile_product, "bf16_tiles", PRODUCT_WORDS)
-    laying = Laying(Kernel(lay_rows, element, LAY_WORDS), TOGETHER_ROWS, _rows_in_tiles)
-    return Product(multiply, IN_TILES, laying, TOGETHER_BYTES)
+    return Product(multiply, IN_TILES, claim_bytes=TOGETHER_BYTES)
 
 
 def product_of(element: str) -> Product:
-    laying = None
+    widen = None
     if element.removesuffix("_narrow") in WIDENED:
-        laying = Laying(Kernel(widen_rows, element, LAY_WORDS), FEW_ROWS, _wide_rows)
-    return Product(Kernel(product, element, PRODUCT_WORDS), PANELS[element], laying)
-
-
-def _rows_in_tiles(x: torch.Tensor) -> torch.Tensor:
-    rows, inputs = x.shape
-    return empty((-(-rows // TOGETHER_ROWS) * TOGETHER_ROWS, inputs), x.dtype)
-
-
-def _wide_rows(x: torch.Tensor) -> torch.Tensor:
-    """A line from row to row that nobody needs, or rows of some lengths would all lie in the same
-    few places of the first cache level."""
-    rows, inputs = x.shape
-    return empty((rows, -(-inputs // LANES) * LANES + LANES), torch.float32)
+        widen = Kernel(widen_rows, element, WIDEN_WORDS)
+    return Product(Kernel(product, element, PRODUCT_WORDS), PANELS[element], widen)
 
 
 def make_linear(
@@ -117,13 +93,12 @@ class PanelLinear:
         rows, inputs = x.shape
         assert inputs == self._inputs
         assert x.dtype is self._panels.dtype
-        x = x.contiguous()
+        assert x.stride(1) == 1
         if self._padding:
             x = F.pad(x, (0, self._padding))
         out = empty((rows, self._columns), x.dtype)
-        laying = self._product.laying
-        if laying is not None and rows > laying.few:
-            x = self._laid(laying, x)
+        if self._product.widen_rows is not None and rows > FEW_ROWS:
+            x = self._widened(self._product.widen_rows, x)
         threads = threads_for(
             self._panels.numel() * max(rows, ROWS_PER_ELEMENT) // ROWS_PER_ELEMENT
         )
@@ -145,18 +120,19 @@ class PanelLinear:
         """Of the plain weight. A line of memory for every word: 0.2 ms for 32 rows of 768."""
         return self._product.packing.rows(self._panels, token_ids)[:, : self._inputs].contiguous()
 
-    def _laid(self, laying: Laying, x: torch.Tensor) -> torch.Tensor:
-        laid = laying.empty(x)
-        laying.lay_rows(
+    def _widened(self, widen: Kernel, x: torch.Tensor) -> torch.Tensor:
+        rows, inputs = x.shape
+        wide = empty_rows(rows, -(-inputs // LANES) * LANES, torch.float32)
+        widen(
             threads_for(x.numel()),
             x.data_ptr(),
             x.stride(0) * x.itemsize,
             self._panels.shape[1],
-            x.shape[0],
-            laid.data_ptr(),
-            laid.stride(0) * laid.itemsize,
+            rows,
+            wide.data_ptr(),
+            wide.stride(0) * wide.itemsize,
         )
-        return laid
+        return wide
 
 
 class OnednnLinear:

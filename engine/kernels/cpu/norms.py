@@ -7,27 +7,28 @@ from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.memory import claim, element_bytes, load, load_fp32, real, store, word
 from engine.kernels.cpu.vectors import fma, root, splat, total
 
-WORDS = "7qd"
+WORDS = "9qd"
 
 
 def rms_norm(job: Any) -> None:
     """Pieces are rows. Where there is a residual, it becomes the sum, and its norm the result."""
-    x, residual = word(job, 0), word(job, 1)  # [rows, width]; 0 for no residual
-    weight, out = word(job, 2), word(job, 3)  # weight is fp32
-    width, rows, together = word(job, 4), word(job, 5), word(job, 6)
-    eps = real(job, 7)
-    row_bytes = width * element_bytes(job)
+    x, x_row = word(job, 0), word(job, 1)  # [rows, width]
+    residual, weight = word(job, 2), word(job, 3)  # 0 for no residual; weight is fp32
+    out, out_row = word(job, 4), word(job, 5)
+    width, rows, together = word(job, 6), word(job, 7), word(job, 8)
+    eps = real(job, 9)
     while True:
         first = claim(job, together)
         if first >= rows:
             return
         for row in range(first, min(first + together, rows)):
-            source = x + row * row_bytes
+            source = x + row * x_row
             if residual != 0:
-                add_to(job, source, residual + row * row_bytes, width)
-                source = residual + row * row_bytes
+                summed = residual + row * width * element_bytes(job)
+                add_to(job, source, summed, width)
+                source = summed
             scale = norm_scale(job, source, width, eps)
-            scaled(job, source, weight, scale, out + row * row_bytes, width)
+            scaled(job, source, weight, scale, out + row * out_row, width)
 
 
 @part_of_kernel

@@ -28,14 +28,15 @@ MASKED = -1e30
 LOWEST = -1e20  # where maxima begin: above what is masked, so that it counts for nothing
 SCALE_BYTES = 4  # of a row in a quantised cache
 
-WORDS = "23q2d"
+WORDS = "24q2d"
 (
     QUERIES,  # [tokens, heads, head_dim]
     OUT,  # [tokens, heads, value_dim]
+    OUT_ROW,  # from token to token, in bytes, as all strides here
     KEYS,  # of block 0, head 0 in the layer
     VALUES,
     SCALES,  # of those keys, fp32; the values' lie behind a block of them
-    BLOCK_STRIDE,  # in bytes, as all strides here
+    BLOCK_STRIDE,
     HEAD_STRIDE,
     BLOCK_SHIFT,  # block_size = 1 << BLOCK_SHIFT
     TABLES,  # int32
@@ -55,7 +56,7 @@ WORDS = "23q2d"
     ARRIVALS,
     SCALE,  # of scores, 1 / soft_cap included where there is one
     SOFT_CAP,  # 0 for none
-) = range(25)
+) = range(26)
 
 
 @part_of_kernel

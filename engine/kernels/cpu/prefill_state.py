@@ -24,6 +24,7 @@ from engine.kernels.cpu.paged import (
     LIST_BYTES,
     LOWEST,
     OUT,
+    OUT_ROW,
     QUERIES,
     TILE,
     VALUE_DIM,
@@ -173,12 +174,11 @@ def set_queries(job: Any, areas: Any, piece: Any) -> None:
 
 @part_of_kernel
 def put_out(job: Any, areas: Any, piece: Any) -> None:
-    heads, dim = word(job, HEADS), word(job, VALUE_DIM)
-    group = heads // word(job, KV_HEADS)
+    group, dim = word(job, HEADS) // word(job, KV_HEADS), word(job, VALUE_DIM)
     query, member = query_start(job, piece.sequence) + piece.row // group, piece.row % group
     for i in range(piece.rows):
-        head = query * heads + piece.head * group + member
-        target = word(job, OUT) + head * dim * element_bytes(job)
+        target = word(job, OUT) + query * word(job, OUT_ROW)
+        target += (piece.head * group + member) * dim * element_bytes(job)
         member += 1
         if member == group:
             member, query = 0, query + 1

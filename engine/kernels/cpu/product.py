@@ -46,6 +46,7 @@ from engine.kernels.cpu.tile import (
 )
 
 WORDS = "9q"
+WIDEN_WORDS = "6q"
 NUMBER_BYTES = 4  # that the tile broadcasts: one fp32 or a pair of bf16
 PART_BYTES = 16 << 10  # of a panel, beside as many steps of six rows
 NARROW_PART_BYTES = 24 << 10

@@ -16,6 +16,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.kernels.cpu.emit import LINE_BYTES
+
 PAGE_BYTES = 4096
 
 Memory = npt.NDArray[np.uint8]
@@ -134,3 +136,9 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if recorder is None:
         return torch.empty(shape, dtype=dtype)
     return recorder.pool.empty(shape, dtype)
+
+
+def empty_rows(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """For rows that a product reads. From one to the next there is a line that nobody needs, or
+    rows of some lengths would all lie in the same few places of the first cache level."""
+    return empty((rows, width + LINE_BYTES // dtype.itemsize), dtype)[:, :width]

@@ -53,6 +53,7 @@ from engine.kernels.cpu.paged import (
     LOWEST,
     MASKED,
     OUT,
+    OUT_ROW,
     QUERIES,
     SCALE,
     SCALE_BYTES,
@@ -181,8 +182,9 @@ def tile_prefill(job: Any) -> None:
 def set_queries(job: Any, areas: Any, piece: Any) -> None:
     """Packs the rows' queries, and resets their state."""
     dim, group = word(job, HEAD_DIM), word(job, HEADS) // word(job, KV_HEADS)
+    token_bytes = word(job, HEADS) * dim * ELEMENT_BYTES
     for row in range(0, piece.rows, STRIP):
-        list_rows(job, areas, piece, row, word(job, QUERIES), dim)
+        list_rows(job, areas, piece, row, word(job, QUERIES), token_bytes, dim)
         for i in range(row, row + STRIP):
             number = piece.row % group + min(i, piece.rows - 1)
             put_float(areas.positions + i * 4, piece.lowest + number // group)
@@ -195,16 +197,18 @@ def set_queries(job: Any, areas: Any, piece: Any) -> None:
 
 
 @part_of_kernel
-def list_rows(job: Any, areas: Any, piece: Any, row: Any, base: Any, dim: Any) -> None:
+def list_rows(
+    job: Any, areas: Any, piece: Any, row: Any, base: Any, token_bytes: Any, dim: Any
+) -> None:
     """Where the strip's rows are in a tensor [tokens, heads, dim]. What is beyond the piece's last
     row is another copy of it."""
-    heads = word(job, HEADS)
-    group = heads // word(job, KV_HEADS)
+    group = word(job, HEADS) // word(job, KV_HEADS)
     token = query_start(job, piece.sequence)
     for i in range(STRIP):
         number = piece.row + min(row + i, piece.rows - 1)
-        at = (token + number // group) * heads + piece.head * group + number % group
-        put_int64(areas.rows + i * ADDRESS_BYTES, base + at * dim * ELEMENT_BYTES)
+        place = base + (token + number // group) * token_bytes
+        place += (piece.head * group + number % group) * dim * ELEMENT_BYTES
+        put_int64(areas.rows + i * ADDRESS_BYTES, place)
 
 
 @part_of_kernel
@@ -369,7 +373,7 @@ def weigh(job: Any, areas: Any, row: Any, fresh: Any) -> None:
 def put_out(job: Any, areas: Any, piece: Any) -> None:
     dim, place = word(job, VALUE_DIM), areas.scores
     for row in range(0, piece.rows, STRIP):
-        list_rows(job, areas, piece, row, word(job, OUT), dim)
+        list_rows(job, areas, piece, row, word(job, OUT), word(job, OUT_ROW), dim)
         factor = splat(1.0) / load_fp32(areas.totals + row * 4, LANES)
         shrink(job, areas, row, factor)
         for element in range(0, dim, LANES):

@@ -25,10 +25,10 @@ from engine.kernels.cpu.matrix import (
     shape_memory,
     two,
 )
-from engine.kernels.cpu.memory import claim, copy, load_fp32, store, word
+from engine.kernels.cpu.memory import claim, load_fp32, store, word
 
 COLUMNS, INPUTS, ROWS = 2 * TILE_ROWS, TILE_INPUTS, 2 * TILE_ROWS  # of four tiles of sums
-BLOCK_BYTES = 2 * TILE_BYTES  # of a panel or of rows laid out, for as many inputs
+BLOCK_BYTES = 2 * TILE_BYTES  # of a panel, for as many inputs
 BLOCK_LINES = BLOCK_BYTES // LINE_BYTES
 PART_BLOCKS = 8  # of 32 rows: 16 kB
 BESIDE = 2  # panels that pass a part: 8 kB of sums
@@ -36,28 +36,11 @@ MOST_TOGETHER = 8  # panels in one claim
 AHEAD_BYTES = 16 << 10  # that what nobody has fetched is asked for
 PANEL_BYTES = COLUMNS * ROWS * 4  # of sums
 SUMS_ROW = COLUMNS * 4
-LAID = LINE_BYTES, BLOCK_BYTES  # from row to row, and from step to step
-PANEL = LINE_BYTES, BLOCK_BYTES, TILE_BYTES
-
-
-def lay_rows(job: Any) -> None:
-    """Rows for a product of more than 32, [rows / 32][inputs / 32][2 tiles][16][32], so that 32
-    of them are together in the first cache level. Pieces are 16 rows."""
-    x, x_row, out = word(job, 0), word(job, 1), word(job, 4)
-    blocks, rows = word(job, 2), word(job, 3)
-    while True:
-        tile = claim(job, 1)
-        if tile * TILE_ROWS >= rows:
-            return
-        target = out + (tile // 2 * blocks * 2 + tile % 2) * TILE_BYTES
-        for row in range(tile * TILE_ROWS, min(tile * TILE_ROWS + TILE_ROWS, rows)):
-            place = target + row % TILE_ROWS * LINE_BYTES
-            for block in range(blocks):
-                copy(place + block * BLOCK_BYTES, x + row * x_row + block * LINE_BYTES, LINE_BYTES)
+PANEL = LINE_BYTES, BLOCK_BYTES, TILE_BYTES  # from row to row, step to step, and tile to tile
 
 
 def tile_product(job: Any) -> None:
-    """Pieces are panels. More than 32 rows are laid out by `lay_rows`."""
+    """Pieces are panels."""
     rows, together = word(job, 7), word(job, 8)  # `together`: panels in one claim
     panels = (word(job, 6) + COLUMNS - 1) // COLUMNS if rows > 0 else 0  # no tile has no rows
     sums, shape = panel_sums(), shape_memory()
@@ -121,19 +104,19 @@ def beside(
     job: Any, row: Any, rows: Any, first: Any, count: Any, sums: Any, ahead: Any, lines: Any
 ) -> None:
     """32 rows and a few panels."""
-    blocks = word(job, 3)
-    x, weights = word(job, 0) + row // ROWS * blocks * BLOCK_BYTES, word(job, 2)
+    blocks, weights, x_row = word(job, 3), word(job, 2), word(job, 1)
+    x = word(job, 0) + row * x_row
     for block in range(0, blocks, PART_BLOCKS):
         size = min(blocks - block, PART_BLOCKS)
-        place = x + block * BLOCK_BYTES
+        place = x + block * LINE_BYTES, x_row, LINE_BYTES
         for i in range(count):
             part = weights + ((first + i) * blocks + block) * BLOCK_BYTES
             target = sums + i * PANEL_BYTES
             add = block > 0
             if rows > TILE_ROWS:
-                two(job, place, *LAID, part, *PANEL, size, target, SUMS_ROW, add, ahead, lines)
+                two(job, *place, part, *PANEL, size, target, SUMS_ROW, add, ahead, lines)
             else:
-                one(job, place, *LAID, part, *PANEL, size, target, SUMS_ROW, add, ahead, lines)
+                one(job, *place, part, *PANEL, size, target, SUMS_ROW, add, ahead, lines)
             ahead += size * lines * LINE_BYTES
     finish(job, sums, row, rows, first, count)
 

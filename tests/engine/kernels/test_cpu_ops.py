@@ -120,6 +120,21 @@ def test_linear_gives_a_row_the_same_bits_beside_any_others(
         assert torch.equal(linear(x[3 : 3 + rows]), together[3 : 3 + rows])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kernels"),
+    [*DTYPES, pytest.param(torch.float32, PLAIN, id="fp32-plain-cpu")],
+)
+def test_rows_that_lie_apart_are_read_where_they_lie(
+    dtype: torch.dtype, kernels: CpuKernels
+) -> None:
+    apart = torch.full((75, 336), torch.nan).to(dtype)[:, :320]
+    apart.copy_(torch.randn(75, 320))
+    linear, norm = kernels.linear(torch.randn(530, 320).to(dtype), None), torch.randn(320)
+    for rows in (apart[:1], apart[:20], apart):
+        assert torch.equal(linear(rows), linear(rows.clone(memory_format=torch.contiguous_format)))
+        assert_same(kernels.rms_norm(rows, norm, 1e-5), REFERENCE.rms_norm(rows, norm, 1e-5))
+
+
 @pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize(
