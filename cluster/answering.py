@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from cluster.backend import Backend
-from cluster.exchange import DONE, Exchange
+from cluster.http_exchange import DONE, HttpExchange
 from cluster.openai.events import EventWriter, dump
 from cluster.openai.generation import ChoicePart, Generation, all_parts
 from cluster.openai.plan import Plan
@@ -26,7 +26,7 @@ class Answer:
     """One response, streamed or whole; single use."""
 
     def __init__(
-        self, plan: Plan, wording: Wording, model: ServedModel, exchange: Exchange
+        self, plan: Plan, wording: Wording, model: ServedModel, exchange: HttpExchange
     ) -> None:
         self._plan = plan
         self._wording = wording

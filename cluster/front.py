@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from cluster.answering import Answer
 from cluster.backend import Backend, Pooled, Refusing
-from cluster.exchange import Exchange, HttpLimits
 from cluster.gate import Gate
+from cluster.http_exchange import HttpExchange, HttpLimits
 from cluster.metrics.meter import Meter
 from cluster.metrics.page import CONTENT_TYPE
 from cluster.metrics.record import Origin
@@ -63,7 +63,7 @@ class Front:
         self._was_handed_over = False  # the prompt of that
         self._under_way = UnderWay()
 
-    async def completions(self, exchange: Exchange) -> None:
+    async def completions(self, exchange: HttpExchange) -> None:
         def prepare(body: bytes) -> tuple[Plan, CompletionWording]:
             request = parse(CompletionRequest, body)
             self._model.check_name(request.model)
@@ -72,7 +72,7 @@ class Front:
 
         await self._generate(exchange, prepare)
 
-    async def chat_completions(self, exchange: Exchange) -> None:
+    async def chat_completions(self, exchange: HttpExchange) -> None:
         def prepare(body: bytes) -> tuple[Plan, ChatWording]:
             request = parse(ChatRequest, body)
             self._model.check_name(request.model)
@@ -81,7 +81,7 @@ class Front:
 
         await self._generate(exchange, prepare)
 
-    async def tokenize(self, exchange: Exchange) -> None:
+    async def tokenize(self, exchange: HttpExchange) -> None:
         def answer(body: bytes) -> Json:
             request = parse(TokenizeRequest, body)
             self._model.check_name(request.model)
@@ -89,7 +89,7 @@ class Front:
 
         await self._compute(exchange, answer)
 
-    async def detokenize(self, exchange: Exchange) -> None:
+    async def detokenize(self, exchange: HttpExchange) -> None:
         def answer(body: bytes) -> Json:
             request = parse(DetokenizeRequest, body)
             self._model.check_name(request.model)
@@ -98,25 +98,25 @@ class Front:
 
         await self._compute(exchange, answer)
 
-    async def models(self, exchange: Exchange) -> None:
+    async def models(self, exchange: HttpExchange) -> None:
         cards = [self._model.card(name) for name in self._model.names]
         await _send(exchange, {"object": "list", "data": cards})
 
-    async def model(self, exchange: Exchange) -> None:
+    async def model(self, exchange: HttpExchange) -> None:
         name = exchange.path_params["name"]
         self._model.check_name(name)
         await _send(exchange, self._model.card(name))
 
-    async def version(self, exchange: Exchange) -> None:
+    async def version(self, exchange: HttpExchange) -> None:
         await _send(exchange, {"version": version()})
 
-    async def health(self, exchange: Exchange) -> None:
+    async def health(self, exchange: HttpExchange) -> None:
         """The process answers, it may, and its engine can still generate."""
         self._gate.check_open()
         self._backend.check_health()
         await _send(exchange, {"status": "ok"})
 
-    async def ready(self, exchange: Exchange) -> None:
+    async def ready(self, exchange: HttpExchange) -> None:
         """Tokens have come through every pool, once, however many ask; health from then on. What
         decode workers did by themselves proves no more once a prefill worker has come."""
         self._gate.check_open()
@@ -130,15 +130,15 @@ class Front:
         await asyncio.shield(self._proof)
         await _send(exchange, {"status": "ready"})
 
-    async def metrics(self, exchange: Exchange) -> None:
+    async def metrics(self, exchange: HttpExchange) -> None:
         """Of the whole cluster, for Prometheus."""
         await exchange.send_text(await self._meter.pages.page(), CONTENT_TYPE)
 
-    async def metrics_targets(self, exchange: Exchange) -> None:
+    async def metrics_targets(self, exchange: HttpExchange) -> None:
         """Where Prometheus finds every process's own page."""
         await exchange.send_json(json.dumps(self._meter.pages.targets()).encode())
 
-    async def no_embeddings(self, exchange: Exchange) -> None:
+    async def no_embeddings(self, exchange: HttpExchange) -> None:
         raise bad_request(None, "embeddings are not supported: this server generates text")
 
     async def end_answers(self, grace_s: float, error: EngineError) -> None:
@@ -151,7 +151,7 @@ class Front:
 
     async def _generate(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
     ) -> None:
         origin = Origin(_request_id(exchange), time.monotonic())
@@ -186,7 +186,7 @@ class Front:
         with self._under_way.answering(fail):
             await exchange.race(work(), timeout_s, OVERTIME_S)
 
-    async def _compute(self, exchange: Exchange, answer: Callable[[bytes], Json]) -> None:
+    async def _compute(self, exchange: HttpExchange, answer: Callable[[bytes], Json]) -> None:
         """Of as much as the model takes, which may be long."""
         _request_id(exchange)
         timeout_s = self._timeout_s(exchange)
@@ -232,7 +232,7 @@ class Front:
             timeout_s=_READY_TIMEOUT_S,
         )
 
-    def _timeout_s(self, exchange: Exchange) -> float:
+    def _timeout_s(self, exchange: HttpExchange) -> float:
         """The client may set a shorter one by a header, in seconds."""
         value = exchange.header("x-request-timeout")
         if value is None:
@@ -246,7 +246,7 @@ class Front:
         return min(timeout_s, self._limits.request_timeout_s)
 
 
-def _request_id(exchange: Exchange) -> str:
+def _request_id(exchange: HttpExchange) -> str:
     value = exchange.header(REQUEST_ID)
     if value is None:
         return new_request_id()
@@ -274,5 +274,5 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def _send(exchange: Exchange, answer: Json) -> None:
+async def _send(exchange: HttpExchange, answer: Json) -> None:
     await exchange.send_json(dump(answer).encode())

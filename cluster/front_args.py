@@ -9,8 +9,8 @@ from dataclasses import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from cluster.api_keys import VARIABLE, ApiKeys
-from cluster.exchange import HttpLimits
 from cluster.gate import Gate
+from cluster.http_exchange import HttpLimits
 from cluster.openai.reading.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_N, MAX_PROMPTS, RequestLimits
 from cluster.rate_limit import Rates

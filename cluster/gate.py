@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from cluster.api_keys import ApiKeys
-from cluster.exchange import Exchange, Handler
+from cluster.http_exchange import Handler, HttpExchange
 from cluster.openai.errors import ApiError
 from cluster.rate_limit import RateLimiter, Rates
 from engine.errors import UnavailableError
@@ -32,7 +32,7 @@ class Gate:
     def guarded(self, handler: Handler) -> Handler:
         """Only with a key, where there are any."""
 
-        async def handle(exchange: Exchange) -> None:
+        async def handle(exchange: HttpExchange) -> None:
             self.enter(exchange)
             await handler(exchange)
 
@@ -41,7 +41,7 @@ class Gate:
     def limited(self, handler: Handler) -> Handler:
         """With a key, and counted as a request of its caller's."""
 
-        async def handle(exchange: Exchange) -> None:
+        async def handle(exchange: HttpExchange) -> None:
             self.count(exchange)
             await handler(exchange)
 

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cluster.backend import Backend
-from cluster.exchange import Endpoint, Exchange, Handler, HttpLimits
 from cluster.front import Front
 from cluster.gate import Gate
+from cluster.http_exchange import Endpoint, Handler, HttpExchange, HttpLimits
 from cluster.metrics.meter import Meter
 from cluster.openai.errors import ApiError
 from cluster.openai.openapi import document
@@ -91,7 +91,7 @@ def build_app(
 def _shown(view: Callable[[str], Json]) -> Handler:
     """`view` of who asks."""
 
-    async def handle(exchange: Exchange) -> None:
+    async def handle(exchange: HttpExchange) -> None:
         await exchange.send_json(json.dumps(view(exchange.caller)).encode())
 
     return handle

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from typing import Protocol
 
 from cluster.backend import Backend, Refusing
-from cluster.exchange import HttpLimits
 from cluster.gate import Asking, Gate
+from cluster.http_exchange import HttpLimits
 from cluster.metrics.meter import Meter
 from cluster.metrics.record import Origin
 from cluster.off_loop import off_loop

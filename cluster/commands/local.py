@@ -21,12 +21,12 @@ from cluster.commands.engine_flags import add_engine_flags, engine_config
 from cluster.commands.front_flags import add_front_flags, given_front_flags, given_http_flags
 from cluster.commands.seen_flags import add_log_flags, given_log_flags
 from cluster.commands.session_flags import add_session_flags, open_engine
-from cluster.exchange import HttpLimits
 from cluster.front import Front
 from cluster.front_address import HTTP_PORT, LOOPBACK, front_url
 from cluster.front_args import FrontArgs, HttpArgs
 from cluster.garbage import leave_out_what_stays
 from cluster.http import build_app
+from cluster.http_exchange import HttpLimits
 from cluster.local_engine import LocalEngine
 from cluster.log_format import LogArgs
 from cluster.metrics.meter import Meter

@@ -23,9 +23,9 @@ from cluster.autoscaling import INGRESS
 from cluster.bounded_http import bound_all
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
-from cluster.exchange import HttpLimits
 from cluster.garbage import leave_out_what_stays
 from cluster.http import build_app
+from cluster.http_exchange import HttpLimits
 from cluster.membership import MEMBERSHIP, Replicas
 from cluster.metrics.meter import Meter, RelayCollector
 from cluster.metrics.server import MetricsServer

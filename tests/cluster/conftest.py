@@ -9,10 +9,10 @@ import pytest
 from starlette.applications import Starlette
 
 from cluster.api_keys import ApiKeys
-from cluster.exchange import HttpLimits
 from cluster.front import Front
 from cluster.gate import Gate
 from cluster.http import build_app
+from cluster.http_exchange import HttpLimits
 from cluster.openai.request_limits import RequestLimits
 from cluster.rate_limit import Rates
 from cluster.served_model import ServedModel

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.exchange import HttpLimits
+from cluster.http_exchange import HttpLimits
 from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest

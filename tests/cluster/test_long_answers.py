@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster import exchange
+from cluster import http_exchange
 from tests.cluster.conftest import Server, read_events
 from tests.cluster.fakes import MAX_MODEL_LEN
 
@@ -62,7 +62,7 @@ async def test_a_whole_answer_goes_out_in_parts(
     server: Server, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     at_once = json.loads(text_of(await messages_of(server, **fields)))
-    monkeypatch.setattr(exchange, "_PART_BYTES", 1000)
+    monkeypatch.setattr(http_exchange, "_PART_BYTES", 1000)
     sent = await messages_of(server, **fields)
     text = text_of(sent)
     whole = json.loads(text)
@@ -83,14 +83,14 @@ async def test_a_stream_begins_choice_by_choice(server: Server, fields: dict[str
 async def test_the_end_of_a_stream_goes_out_with_its_last_tokens(server: Server) -> None:
     last = (await messages_of(server, stream=True))[-1]["body"]
     assert b'"finish_reason":"length"' in last
-    assert last.endswith(exchange.DONE)
+    assert last.endswith(http_exchange.DONE)
 
 
 async def test_one_whose_time_is_over_in_its_middle_just_ends(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error has no place there."""
-    monkeypatch.setattr(exchange, "_PART_BYTES", 1000)
+    monkeypatch.setattr(http_exchange, "_PART_BYTES", 1000)
     sent = await messages_of(server, num_taken=3, timeout_s=0.5, echo=True)
     assert [message["type"] for message in sent] == [
         "http.response.start",

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from cluster import exchange
+from cluster import http_exchange
 from cluster.commands import local, serve
 from cluster.http import build_app
 from engine.errors import UnavailableError
@@ -186,7 +186,7 @@ async def test_a_client_that_reads_nothing_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     """There is room for its answer's first words, and for none after them."""
-    monkeypatch.setattr(exchange, "_LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(http_exchange, "_LAST_WORDS_S", 0.1)
     server, is_full = make_server(), asyncio.Event()
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 200}).encode()
     unread = [{"type": "http.request", "body": body}]

@@ -10,7 +10,7 @@ import pytest
 
 from cluster import token_front
 from cluster.api_keys import VARIABLE, ApiKeys
-from cluster.exchange import HttpLimits
+from cluster.http_exchange import HttpLimits
 from cluster.openai.request_limits import RequestLimits
 from cluster.rate_limit import Rates
 from cluster.replicas.token_service import on_this_machine

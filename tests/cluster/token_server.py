@@ -10,8 +10,8 @@ import grpc.aio
 from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.api_keys import ApiKeys
-from cluster.exchange import HttpLimits
 from cluster.gate import Gate
+from cluster.http_exchange import HttpLimits
 from cluster.metrics.meter import Meter
 from cluster.openai.request_limits import RequestLimits
 from cluster.rate_limit import Rates

@@ -17,7 +17,7 @@ from engine.errors import EngineError, UnavailableError
 
 log = logging.getLogger("kvrelay.http")
 
-Handler = Callable[["Exchange"], Awaitable[None]]
+Handler = Callable[["HttpExchange"], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"  # the end of every stream, also of one that failed
 _LAST_WORDS_S = 3.0  # for a client to take them; then it is as good as gone
 _PART_BYTES = 1 << 20
@@ -42,7 +42,7 @@ class Disconnected(Exception):
     """The client is gone; there is nobody to answer."""
 
 
-class Exchange:
+class HttpExchange:
     """A request's headers and body, and its response. Used by one task, but for `fail`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -198,7 +198,7 @@ class Endpoint:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
             await self._answer(exchange)
         except Disconnected:
@@ -207,7 +207,7 @@ class Endpoint:
             if exchange.status is not None:
                 self._count(exchange.status)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: HttpExchange) -> None:
         try:
             await self._handle(exchange)
         except ApiError as error:
