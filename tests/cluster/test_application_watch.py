@@ -4,7 +4,9 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 import cluster.serve_details
-from cluster.commands import serve
+from cluster.commands import serve_application
+from cluster.commands.serve_application import watch_application
+from cluster.commands.serve_stop import Stop
 from engine.errors import UnavailableError
 
 THERE, GONE, AWAY = {"status": "RUNNING"}, UnavailableError("no application"), TimeoutError()
@@ -34,9 +36,9 @@ def test_missing_twice_is_deleted(
         return answer
 
     monkeypatch.setattr(cluster.serve_details, "application_details", details)
-    monkeypatch.setattr(serve, "_WATCH_S", 0.001)
-    stop = serve._Stop()
-    serve._watch_application(stop)
+    monkeypatch.setattr(serve_application, "_WATCH_S", 0.001)
+    stop = Stop()
+    watch_application(stop)
     assert stop.deleted
     assert not stop.lost
     assert asked == ["kvrelay"] * num_asked
@@ -60,15 +62,15 @@ def test_serve_that_was_shut_down_has_nothing_any_more(
 ) -> None:
     client = Client()
     monkeypatch.setattr(cluster.serve_details, "_get_global_client", lambda **_: client)
-    monkeypatch.setattr(serve, "_WATCH_S", 0.001)
-    stop = serve._Stop()
-    serve._watch_application(stop)
+    monkeypatch.setattr(serve_application, "_WATCH_S", 0.001)
+    stop = Stop()
+    watch_application(stop)
     assert stop.deleted
     assert "Serve has no application kvrelay any more" in capsys.readouterr().err
 
 
 def test_nobody_is_asked_while_it_stops() -> None:
-    stop = serve._Stop()
+    stop = Stop()
     stop.note()
-    serve._watch_application(stop)
+    watch_application(stop)
     assert not stop.deleted

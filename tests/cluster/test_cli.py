@@ -240,7 +240,7 @@ def test_a_serve_config_file_is_checked_and_nothing_started(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.delattr(serve, "_serve")
+    monkeypatch.delattr(serve, "serve_cluster")
     file = tmp_path / "serve.yaml"
     file.write_text(DEPLOYED.read_text().replace(before, after, 1))
     status = cli.main(["serve", "--check", "--config", str(file)])

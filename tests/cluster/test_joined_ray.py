@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from cluster import joined_ray
-from cluster.commands import serve
+from cluster.commands.serve_stop import stop_signals
 from cluster.joined_ray import ReachWatch, init_ray, joined
 from engine.errors import UnavailableError
 
@@ -51,7 +51,7 @@ def test_what_ends_the_command_still_does_when_it_has_joined(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
 
     monkeypatch.setattr(ray, "init", init)
-    with serve._stop_signals() as stop:
+    with stop_signals() as stop:
         init_ray()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(SAID_S)

@@ -15,7 +15,8 @@ import pytest
 import uvicorn
 
 from cluster import http_exchange
-from cluster.commands import local, serve
+from cluster.commands import local
+from cluster.commands.serve_stop import stop_signals
 from cluster.http import build_app
 from engine.errors import UnavailableError
 from tests.cluster.conftest import make_server
@@ -120,11 +121,11 @@ async def test_a_second_ctrl_c_does_not_wait() -> None:
 
 HANGS = """
 import os, signal, subprocess, sys, time
-from cluster.commands import serve
+from cluster.commands import serve_stop
 
-serve.END_S = float(sys.argv[2])
+serve_stop.END_S = float(sys.argv[2])
 os.environ["KVRELAY_CLUSTER"] = f"{os.getpid()}-of-a-test"
-with serve._stop_signals() as stop, serve._ended_in_time(stop):
+with serve_stop.stop_signals() as stop, serve_stop.ended_in_time(stop):
     subprocess.Popen(["sleep", "100"], start_new_session=True)
     # One whose environment cannot be read, as of some of Ray's.
     words = ["sh", "-c", "env -i sh -c 'echo; exec sleep 100' & wait"]
@@ -174,7 +175,7 @@ def test_a_terminal_that_goes_takes_a_cluster_along_unless_told_otherwise(
 ) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
     try:
-        with serve._stop_signals() as stop:
+        with stop_signals() as stop:
             signal.raise_signal(signal.SIGHUP)
             assert stop.wait(0) is not is_ignored
     finally:

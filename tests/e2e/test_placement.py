@@ -25,7 +25,7 @@ import yaml
 from ray import serve
 from ray.cluster_utils import Cluster as Nodes
 
-from cluster.commands.serve import END_S
+from cluster.commands.serve_stop import END_S
 from cluster.ray_cluster import nodes as nodes_alive
 from cluster.serve_details import APP_NAME, SERVICER, serve_details
 from protos.port import free_port

@@ -1,0 +1,119 @@
+"""The application that `kvrelay serve` has deployed: waits until it runs, sees that it is still
+there, and ends its answers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cluster.cluster_args import ClusterArgs
+from cluster.commands.console import say
+from cluster.commands.loading import Loading
+from cluster.commands.serve_stop import Stop
+from cluster.front_news import known_ingresses
+from engine.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+_GRACE_S = 8.0  # after the first Ctrl-C, for answers under way
+_LAST_WORDS_S = 2.0
+_MET_S = 5.0
+_POLL_S = 0.25
+_KNOWN_S = 5.0  # that the front may take to know of ingresses
+_WATCH_S = 5.0
+
+
+def wait_until_running(args: ClusterArgs, stop: Stop) -> bool:
+    """False if the user has enough of it first."""
+    from cluster.ray_cluster import nodes
+    from cluster.serve_details import APP_NAME, application_details
+
+    loading, shown = Loading(args), ""
+    while not stop.wait(_POLL_S):
+        application = application_details(APP_NAME)
+        if application["status"] == "RUNNING":
+            return True
+        if application["status"] == "DEPLOY_FAILED":
+            raise ConfigError("serve", _why(application))
+        line = loading.line(application, nodes())
+        if line != shown:
+            shown = line
+            say(line)
+    return False
+
+
+def _why(application: Mapping[str, Any]) -> str:
+    """Serve's own words, and what its replicas ended with: the last line of each one's error."""
+    told = [
+        message.strip().splitlines()[-1]
+        for deployment in application["deployments"].values()
+        if (message := deployment.get("message") or "").strip()
+    ]
+    return " ".join([application["message"], *dict.fromkeys(told)])
+
+
+def wait_until_known(stop: Stop) -> None:
+    """The front has all ingresses, or is not to be waited for any longer: what is asked meanwhile
+    is answered, but for what comes in the moment in which it changes."""
+    from cluster.serve_details import APP_NAME, application_details
+
+    deadline = time.monotonic() + _KNOWN_S
+    while time.monotonic() < deadline:
+        replicas = application_details(APP_NAME)["deployments"]["ingress"]["replicas"]
+        num_running = sum(replica["state"] == "RUNNING" for replica in replicas)
+        known = known_ingresses(os.environ)
+        if known is None or known >= num_running or stop.wait(_POLL_S / 5):
+            return
+
+
+def watch_application(stop: Stop) -> None:
+    """Whoever deletes it (`serve.delete`, `serve shutdown`) leaves nothing here to wait for. Looks
+    twice: Serve's controller may have come back this moment."""
+    from cluster.serve_details import APP_NAME, application_details
+
+    missing = ""
+    while not stop.wait(_WATCH_S):
+        try:
+            application_details(APP_NAME)
+            missing = ""
+        except UnavailableError as error:
+            if missing:
+                say(f"{missing}: another has deleted it, and this command ends with it")
+                stop.delete()
+            missing = str(error)
+        except Exception:  # noqa: BLE001 - of Ray's or Serve's, which others watch over
+            missing = ""
+
+
+def met_ingresses() -> DeploymentHandle[Any]:
+    """That can be told something even when Ray has lost its head, which knows where they are."""
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    from cluster.serve_details import APP_NAME
+
+    handle: DeploymentHandle[Any] = serve.get_app_handle(APP_NAME)
+    with suppress(TimeoutError, RayError, RayServeException):
+        handle.broadcast("introduce").results(timeout_s=_MET_S, return_exceptions=True)
+    return handle
+
+
+def end_answers(ingresses: DeploymentHandle[Any], stop: Stop) -> None:
+    """What is under way may go on for a while; a second signal does not wait for it."""
+
+    def end() -> None:
+        ingresses.broadcast("end_answers", _GRACE_S).results(
+            timeout_s=_GRACE_S + _LAST_WORDS_S, return_exceptions=True
+        )
+
+    ending = threading.Thread(target=end, daemon=True)
+    deadline = time.monotonic() + _GRACE_S + _LAST_WORDS_S
+    ending.start()
+    while ending.is_alive() and not stop.again and time.monotonic() < deadline:
+        time.sleep(_POLL_S / 5)
