@@ -13,7 +13,8 @@ import pytest
 
 from cluster.pools import Pools
 from cluster.published import metadata_of
-from cluster.relay import Relay, RelayConfig, RelayStream
+from cluster.relay import Relay, RelayConfig
+from cluster.relay_stream import RelayStream
 from decode_worker.service import SessionService
 from engine.request import (
     FinishReason,

@@ -88,7 +88,8 @@ async def test_who_waited_for_a_worker_that_died_waits_for_the_next(
 
 async def test_many_that_wait_look_around_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by itself twice a second, ten thousand took most of an ingress's core."""
-    monkeypatch.setattr("cluster.relay._CHECK_S", 0.02)
+    for module in ("cluster.relay", "cluster.relay_stream"):
+        monkeypatch.setattr(f"{module}.CHECK_S", 0.02)
     relay = Relay(make_pools(), RelayConfig(max_wait_s=0.3))
     fleet = Fleet(relay)
     worker = FakeWorker()

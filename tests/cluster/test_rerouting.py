@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from cluster.relay import Relay, RelayConfig, RelayStream
+from cluster.relay import Relay, RelayConfig
+from cluster.relay_stream import RelayStream
 from cluster.session import SessionBackend
 from engine.errors import QueueFullError, RequestError, StepError
 from engine.request import (
