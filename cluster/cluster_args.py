@@ -26,8 +26,8 @@ from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
 from decode_worker.answerer import LocalPrefill
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from router.choosing import AIMED
 from router.config import RouterConfig
-from router.router import AIMED
 from router.workers import Leg
 
 MAX_REPLICAS = 10_000

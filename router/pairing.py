@@ -36,6 +36,10 @@ class Choice(NamedTuple):
     way: Way
     placement: Placement
 
+    def takes_new(self, now: float) -> bool:
+        """Whether both of its workers do."""
+        return self.way.computing.takes_new(now) and self.way.decode.takes_new(now)
+
 
 class Cheapest:
     """The way of the least cost."""

@@ -11,23 +11,20 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from random import Random
-from typing import NamedTuple
 
-from router.admission import MIN_RETRY_S, Refusal, Refused
+from router.admission import Refused
 from router.ask import Ask, Placement
 from router.backlog import Backlog, Guesses
+from router.choosing import Chooser
 from router.config import RouterConfig
-from router.costs import full_step_s
 from router.decisions import Decision as Decision
 from router.decisions import RouterStats
-from router.field import Fields
+from router.entrance import Admitted, Entrance
 from router.foresight import Foresight
 from router.ledger import Account, Ledger
 from router.pairing import Choice
-from router.policies import POLICIES
 from router.prefix_index import PrefixIndex
-from router.waiting import Lack, Waiting, WaitingRoom
-from router.ways import Way, Weights
+from router.waiting import Waiting, WaitingRoom
 from router.workers import CacheShape, Leg, Load, Standing, Worker
 
 # Until a worker's events confirm what was predicted of it.
@@ -44,34 +41,21 @@ LOOK_AGAIN_S = 0.25
 # With more that wait than these, there is a look at them so often at most.
 FEW_WAITING = 16
 LOOK_S = 0.01
-# Of the inter-token objective; half of the answers would else take a little longer than that.
-AIMED = 0.9
 NUM_DECISIONS = 256
-# No bytes to move, no blocks to find.
-UNKNOWN_SHAPE = CacheShape(block_size=1, block_bytes=0)
 _SHORTEST = Ask("", num_tokens=1, num_new=1)
 
 
-class _Admitted(NamedTuple):
-    """How long its prompt is computed, as far as that is known; where, and when its first token
-    would come, where that was asked."""
-
-    size_s: float
-    choice: Choice | None = None
-    predicted_s: float | None = None
-
-
 class Router:
+    """Requests from their coming to their end. Where one would go is the chooser's to say, and
+    whether it may wait the entrance's."""
+
     def __init__(self, config: RouterConfig, random: Random) -> None:
         self.config = config
         self.index = PrefixIndex()
         self.stats = RouterStats()
         self.decisions: deque[Decision] = deque(maxlen=NUM_DECISIONS)  # the last ones
-        self._draw = random.random
-        self._shape: CacheShape | None = None
-        self._policy = POLICIES[config.policy]()
         self._ledger = Ledger()
-        self._fields = Fields(self._ledger, self.index, config.may_stay)
+        self._chooser = Chooser(config, self._ledger, self.index, random.random)
         self._room = WaitingRoom(config.overdue_s)
         self._arriving: dict[str, tuple[Worker, Sequence[int]]] = {}  # at a decode worker
         self._expired: list[Ask] = []
@@ -79,12 +63,13 @@ class Router:
         self._held: list[Waiting] = []  # by the last dispatch that looked
         objective_s = config.ttft_objective_s
         self.foresight = None if objective_s is None else Foresight(objective_s)
+        self._entrance = Entrance(config, self._ledger, self._room, self._chooser, self.foresight)
         self._num_changes = 0
         self._looked_at = float("-inf")
 
     def set_shape(self, shape: CacheShape) -> None:
         """Of what the workers cache; until it is known, nothing is."""
-        self._shape = shape
+        self._chooser.shape = shape
         self.index.set_shape(shape)
 
     # Who exists.
@@ -137,7 +122,7 @@ class Router:
         self._ledger.note(leg, worker, load)
         self._num_changes += 1
         if account.takes_new(load.at) != could:
-            self._fields.changed()
+            self._chooser.fields.changed()
 
     # Requests.
 
@@ -152,7 +137,7 @@ class Router:
     def backlog(self, now: float) -> Backlog:
         """What waits, as it was found by the last dispatch."""
         held = [one for one in self._held if one in self._room]
-        seen = [one for one in held if one.choice and _takes_new(one.choice, now)]
+        seen = [one for one in held if one.choice and one.choice.takes_new(now)]
         guessed_s = self._room.sums.guessed_s
         work_s = self._room.work_s + (self._guesses.factor - 1) * guessed_s
         accounts = self._ledger.accounts[Leg.DECODE].values()
@@ -207,7 +192,7 @@ class Router:
             choice = self._choice(waiting, now)
             if choice is None:
                 continue
-            waiting.lack = self._lack(choice.way, waiting.ask, now)
+            waiting.lack = self._chooser.lack(choice.way, waiting.ask, now)
             if waiting.lack is not None:
                 self._claim(waiting, now)
                 claimed += choice.way.computing, choice.way.decode
@@ -266,8 +251,8 @@ class Router:
         """One of the first that are held, if it would go where it is free were it the last in its
         line: or else who comes later would pass all that wait, on the way to another worker."""
         for held in self._held[:MOST_ASKED_AGAIN]:
-            choice = self._choose(held.ask, now)
-            if choice is not None and self._lack(choice.way, held.ask, now) is None:
+            choice = self._chooser.choose(held.ask, now)
+            if choice is not None and self._chooser.lack(choice.way, held.ask, now) is None:
                 self._keep(held, choice, now)
                 return held, choice
         return None
@@ -293,116 +278,29 @@ class Router:
         self._looked_at = now
         return len(self._room) > 0
 
-    def _admit(self, ask: Ask, now: float) -> _Admitted:
+    def _admit(self, ask: Ask, now: float) -> Admitted:
         try:
-            return self._look_at(ask, now)
+            return self._entrance.look_at(ask, now, self._held)
         except Refused as refused:
             self.stats.num_submitted += 1
             self.stats.refused[refused.reason] += 1
             raise
 
-    def _look_at(self, ask: Ask, now: float) -> _Admitted:
-        num_servers = sum(
-            len(group.prefill) or len(group.decode) for group in self._fields.groups(now)
-        )
-        foresight = None if ask.moved else self.foresight
-        guess_s = self._ledger.measured.mean(Leg.PREFILL).prompt_token_s * ask.num_tokens
-        if not ask.moved and len(self._room) >= self.config.max_waiting:
-            raise Refused(Refusal.FULL, max(MIN_RETRY_S, self._drained_s(num_servers, now)))
-        choice = self._choose(ask, now) if foresight is not None else None
-        if foresight is None or choice is None:
-            return _Admitted(guess_s)
-        terms = choice.way.terms
-        num_uncached = ask.num_tokens - terms.num_cached
-        before_s = self._room.seconds_before(ask, num_uncached, max(1, num_servers))
-        first_s, place_s = self._places_s(choice.way, ask, now)
-        wait_s = max(before_s + max(terms.wait_s, first_s), place_s)
-        predicted_s = wait_s + terms.own_s
-        if wait_s > 0:  # or else it would be no sooner later, nor could a wrong guess turn out so
-            foresight.check(predicted_s, now)
-        return _Admitted(choice.way.prompt(ask).seconds, choice, predicted_s)
-
-    def _drained_s(self, num_servers: int, now: float) -> float:
-        """Until about all that waits has gone: prompts are computed, and answers have places, where
-        the last dispatch found that these are lacking."""
-        prompts_s = self._room.work_s / max(1, num_servers)
-        lacking = (one.choice for one in self._held if one.lack is Lack.ROOM and one.choice)
-        choice = next(lacking, None)
-        if choice is None:
-            return prompts_s
-        num_each = len(self._room) // max(1, len(self._ledger.accounts[Leg.DECODE]))
-        return max(prompts_s, choice.way.decode.place_in_s(num_each, now))
-
-    def _places_s(self, way: Way, ask: Ask, now: float) -> tuple[float, float]:
-        """Until its decode worker has a place for the first that waits, and for it after those
-        whose turn is sooner."""
-        num_workers = len(self._ledger.accounts[Leg.DECODE])
-        num_before = self._room.num_before(ask) // max(1, num_workers)
-        num_places = self._num_places(way, ask)
-        if num_before + 1 <= num_places:
-            return 0.0, 0.0
-        num_later = num_before - int(num_places)
-        first_s = 0.0 if num_places else way.decode.place_in_s(0, now)
-        return first_s, way.decode.place_in_s(num_later, now)
-
-    def _num_places(self, way: Way, ask: Ask) -> float:
-        """How many like it its decode worker could take now: none until somebody there ends, or if
-        all others became too slow. Who would be too slow by itself, or has no others, is taken."""
-        account, seats = way.decode, way.decode.seats
-        num_tokens = ask.num_tokens - way.num_decode_cached
-        if account.will_have_room(num_tokens, ask.num_choices):
-            return 0.0
-        num = max(1.0, account.num_places(num_tokens, ask.num_choices))
-        if self.config.inter_token_objective_s is None or not seats.num_sequences:
-            return num
-        objective_s = AIMED * self.config.inter_token_objective_s
-        own = way.seat(ask, 0.0)
-        if account.step_s(own.num_context_tokens, own.num_sequences) > objective_s:
-            return num
-        now_s = account.step_s(seats.num_context_tokens, seats.num_sequences)
-        context = seats.num_context_tokens + own.num_context_tokens
-        more_s = account.step_s(context, seats.num_sequences + own.num_sequences) - now_s
-        left_s = objective_s / seats.pace.slowness - now_s
-        if left_s < more_s:
-            return 0.0
-        return max(1.0, min(num, left_s / more_s)) if more_s > 0 else num
-
-    def _choose(self, ask: Ask, now: float) -> Choice | None:
-        """None where nobody takes anything."""
-        choice = self._best(ask, now)
-        if choice is not None and not _takes_new(choice, now):
-            self._fields.changed()  # a standing says so that was written to directly
-            choice = self._best(ask, now)
-        return choice
-
-    def _best(self, ask: Ask, now: float) -> Choice | None:
-        weights = Weights(
-            self.config.alpha,
-            self.config.inter_token_objective_s,
-            self._shape or UNKNOWN_SHAPE,
-            self._ledger.measured.link,
-            self._draw,
-            lambda way: self._lack(way, ask, now) is None,
-            self.config.may_stay and ask.may_stay,
-        )
-        fields = self._fields.of(ask, weights.shape.block_size, now)
-        choices = [self._policy.choose(ask, field, weights) for field in fields]
-        return min(choices, key=lambda choice: choice.way.terms.cost_s, default=None)
-
     def _choice(self, waiting: Waiting, now: float) -> Choice | None:
         """The one that was made, as long as nothing speaks for another."""
         choice = waiting.choice
-        if choice is not None and _takes_new(choice, now):
+        if choice is not None and choice.takes_new(now):
             if waiting.look_number == self._num_changes and waiting.looked_at == now:
                 return choice
             is_fresh = now - waiting.looked_at < LOOK_AGAIN_S
-            if is_fresh and self._lack(choice.way, waiting.ask, now) is not None:
+            if is_fresh and self._chooser.lack(choice.way, waiting.ask, now) is not None:
                 return choice
-        choice = self._choose(waiting.ask, now)
+        choice = self._chooser.choose(waiting.ask, now)
         if choice is not None:
-            before, waits = waiting.choice, self._lack(choice.way, waiting.ask, now) is not None
+            waits = self._chooser.lack(choice.way, waiting.ask, now) is not None
+            before = waiting.choice
             overdue = self._room.is_overdue(waiting, now)
-            if before is not None and waits and overdue and _takes_new(before, now):
+            if before is not None and waits and overdue and before.takes_new(now):
                 choice = before  # whose worker is kept free for it
             self._keep(waiting, choice, now)
         return choice
@@ -416,22 +314,10 @@ class Router:
         waiting.look_number = self._num_changes
         self._room.resize(waiting, prompt.seconds, prompt.num_tokens)
 
-    def _lack(self, way: Way, ask: Ask, now: float) -> Lack | None:
-        """What it has to wait for, if for anything: while its worker has enough to do, what is
-        known of all of them gets better."""
-        most = self.config.max_backlog_steps
-        if most is None or not self._policy.rebinds:
-            return None
-        computing = way.computing
-        step_s = full_step_s(computing.costs, computing.max_step_tokens)
-        if computing.max_step_tokens and computing.prompts.left_s(now) > most * step_s:
-            return Lack.DECODE_TIME if computing is way.decode else Lack.PREFILL_TIME
-        return None if self._num_places(way, ask) else Lack.ROOM
-
     def _place(self, waiting: Waiting, choice: Choice, now: float) -> Placement:
         ask, way = waiting.ask, choice.way
         self._num_changes += 1
-        self._policy.note_placed()
+        self._chooser.policy.note_placed()
         self._room.give(ask.request_id)
         seat, prompt = way.seat(ask, now), way.prompt(ask)
         self._ledger.give(ask.request_id, way.decode, seat, way.computing, prompt)
@@ -447,7 +333,7 @@ class Router:
 
     def _predict(self, worker: Worker, keys: Sequence[int], at: float) -> None:
         """A burst of siblings lands together, since the first one leads the way."""
-        if keys and self._shape is not None:
+        if keys and self._chooser.shape is not None:
             self.index.of(worker).predict(keys, at + PREDICTED_S)
 
     def _expire(self, now: float) -> None:
@@ -460,8 +346,4 @@ class Router:
 
     def _changed(self) -> None:
         self._num_changes += 1
-        self._fields.changed()
-
-
-def _takes_new(choice: Choice, now: float) -> bool:
-    return choice.way.computing.takes_new(now) and choice.way.decode.takes_new(now)
+        self._chooser.fields.changed()

@@ -12,7 +12,7 @@ from cluster.replicas.load_meter import LoadMeter, ingress_load
 from engine.errors import ConfigError
 from engine.step_times import TYPICAL_TOKENS
 from protos.events_pb2 import BlockCounts, LoadReport, StepTimes
-from router.router import AIMED
+from router.choosing import AIMED
 from router.workers import Leg
 from tests.router.world import World, busy
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from router.admission import Refusal, Refused
+from router.choosing import AIMED
 from router.config import RouterConfig
-from router.router import AIMED
 from router.workers import Leg
 from tests.router.world import World, busy
 

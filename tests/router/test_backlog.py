@@ -6,8 +6,9 @@ import pytest
 
 from protos.judging import SILENT_AFTER_S
 from router.backlog import Backlog
+from router.choosing import AIMED
 from router.config import RouterConfig
-from router.router import AIMED, MOST_LOOKED_AT
+from router.router import MOST_LOOKED_AT
 from router.workers import Leg
 from tests.router.world import COSTS, World, busy, keys
 

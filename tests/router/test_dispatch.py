@@ -3,9 +3,10 @@
 import pytest
 
 from protos.judging import SILENT_AFTER_S
+from router.choosing import AIMED
 from router.config import RouterConfig
 from router.pairing import Reason
-from router.router import AIMED, MOST_LOOKED_AT
+from router.router import MOST_LOOKED_AT
 from router.workers import Leg
 from tests.router.world import COSTS, STEP_TOKENS, World, busy, keys
 
