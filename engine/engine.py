@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step from its launch to its end."""
+    """A step from its launch to its end: what the scheduler has of it, and what the runner has."""
 
     step: ScheduledStep
     shape: StepShape
