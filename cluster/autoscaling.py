@@ -1,9 +1,9 @@
 """How many replicas each pool should have: the application's autoscaling policy.
 
 `decide` is the policy, a pure function; `scale` is what Ray Serve calls, in its controller. That
-has none of our code: Serve copies this module there by value, so it imports the standard library
-only. What it is told travels as plain numbers that replicas record: `WorkerLoad` or `IngressLoad`
-with `Objectives`.
+has none of our code: Serve copies this module there by value, and no other, so it is all in one
+file and imports the standard library only. What it is told travels as plain numbers that replicas
+record: `WorkerLoad` or `IngressLoad` with `Objectives`.
 
 All load is counted in replicas: 2.3 is what two replicas cannot hold within the objectives.
 Up at once and as far as needed; down after a hold in which fewer would always have held the load.
