@@ -1,5 +1,6 @@
 """Linear layers: own packed panels where the CPU has the instructions, torch for the rest."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,13 +12,13 @@ from engine.kernels.cpu.packing import IN_TILES, PANELS, Packing, WeightMemory
 from engine.kernels.cpu.product import FEW_ROWS, WIDEN_WORDS, WIDENED, product, widen_rows
 from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
 from engine.kernels.cpu.recording import empty, empty_rows
-from engine.kernels.cpu.tile_product import MOST_TOGETHER, tile_product
+from engine.kernels.cpu.tile_product import tile_product, tiles_together
 from engine.kernels.interface import Linear
 
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
 ONEDNN_PACK_ROWS = 64
 
-TOGETHER_BYTES = 1 << 20  # of panels, which stay in the second cache level
+TOGETHER = 8  # panels in one claim, at most
 # Rows whose products with a weight take as long as an element of the other kernels does; for fewer
 # the weight is read in that time.
 ROWS_PER_ELEMENT = 8
@@ -29,7 +30,8 @@ class Product(NamedTuple):
     multiply: Kernel
     packing: Packing
     widen_rows: Kernel | None = None  # for more than FEW_ROWS
-    claim_bytes: int | None = None  # of panels that a thread takes at once, at most
+    # Panels in one claim at most, by the number of rows and the bytes of a panel.
+    together: Callable[[int, int], int] = lambda rows, panel_bytes: TOGETHER
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -39,7 +41,7 @@ class Product(NamedTuple):
 def tile_product_of() -> Product:
     """With AMX."""
     multiply = Kernel(tile_product, "bf16_tiles", PRODUCT_WORDS)
-    return Product(multiply, IN_TILES, claim_bytes=TOGETHER_BYTES)
+    return Product(multiply, IN_TILES, together=tiles_together)
 
 
 def product_of(element: str) -> Product:
@@ -84,10 +86,7 @@ class PanelLinear:
         missing = -self._columns % product.packing.columns
         self._bias = None if bias is None else F.pad(bias.float(), (0, missing))
         self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
-        self._most_together = MOST_TOGETHER
-        if product.claim_bytes is not None:
-            fitting = product.claim_bytes // panels[:1].nbytes
-            self._most_together = min(MOST_TOGETHER, max(1, fitting))
+        self._panel_bytes = panels[:1].nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows, inputs = x.shape
@@ -112,7 +111,10 @@ class PanelLinear:
             out.data_ptr(),
             self._columns,
             rows,
-            min(max(1, self._panels.shape[0] // (2 * threads)), self._most_together),
+            min(
+                max(1, self._panels.shape[0] // (2 * threads)),
+                self._product.together(rows, self._panel_bytes),
+            ),
         )
         return out
 

@@ -32,11 +32,21 @@ BLOCK_BYTES = 2 * TILE_BYTES  # of a panel, for as many inputs
 BLOCK_LINES = BLOCK_BYTES // LINE_BYTES
 PART_BLOCKS = 8  # of 32 rows: 16 kB
 BESIDE = 2  # panels that pass a part: 8 kB of sums
-MOST_TOGETHER = 8  # panels in one claim
+# Panels in one claim, by the number of rows: those of few rows are one stream, and those of very
+# many read the rows themselves from further away.
+TOGETHER_BY_ROWS = (ROWS, 8), (512, 2), (1 << 62, 4)
+TOGETHER_BYTES = 1 << 20  # of them, which stay in the second cache level
 AHEAD_BYTES = 16 << 10  # that what nobody has fetched is asked for
 PANEL_BYTES = COLUMNS * ROWS * 4  # of sums
 SUMS_ROW = COLUMNS * 4
 PANEL = LINE_BYTES, BLOCK_BYTES, TILE_BYTES  # from row to row, step to step, and tile to tile
+
+
+def tiles_together(rows: int, panel_bytes: int) -> int:
+    """Panels in one claim, at most. Many rows take so long with each that a thread which has none
+    left would wait long for those that another has claimed, and has claimed ahead."""
+    most = next(panels for most_rows, panels in TOGETHER_BY_ROWS if rows <= most_rows)
+    return max(1, min(most, TOGETHER_BYTES // panel_bytes))
 
 
 def tile_product(job: Any) -> None:
