@@ -17,6 +17,7 @@ from cluster.openai.request_limits import RequestLimits
 from cluster.rate_limit import Rates
 from cluster.served_model import ServedModel
 from tests.cluster.fake_fleet import fleet as fleet
+from tests.cluster.fake_fleet import make_fleet as make_fleet
 from tests.cluster.fakes import FakeBackend, Script, small_model
 
 

@@ -39,8 +39,8 @@ INCARNATION = 5
 END = FinishReason.LENGTH
 
 
-def make_pools() -> Pools:
-    return Pools(Plane(), RELEASE, Router(RouterConfig(), Random(0)))
+def make_pools(router: RouterConfig | None = None) -> Pools:
+    return Pools(Plane(), RELEASE, Router(router or RouterConfig(), Random(0)))
 
 
 class Loads(WorkerEventsServicer):
@@ -98,13 +98,17 @@ class Fleet:
     async def add(self, leg: Leg = Leg.DECODE, worker: FakeWorker | None = None) -> FakeWorker:
         """Ready for use when it returns."""
         worker = worker or FakeWorker()
-        await worker.start()
-        self.workers[worker.address] = worker
+        await self.start(worker)
         self.name_again(worker, leg)
         if leg is Leg.DECODE:
             await self.relay.pools.first_description()
         await until(lambda: self._is_usable(leg, worker))
         return worker
+
+    async def start(self, worker: FakeWorker) -> None:
+        """The relay knows nothing of it."""
+        await worker.start()
+        self.workers[worker.address] = worker
 
     async def hear(self, worker: FakeWorker, leg: Leg = Leg.DECODE) -> None:
         """Until the router knows what its report says now."""
@@ -135,12 +139,31 @@ class Fleet:
             await worker.die()
 
 
+class MakeFleet:
+    """Closes each, whatever becomes of the test. A server of gRPC's that outlives its loop raises
+    wherever the garbage collector finds it: in pytest too, which then reports no failure at all."""
+
+    def __init__(self) -> None:
+        self.made: list[Fleet] = []
+
+    def __call__(
+        self, config: RelayConfig | None = None, router: RouterConfig | None = None
+    ) -> Fleet:
+        self.made.append(Fleet(Relay(make_pools(router), config)))
+        return self.made[-1]
+
+
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    relay = Relay(make_pools(), RelayConfig(max_wait_s=5.0))
-    fleet = Fleet(relay)
-    yield fleet
-    await fleet.close()
+async def make_fleet() -> AsyncIterator[MakeFleet]:
+    make = MakeFleet()
+    yield make
+    for fleet in make.made:
+        await fleet.close()
+
+
+@pytest.fixture
+def fleet(make_fleet: MakeFleet) -> Fleet:
+    return make_fleet(RelayConfig(max_wait_s=5.0))
 
 
 def request(name: str = "a", n: int = 1) -> GenerationRequest:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from random import Random
 
 import httpx
 
 from cluster.http import build_app
-from cluster.pools import Pools
 from cluster.relay import Relay, RelayConfig
 from decode_worker.answerer import LocalPrefill, Route
 from engine.request import ChoiceDelta
-from protos.rpc import Plane
 from router.config import RouterConfig
-from router.router import Router
 from router.workers import Leg
-from tests.cluster.fake_fleet import END, RELEASE, FakeWorker, Fleet, make_pools, request
+from tests.cluster.fake_fleet import END, FakeWorker, Fleet, MakeFleet, request
 from tests.cluster.fakes import small_model
 from tests.decode_worker.fakes import PushedStream
 
@@ -97,9 +93,8 @@ async def test_a_prefill_worker_that_comes_later_has_yet_to_hand_over(fleet: Fle
         assert len(decode.answerer.streams) == 2
 
 
-async def test_with_never_nothing_is_well_without_prefill_workers() -> None:
-    pools = Pools(Plane(), RELEASE, Router(RouterConfig(may_stay=False), Random(0)))
-    fleet = Fleet(Relay(pools, RelayConfig(LocalPrefill.NEVER)))
+async def test_with_never_nothing_is_well_without_prefill_workers(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(RelayConfig(LocalPrefill.NEVER), RouterConfig(may_stay=False))
     decode, prefill = await with_quick_decode(fleet), await with_slow_prefill(fleet)
     async with front(fleet.relay) as client:
         asked = asyncio.create_task(client.get("/ready"))
@@ -112,12 +107,11 @@ async def test_with_never_nothing_is_well_without_prefill_workers() -> None:
             assert "no prefill worker answers" in refused.text
         await with_slow_prefill(fleet)
         assert (await client.get("/ready")).status_code == 200
-    await fleet.close()
 
 
-async def test_a_prefill_worker_that_leaves_before_it_is_asked() -> None:
+async def test_a_prefill_worker_that_leaves_before_it_is_asked(make_fleet: MakeFleet) -> None:
     """The one who asked is told; the next one needs it no more."""
-    fleet = Fleet(Relay(make_pools(), RelayConfig(max_wait_s=0.5)))
+    fleet = make_fleet(RelayConfig(max_wait_s=0.5))
     decode, prefill = await with_quick_decode(fleet), await with_slow_prefill(fleet)
     decode.loads.report.step_times.prompt_token_s = 1.0
     decode.loads.report.num_queued_tokens = prefill.loads.report.num_queued_tokens = 5000
@@ -135,4 +129,3 @@ async def test_a_prefill_worker_that_leaves_before_it_is_asked() -> None:
         asked = asyncio.create_task(client.get("/ready"))
         answer(await decode.stream())
         assert (await asked).status_code == 200
-    await fleet.close()

@@ -7,13 +7,11 @@ import json
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from random import Random
 
 import pytest
 
-from cluster.pools import Pools
 from cluster.published import metadata_of
-from cluster.relay import Relay, RelayConfig
+from cluster.relay import RelayConfig
 from cluster.routing_view import routing_view
 from engine.errors import DeadlineError, EngineError, QueueFullError, UnavailableError
 from engine.request import (
@@ -24,10 +22,8 @@ from engine.request import (
 from kv_cache.events import DIGEST_MODULUS, EventBatch, Stored, name_digest
 from kv_cache.names import cache_identity, name_blocks, root_name
 from protos.events_pb2 import BlockCounts, LoadReport
-from protos.rpc import Plane
 from router.ask import Ask, Placement
 from router.config import RouterConfig
-from router.router import Router
 from router.workers import Leg, Worker
 from tests.cluster.fake_fleet import (
     END,
@@ -35,7 +31,7 @@ from tests.cluster.fake_fleet import (
     RELEASE,
     FakeWorker,
     Fleet,
-    make_pools,
+    MakeFleet,
     next_tokens,
     next_update,
     request,
@@ -43,8 +39,8 @@ from tests.cluster.fake_fleet import (
 )
 
 
-async def test_nobody_there_is_said_after_a_while() -> None:
-    relay = Relay(make_pools(), RelayConfig(max_new_wait_s=0.6))
+async def test_nobody_there_is_said_after_a_while(make_fleet: MakeFleet) -> None:
+    relay = make_fleet(RelayConfig(max_new_wait_s=0.6)).relay
     stream = relay.submit(request())
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="no decode worker"):
@@ -53,7 +49,6 @@ async def test_nobody_there_is_said_after_a_while() -> None:
     with pytest.raises(UnavailableError):
         relay.check_health()
     stream.close()
-    await relay.pools.close()
 
 
 @pytest.mark.parametrize("reads", ["before it died", "afterwards"])
@@ -86,12 +81,14 @@ async def test_who_waited_for_a_worker_that_died_waits_for_the_next(
         stream.close()
 
 
-async def test_many_that_wait_look_around_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_that_wait_look_around_together(
+    make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each by itself twice a second, ten thousand took most of an ingress's core."""
     for module in ("cluster.relay", "cluster.relay_stream"):
         monkeypatch.setattr(f"{module}.CHECK_S", 0.02)
-    relay = Relay(make_pools(), RelayConfig(max_wait_s=0.3))
-    fleet = Fleet(relay)
+    fleet = make_fleet(RelayConfig(max_wait_s=0.3))
+    relay = fleet.relay
     worker = FakeWorker()
     room = [BlockCounts(total=1000, free=1000)]
     worker.loads.report = LoadReport(max_sequences=1, num_running=1, block_size=16, blocks=room)
@@ -125,7 +122,6 @@ async def test_many_that_wait_look_around_together(monkeypatch: pytest.MonkeyPat
             await one
     for stream in streams:
         stream.close()
-    await fleet.close()
 
 
 async def test_prompts_go_to_the_prefill_worker_with_the_shortest_queue(fleet: Fleet) -> None:
@@ -204,10 +200,9 @@ async def test_one_look_serves_all_that_ends_in_a_turn_of_the_loop(
     assert len(looks) == 1
 
 
-async def test_who_would_be_late_is_told_when_to_come_again() -> None:
-    config = RouterConfig(ttft_objective_s=1.0)
-    relay = Relay(Pools(Plane(), RELEASE, Router(config, Random(0))), RelayConfig())
-    fleet = Fleet(relay)
+async def test_who_would_be_late_is_told_when_to_come_again(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(router=RouterConfig(ttft_objective_s=1.0))
+    relay = fleet.relay
     decode = FakeWorker()
     decode.loads.report.step_times.prompt_token_s = 0.001
     decode.loads.report.num_queued_tokens = 5000
@@ -218,7 +213,6 @@ async def test_who_would_be_late_is_told_when_to_come_again() -> None:
     assert 1.0 < refused.value.retry_after_s < 5.0
     stream.close()
     assert relay.router.num_under_way == 0
-    await fleet.close()
 
 
 async def test_who_waits_at_the_router_goes_when_there_is_time(fleet: Fleet) -> None:
@@ -261,10 +255,11 @@ async def test_an_answer_that_has_come_leaves_room_for_others_before_it_is_read(
         stream.close()
 
 
-async def test_with_never_a_prompt_waits_for_a_prefill_worker_to_come() -> None:
-    router = Router(RouterConfig(may_stay=False), Random(0))
-    relay = Relay(Pools(Plane(), RELEASE, router), RelayConfig(max_new_wait_s=0.05))
-    fleet = Fleet(relay)
+async def test_with_never_a_prompt_waits_for_a_prefill_worker_to_come(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet(RelayConfig(max_new_wait_s=0.05), RouterConfig(may_stay=False))
+    relay = fleet.relay
     decode = await fleet.add()
     stream = relay.submit(request())
     reading = asyncio.create_task(next_tokens(stream))
@@ -277,7 +272,6 @@ async def test_with_never_a_prompt_waits_for_a_prefill_worker_to_come() -> None:
     answer.push(ChoiceDelta(0, [1], finish_reason=END))
     assert await reading == [1]
     stream.close()
-    await fleet.close()
 
 
 async def test_a_long_prompt_is_named_off_the_loop(fleet: Fleet) -> None:
@@ -303,16 +297,12 @@ async def test_a_prompt_whose_blocks_get_no_names_fails(fleet: Fleet) -> None:
 
 
 async def test_workers_of_another_release_are_not_used(fleet: Fleet) -> None:
-    worker = FakeWorker()
-    await worker.start()
-    pools = fleet.relay.pools
-    ours = FakeWorker()
-    await ours.start()
+    pools, worker, ours = fleet.relay.pools, FakeWorker(), FakeWorker()
+    for one in (worker, ours):
+        await fleet.start(one)
     named = {"x": metadata_of(worker.worker, "another"), "y": metadata_of(ours.worker, RELEASE)}
     pools.update(Leg.DECODE, named)
     await pools.first_description()
     await until(lambda: ours.worker in pools.usable(Leg.DECODE))
     assert [one.worker for one in pools.router.accounts(Leg.DECODE)] == [ours.worker]
     assert (worker.sessions.num_sessions, ours.sessions.num_sessions) == (0, 1)
-    await ours.die()
-    await worker.die()

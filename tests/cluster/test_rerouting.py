@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.relay import Relay, RelayConfig
+from cluster.relay import RelayConfig
 from cluster.relay_stream import RelayStream
 from cluster.session import SessionBackend
 from engine.errors import QueueFullError, RequestError, StepError
@@ -21,7 +21,7 @@ from tests.cluster.fake_fleet import (
     END,
     FakeWorker,
     Fleet,
-    make_pools,
+    MakeFleet,
     next_tokens,
     next_update,
     request,
@@ -289,9 +289,11 @@ async def test_a_replica_that_serve_names_again_is_used_again(fleet: Fleet) -> N
     await until(lambda: fleet.relay.pools.usable(Leg.DECODE) == [worker.worker])
 
 
-async def test_a_worker_that_answers_and_makes_no_step_loses_its_requests() -> None:
-    relay = Relay(make_pools(), RelayConfig(stall_s=0.2))
-    fleet = Fleet(relay)
+async def test_a_worker_that_answers_and_makes_no_step_loses_its_requests(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet(RelayConfig(stall_s=0.2))
+    relay = fleet.relay
     stuck = await fleet.add()
     stream = relay.submit(request())
     answer = await stuck.stream()
@@ -308,7 +310,6 @@ async def test_a_worker_that_answers_and_makes_no_step_loses_its_requests() -> N
     assert await reading == [2]
     assert relay.reroutes == {"stuck": 1}
     stream.close()
-    await fleet.close()
 
 
 async def test_a_worker_that_was_stuck_and_goes_on_is_as_good_as_any(fleet: Fleet) -> None:
