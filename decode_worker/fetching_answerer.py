@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route, SubmittedRequest
 from decode_worker.policy import (
+    DECISIONS,
     Decision,
     Prospect,
     Reason,
@@ -87,7 +88,7 @@ class FetchingAnswerer:
         self._fetcher = fetcher
         self._cores = cores
         self._under_way = UnderWay()
-        self.decisions: Counter[Decision] = Counter()
+        self.decisions = Counter(dict.fromkeys(DECISIONS, 0))
 
     def submit(self, submitted: SubmittedRequest) -> FetchingStream:
         request, route = submitted.request, submitted.route

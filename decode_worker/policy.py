@@ -38,6 +38,13 @@ class Decision(NamedTuple):
     reason: Reason
 
 
+# All that there are, for whoever counts them.
+DECISIONS = (
+    *(Decision(True, reason) for reason in (Reason.ASKED, Reason.SOONER, Reason.UNKNOWN)),
+    *(Decision(False, reason) for reason in Reason if reason is not Reason.UNKNOWN),
+)
+
+
 class Station(NamedTuple):
     """A worker as a prompt's token meets it."""
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decode_worker.policy import (
+    DECISIONS,
     FETCHING_S,
     Decision,
     Prospect,
@@ -139,3 +140,4 @@ def test_a_decision_has_a_reason(
     prospects: list[Prospect], threshold: int | None, decision: Decision
 ) -> None:
     assert decide(prospects, threshold, num_prompt_tokens=100) == decision
+    assert decision in DECISIONS

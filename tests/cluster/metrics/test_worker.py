@@ -18,6 +18,7 @@ from cluster.metrics.page import Page
 from cluster.metrics.worker import worker_collectors
 from cluster.relay import Relay
 from decode_worker.answerer import LocalPrefill
+from decode_worker.policy import Decision, Reason
 from engine.sampling import SamplingParams
 from kv_transfer.quarantine import Quarantine
 from prefill_worker.node import Node
@@ -36,6 +37,11 @@ from tests.kv_transfer.test_quarantine import unfinished
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 (PROMPT,) = random_prompts(1, 100, 100, seed=4)
 STATES = ("free", "held", "cached", "quarantined")
+ENDS = ("done", "not_held", "failed", "cancelled")
+DECISIONS = {
+    "remote": ("asked", "sooner", "unknown"),
+    "local": ("asked", "sooner", "short", "shared", "alone", "shunned"),
+}
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -95,6 +101,34 @@ async def test_hand_offs_are_counted_on_both_sides(pair: WorkerPair) -> None:
     assert value(prefill, "leases") == 0
     assert value(prefill, "handoff_commits_total", verdict="held") == 1
     assert value(prefill, "handoff_commits_total", verdict="refused") == 0
+
+
+async def test_a_hand_off_that_was_not_held_is_counted_on_both_sides(tmp_path: Path) -> None:
+    folder = str(make_tiny("llama", tmp_path).folder)
+    engines = make_engine(folder), make_engine(folder)
+    pair = await WorkerPair.start(*engines, ("inprocess",), "holder.commit=release")
+    told = await pair.ask(PROMPT, PARAMS, LocalPrefill.AUTO)
+    assert len(told.tokens[0]) == 3
+    await pair.check_idle()
+    prefill, decode = samples_of(pair.prefill), samples_of(pair.decode)
+    by = {"connector": "inprocess"}
+    ends = {end: value(decode, "handoffs_total", end=end, **by) for end in ENDS}
+    assert ends == {**dict.fromkeys(ENDS, 0), "not_held": 1}
+    assert value(decode, "fetches_total", outcome="computed_here") == 1
+    assert value(decode, "prefill_decisions_total", where="remote", reason="unknown") == 1
+    assert value(prefill, "handoff_commits_total", verdict="refused") == 1
+    assert value(prefill, "handoff_commits_total", verdict="held") == 0
+    await pair.stop()
+
+
+async def test_each_decision_is_counted_by_where_and_why(pair: WorkerPair) -> None:
+    every = [(where, reason) for where, reasons in DECISIONS.items() for reason in reasons]
+    for number, (where, reason) in enumerate(every, 1):
+        pair.decode.answerer.decisions[Decision(where == "remote", Reason(reason))] = number
+    page = samples_of(pair.decode)
+    for number, (where, reason) in enumerate(every, 1):
+        by = {"where": where, "reason": reason}
+        assert value(page, "prefill_decisions_total", **by) == number
 
 
 async def test_a_prompt_is_shown_that_another_worker_is_to_compute(pair: WorkerPair) -> None:
@@ -203,8 +237,11 @@ async def test_what_has_not_happened_is_counted_as_nothing(pair: WorkerPair) -> 
         assert value(own, "router_placements_total", reason=reason) == 0
     for outcome in ("delivered", "fetched_again", "computed_here", "failed", "cancelled"):
         assert value(decode, "fetches_total", outcome=outcome) == 0
-    for end in ("done", "not_held", "failed", "cancelled"):
+    for end in ENDS:
         assert value(decode, "handoffs_total", connector="inprocess", end=end) == 0
+    for where, reasons in DECISIONS.items():
+        for reason in reasons:
+            assert value(decode, "prefill_decisions_total", where=where, reason=reason) == 0
 
 
 def relay_page(reroutes: Counter[str], router: Router | None = None) -> Page:
