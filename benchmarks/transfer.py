@@ -28,7 +28,7 @@ from benchmarks.transfer_pools import BLOB_BYTES, BenchPool
 from benchmarks.transfer_sides import BareCma, BareSocket, ConnectorSide, Memcpy, Side
 from kv_cache.events import new_incarnation
 from kv_transfer.connector import Connector
-from kv_transfer.nixl_connector import default_lanes
+from kv_transfer.nixl_connector import NixlConfig
 from kv_transfer.registry import ConnectorConfig, open_connector
 
 MIB = 1 << 20
@@ -114,7 +114,7 @@ class Benchmark:
         if "socket" in self._names:
             self.sides[BARE_SOCKET] = BareSocket(self.ours, info["bare_port"])
         if "nixl" in self._names:
-            lanes = default_lanes()
+            lanes = NixlConfig().lanes
             self.sides[BARE_CMA] = BareCma(self.ours, info["pid"], info["addresses"], lanes)
 
     async def _open(self, stack: AsyncExitStack, name: str, pool: BenchPool) -> Connector:

@@ -28,20 +28,17 @@ _HOST_BYTES = 16
 @dataclass(frozen=True)
 class NixlConfig:
     """`lanes`: agents that read side by side, each on a thread of its own while it copies; over
-    CMA one thread copies at half of a memcpy's rate. None: two where there are cores for it.
+    CMA one thread copies at half of a memcpy's rate. On a single core two take as long as one, and
+    a READ that holds up its thread leaves the others one.
 
     A peer's first READ with an agent takes up to five of the holder's periods, then none: so the
     holder polls seldom, but after it was asked for its metadata.
     """
 
-    lanes: int | None = None
+    lanes: int = 2
     beyond_host: bool = True  # or else peers on other hosts are left to another connector
     idle_period_s: float = 0.050  # half a percent of a core; 2 % at 10 ms
     hurried_period_s: float = 0.001
-
-
-def default_lanes() -> int:
-    return min(2, len(os.sched_getaffinity(0)))
 
 
 class NixlConnector:
@@ -64,8 +61,7 @@ class NixlConnector:
         self._secret = secret
         self._config = config
         self._backlog: Backlog[Piece] = Backlog()
-        num_lanes = config.lanes or default_lanes()
-        periods = [config.idle_period_s] + [_LANE_PERIOD_S] * (num_lanes - 1)
+        periods = [config.idle_period_s] + [_LANE_PERIOD_S] * (config.lanes - 1)
         self._lanes = [
             Lane(f"nixl-lane-{i}", regions, self._backlog, period, faults)
             for i, period in enumerate(periods)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from kv_transfer import nixl_lane
 from kv_transfer.block_pairs import Blocks
 from kv_transfer.connector import PoolRegion, Read
 from kv_transfer.errors import LinkLost, TransferError
+from kv_transfer.faults import POSTED, Faults
 from kv_transfer.nixl import RemoteName, Transfer
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.pool_description import PoolDescription
@@ -144,6 +146,28 @@ async def test_a_peer_whose_reads_never_end_holds_up_nobody_else(connector: Nixl
         await asyncio.wait_for(good(2).ended, 30)
     assert posted(connector).count(RemoteName("hung")) == nixl_lane._MAX_OPEN
     assert not any(read.ended.done() for read in reads)
+
+
+async def test_a_read_that_holds_up_its_thread_leaves_others_one_however_few_cores_there_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nixl_lane, "Agent", FakeAgent)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    file = tmp_path / "faults"
+    file.write_text("")
+    faults = Faults(f"@{file}")
+    connector = await NixlConnector.open(Pool(GROUPS).regions, 1, faults=faults)
+    good = await reading(connector, GOOD)
+    await asyncio.wait_for(good(1).ended, 30)
+    file.write_text(f"{POSTED}=hold")
+    held = good(1)
+    await until(lambda: f"held at {POSTED}" in caplog.messages)
+    for _ in range(3):
+        await asyncio.wait_for(good(1).ended, 30)
+    assert not held.ended.done()
+    file.write_text("")
+    await asyncio.wait_for(held.ended, 30)
+    await connector.close()
 
 
 async def test_reads_that_were_given_up_hold_up_nobody_of_their_own_peer(
