@@ -26,15 +26,15 @@ _FIRST_GUESS = 128
 class RelayConfig:
     """`max_lost_workers`: a request that so many workers died under is the likely cause. A
     worker that did not say that the request had come may have been dead before, as when a
-    whole machine goes; one such more is forgiven. `max_wait_s`: for a worker to come, where
-    there is none, of a request that has seen one; `max_new_wait_s`: of a new one, whose client can
+    whole machine goes; one such more is forgiven. `max_alone_s`: for a worker to come, where
+    there is none, of a request that has seen one; `max_new_alone_s`: of a new one, whose client can
     ask elsewhere. `stall_s`: a worker that has made no step for so long, though it answers, loses
     its requests to others. `soonest_priority`: the lowest that a request may have."""
 
     local_prefill: LocalPrefill = LocalPrefill.AUTO
     max_lost_workers: int = 2
-    max_wait_s: float = 30.0
-    max_new_wait_s: float = 0.8
+    max_alone_s: float = 30.0
+    max_new_alone_s: float = 0.8
     max_candidates: int = 3
     stall_s: float = 10.0
     soonest_priority: int = 0

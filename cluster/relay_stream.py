@@ -207,7 +207,7 @@ class RelayStream(Routed):
                 raise self._problem
             now = time.monotonic()
             self._hopes = self._hopes or pools.has_decode(self._without)
-            most_s = config.max_wait_s if self._hopes else config.max_new_wait_s
+            most_s = config.max_alone_s if self._hopes else config.max_new_alone_s
             missing = pools.missing(self._without, self._may_stay)
             if missing is None:
                 alone_since = None

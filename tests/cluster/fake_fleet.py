@@ -163,7 +163,7 @@ async def make_fleet() -> AsyncIterator[MakeFleet]:
 
 @pytest.fixture
 def fleet(make_fleet: MakeFleet) -> Fleet:
-    return make_fleet(RelayConfig(max_wait_s=5.0))
+    return make_fleet(RelayConfig(max_alone_s=5.0))
 
 
 def request(name: str = "a", n: int = 1) -> GenerationRequest:

@@ -111,7 +111,7 @@ async def test_with_never_nothing_is_well_without_prefill_workers(make_fleet: Ma
 
 async def test_a_prefill_worker_that_leaves_before_it_is_asked(make_fleet: MakeFleet) -> None:
     """The one who asked is told; the next one needs it no more."""
-    fleet = make_fleet(RelayConfig(max_wait_s=0.5))
+    fleet = make_fleet(RelayConfig(max_alone_s=0.5))
     decode, prefill = await with_quick_decode(fleet), await with_slow_prefill(fleet)
     decode.loads.report.step_times.prompt_token_s = 1.0
     decode.loads.report.num_queued_tokens = prefill.loads.report.num_queued_tokens = 5000

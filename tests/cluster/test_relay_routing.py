@@ -40,12 +40,12 @@ from tests.cluster.fake_fleet import (
 
 
 async def test_nobody_there_is_said_after_a_while(make_fleet: MakeFleet) -> None:
-    relay = make_fleet(RelayConfig(max_new_wait_s=0.6)).relay
+    relay = make_fleet(RelayConfig(max_new_alone_s=0.6)).relay
     stream = relay.submit(request())
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="no decode worker"):
         await next_update(stream)
-    assert 0.6 <= time.monotonic() - began < 10.0 < relay.config.max_wait_s
+    assert 0.6 <= time.monotonic() - began < 10.0 < relay.config.max_alone_s
     with pytest.raises(UnavailableError):
         relay.check_health()
     stream.close()
@@ -55,7 +55,7 @@ async def test_nobody_there_is_said_after_a_while(make_fleet: MakeFleet) -> None
 async def test_who_waited_for_a_worker_that_died_waits_for_the_next(
     fleet: Fleet, reads: str
 ) -> None:
-    fleet.relay.config = replace(fleet.relay.config, max_new_wait_s=0.6)
+    fleet.relay.config = replace(fleet.relay.config, max_new_alone_s=0.6)
     worker = FakeWorker()
     room = [BlockCounts(total=1000, free=1000)]
     worker.loads.report = LoadReport(max_sequences=1, block_size=16, blocks=room)
@@ -87,7 +87,7 @@ async def test_many_that_wait_look_around_together(
     """Each by itself twice a second, ten thousand took most of an ingress's core."""
     for module in ("cluster.relay", "cluster.relay_stream"):
         monkeypatch.setattr(f"{module}.CHECK_S", 0.02)
-    fleet = make_fleet(RelayConfig(max_wait_s=0.3))
+    fleet = make_fleet(RelayConfig(max_alone_s=0.3))
     relay = fleet.relay
     worker = FakeWorker()
     room = [BlockCounts(total=1000, free=1000)]
@@ -258,7 +258,7 @@ async def test_an_answer_that_has_come_leaves_room_for_others_before_it_is_read(
 async def test_with_never_a_prompt_waits_for_a_prefill_worker_to_come(
     make_fleet: MakeFleet,
 ) -> None:
-    fleet = make_fleet(RelayConfig(max_new_wait_s=0.05), RouterConfig(may_stay=False))
+    fleet = make_fleet(RelayConfig(max_new_alone_s=0.05), RouterConfig(may_stay=False))
     relay = fleet.relay
     decode = await fleet.add()
     stream = relay.submit(request())

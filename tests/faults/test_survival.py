@@ -206,7 +206,7 @@ async def test_workers_of_other_weights_are_no_fellows(
     assert {worker in strangers for worker in fleet.prefill} == {True}
     num_steps = [(await worker.load()).num_steps for worker in strangers]
     try:
-        async with mixed.ingress(RelayConfig(max_wait_s=WAIT_S)) as relay:
+        async with mixed.ingress(RelayConfig(max_alone_s=WAIT_S)) as relay:
             mixed.meet(fleet)
             await Wave(relay, jobs).check(expected)
             assert not relay.pools.usable(Leg.PREFILL)
@@ -256,7 +256,7 @@ async def test_prefill_workers_that_are_killed(fleet: Fleet, expected: Expected)
 async def test_all_decode_workers_are_killed(fleet: Fleet, expected: Expected) -> None:
     """Who comes then is told so at once; who was there before waits for others to come."""
     await fleet.mend(Leg.DECODE)
-    async with fleet.ingress(RelayConfig(max_wait_s=WAIT_S)) as relay, http_front(relay) as client:
+    async with fleet.ingress(RelayConfig(max_alone_s=WAIT_S)) as relay, http_front(relay) as client:
         wave = Wave(relay, JOBS)
         await wave.reach(20)
         for worker in fleet.decode:
