@@ -5,11 +5,11 @@ Reads nothing but its arguments. Fields stand by their names in protos/ingress.p
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS
 from cluster.openai.request_limits import MAX_SALT_CHARS, NOT_IN_SALTS, RequestLimits
+from cluster.seeds import draw_seed
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
 from engine.generation_defaults import RECOMMENDED, GenerationDefaults
@@ -73,8 +73,7 @@ def _completed(
         if value is not None:
             setattr(params, name, value)
     params.max_tokens = min(defaults.max_new_tokens or DEFAULT_MAX_TOKENS, room)
-    # Drawn here, so that every worker that a request meets draws the same tokens.
-    params.seed = secrets.randbits(63)
+    params.seed = draw_seed()
     params.MergeFrom(said)
     return params
 

@@ -4,7 +4,6 @@ Making a plan is all the work before the engine's; it reads nothing but its argu
 long one is made on another thread.
 """
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +13,7 @@ from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequ
 from cluster.openai.request_limits import MAX_NAMED_TOKENS, RequestLimits
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar
+from cluster.seeds import draw_seed
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
 from engine.sampling import SamplingParams
@@ -86,7 +86,7 @@ def plan_completion(
         params = replace(params, prompt_logprobs=most_logprobs)
     options = _options(request, request.logprobs, echo=request.echo, echo_only=echo_only)
     draws_seeds = request.seed is None and len(prompts) > 1
-    seeds = tuple(secrets.randbits(63) for _ in prompts) if draws_seeds else ()
+    seeds = tuple(draw_seed() for _ in prompts) if draws_seeds else ()
     return _checked(Plan(prompts, params, options, *_beside(request), seeds), model, most)
 
 

@@ -1,9 +1,7 @@
 """The parameters that completions and chat share, and what they are where a client is silent."""
 
-import os
 import re
 from functools import cached_property
-from random import Random
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -18,15 +16,12 @@ from cluster.openai.structured import (
     StructuredOutputs,
     read_grammar,
 )
+from cluster.seeds import draw_seed
 from engine.errors import RequestError
 from engine.generation_defaults import RECOMMENDED, GenerationDefaults
 from engine.sampling import SamplingParams
 
 _ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
-# Of seeds; of its own, so that ids tell nothing of them.
-_random = Random()
-_draw = _random.getrandbits
-os.register_at_fork(after_in_child=_random.seed)
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
 
@@ -157,8 +152,7 @@ class SamplingFields(Body):
         for name in _TUPLES:
             if name in values:
                 values[name] = tuple(values[name])
-        # Drawn here, so that every worker that a request meets draws the same tokens.
-        values.setdefault("seed", _draw(63))
+        values.setdefault("seed", draw_seed())
         named = self.named_grammar
         return SamplingParams(
             **values,
