@@ -44,7 +44,6 @@ _GEMMA3 = Family(
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
-        "hidden_activation": "gelu_pytorch_tanh",
     },
 )
 
@@ -85,7 +84,6 @@ FAMILIES: Mapping[str, Family] = {
             "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
             "sliding_window_pattern": 2,
-            "hidden_activation": "gelu_pytorch_tanh",
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },

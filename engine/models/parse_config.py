@@ -129,8 +129,10 @@ def _layers(config: JsonConfig, family: Family, head_dim: int) -> tuple[LayerCon
 
 
 def _activation(config: JsonConfig, family: Family) -> str:
-    key = "hidden_activation" if family.gemma else "hidden_act"
-    name = config.optional_text(key) or "silu"
+    key, usual = (
+        ("hidden_activation", "gelu_pytorch_tanh") if family.gemma else ("hidden_act", "silu")
+    )
+    name = config.optional_text(key) or usual
     if name not in _ACTIVATIONS:
         raise config.fail(key, f"{name!r}, must be one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]

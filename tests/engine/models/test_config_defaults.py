@@ -86,6 +86,20 @@ def test_a_null_is_as_many_heads_as_queries_have(architecture: str, tmp_path: Pa
     check(architecture, {"num_key_value_heads": None}, tmp_path)
 
 
+@pytest.mark.parametrize("architecture", TYPES)
+def test_a_null_activation_is_the_class_s_own(architecture: str) -> None:
+    """Which transformers refuses by now, and took for it in the first Gemma."""
+    name = "hidden_activation" if "Gemma" in architecture else "hidden_act"
+
+    def read(said: dict[str, Any]) -> str:
+        values = {"architectures": [architecture], **NEEDED, **said}
+        if TYPES[architecture] == "gemma3":
+            values["text_config"] = {**NEEDED, **said}
+        return parse_decoder(JsonConfig(values, "config.json")).activation
+
+    assert read({name: None}) == read({})
+
+
 def check(architecture: str, said: dict[str, Any], tmp_path: Path) -> None:
     own = {**NEEDED, **said}
     values: dict[str, Any] = {"architectures": [architecture], "model_type": TYPES[architecture]}
