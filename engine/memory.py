@@ -8,12 +8,17 @@ from kv_cache.config import blocks_needed
 from kv_cache.layout import BlockLayout, KvFormat, KvGroup
 
 NULL_BLOCKS = 1  # block 0 of every pool is never handed out
+KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
 
 def format_bytes(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
+    if num_bytes >= GIB:
+        return f"{num_bytes / GIB:.2f} GiB"
+    if num_bytes >= MIB:
+        return f"{num_bytes / MIB:.1f} MiB"
+    return f"{num_bytes / KIB:.1f} KiB" if num_bytes >= KIB else f"{num_bytes:.0f} bytes"
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """1 where no format of the cache that is served has room for a sequence."""
     # the engine's own checks of the knobs that both have
     config = EngineConfig(
         device=arguments.device, dtype=arguments.dtype, block_size=arguments.block_size
@@ -57,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     capacity = plan_capacity(replace(config, max_model_len=context), model, memory)
     text = json.dumps(capacity.as_dict(), indent=2) if arguments.json else as_table(capacity)
     answer(text)
-    return 0
+    fits = any(row.served and row.problem is None for row in capacity.formats)
+    return 0 if fits else 1
 
 
 def as_table(capacity: "Capacity") -> str:
@@ -95,9 +97,9 @@ def _shares(capacity: "Capacity") -> str:
         used = f"{capacity.gpu_memory_utilization} of {memory} is used"
         held = f"others {format_bytes(capacity.held_bytes)}, " if capacity.held_bytes else ""
         return f"on cuda {used}: {held}{weights}, steps {steps}, {left} left for the cache"
+    tables, memory = format_bytes(capacity.table_bytes), format_bytes(capacity.memory_bytes)
+    shares = f"on cpu {weights} and tables {tables} of {memory}, {left} left for the cache"
+    if not capacity.cache_bytes:
+        return shares
     default = format_bytes(capacity.default_cache_bytes)
-    return (
-        f"on cpu {weights} and tables {format_bytes(capacity.table_bytes)} of"
-        f" {format_bytes(capacity.memory_bytes)}, {left} left for the cache;\n"
-        f"an engine takes {default} of that where kv_cache_memory_bytes does not say"
-    )
+    return f"{shares};\nan engine takes {default} of that where kv_cache_memory_bytes does not say"

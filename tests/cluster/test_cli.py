@@ -411,7 +411,7 @@ def test_a_plan_says_what_does_not_fit_and_what_would(capsys: pytest.CaptureFixt
     longest = table.rsplit("has ", 1)[1].split()[0]
     assert cli.main([*on_cpu, "20MB", "--context", longest]) == 0
     assert "fp32:" not in capsys.readouterr().out
-    assert cli.main([*on_cpu, "5MB"]) == 0
+    assert cli.main([*on_cpu, "5MB"]) == 1
     assert "of 4.8 MiB, nothing left for the cache" in capsys.readouterr().out
     assert cli.main([*on_cpu, "900000000TB"]) == 0
     rows = capsys.readouterr().out.splitlines()

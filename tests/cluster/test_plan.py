@@ -82,3 +82,39 @@ def test_a_wrong_value_is_named(
 ) -> None:
     assert plan(*arguments) == 2
     assert named in capsys.readouterr().err.replace("-", "_")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("memory", ["0", "1KiB", "8MiB"])
+def test_a_memory_without_room_for_a_sequence_is_told_and_ends_with_1(
+    capsys: pytest.CaptureFixture[str], device: str, memory: str
+) -> None:
+    assert plan("--device", device, "--memory", memory) == 1
+    said = capsys.readouterr().out
+    told = {"0": "of 0 bytes", "1KiB": "of 1.0 KiB", "8MiB": "of 8.0 MiB"}[memory]
+    assert told in said
+    assert "nothing left for the cache" in said
+    assert "bf16: a sequence of 2048 tokens needs" in said
+    assert plan("--device", device, "--memory", memory, "--json") == 1
+
+
+def test_a_memory_in_which_a_smaller_format_fits_is_enough(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """But not one that no engine serves."""
+
+    def sized(fits: str) -> tuple[int, dict[str, bool]]:
+        status = plan("--device", "cpu", "--memory", str(taken + needs[fits]), "--json")
+        rows = json.loads(capsys.readouterr().out)["formats"]
+        return status, {row["kv_format"]: row["problem"] is None for row in rows}
+
+    assert plan("--device", "cpu", "--memory", "1GiB", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    taken = found["weight_bytes"] + found["table_bytes"]
+    blocks = found["context_tokens"] // found["block_size"] + 2  # the null block, too
+    needs = {row["kv_format"]: blocks * row["block_bytes"] for row in found["formats"]}
+    assert needs["int4"] < needs["int8"] < needs["bf16"]
+    status, fit = sized("int8")
+    assert (status, fit["int8"], fit["bf16"]) == (0, True, False)
+    status, fit = sized("int4")
+    assert (status, fit["int4"], fit["int8"]) == (1, True, False)

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.errors import ConfigError
-from engine.memory import plan_cache
+from engine.memory import format_bytes, plan_cache
 from kv_cache.cache import KvCache
 from kv_cache.config import CacheConfig
 from kv_cache.layout import KV_FORMATS, KvGroup
@@ -12,6 +12,12 @@ BF16 = KV_FORMATS["bf16"]
 FULL = KvGroup(tuple(range(4)), 2, (64, 64))
 LOCAL = KvGroup(tuple(range(4, 24)), 2, (64, 64), window=512)
 MIB = 1 << 20
+
+
+def test_a_size_is_told_in_a_unit_that_shows_it() -> None:
+    sizes = [0, 1023, 1024, MIB - 1, MIB, 1024 * MIB - 1, 1024 * MIB]
+    told = ["0 bytes", "1023 bytes", "1.0 KiB", "1024.0 KiB", "1.0 MiB", "1024.0 MiB", "1.00 GiB"]
+    assert [format_bytes(size) for size in sizes] == told
 
 
 def test_a_plan_uses_its_budget_and_holds_what_it_says() -> None:
