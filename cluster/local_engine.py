@@ -6,15 +6,17 @@ Importing this module is cheap; torch comes with the first engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.metrics.engine import EngineCollector
 from cluster.metrics.page import Collects
 from cluster.served_model import ServedModel
-from cluster.text_side import load_text_side
+from cluster.text_side import TextSide, load_text_side
 from engine.config import EngineConfig
+from engine.generation_defaults import read_generation_defaults
+from engine.models.describe import describe
 
 if TYPE_CHECKING:
     from engine.async_engine import AsyncEngine
@@ -38,10 +40,16 @@ class LocalEngine:
 
 
 def load_local_engine(
-    config: EngineConfig, names: Sequence[str] = (), chat_template: str | None = None
+    config: EngineConfig,
+    names: Sequence[str] = (),
+    chat_template: str | None = None,
+    check: Callable[[ServedModel], object] | None = None,
 ) -> LocalEngine:
-    """Loads everything; the tokenizer first, which fails sooner than the weights."""
+    """Loads everything; the tokenizer first, which fails sooner than the weights. `check` is called
+    between the two, and may raise."""
     text = load_text_side(config, names, chat_template, weights=config.load_format != "dummy")
+    if check is not None:
+        check(_described(text, config))
 
     from engine.async_engine import AsyncEngine
     from engine.engine import Engine
@@ -50,3 +58,10 @@ def load_local_engine(
     info = engine.info
     model = text.model(info.model.max_model_len, info.model.vocab_size, info.defaults)
     return LocalEngine(AsyncEngine(engine, config.stall_timeout_s), model)
+
+
+def _described(text: TextSide, config: EngineConfig) -> ServedModel:
+    """By its files, as the engine that loads them will say."""
+    model = describe(text.source)
+    defaults = read_generation_defaults(text.source.folder)
+    return text.model(model.length_for(config.max_model_len), model.vocab_size, defaults)

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_sampling(arguments)
     arguments.prompt = _prompt(arguments)
     show_progress()
-    engine = open_engine(arguments, config)
+    engine = open_engine(arguments, config, check=lambda model: make_plan(arguments, model))
     asyncio.run(_generate(engine, arguments))
     return 0
 

@@ -1,7 +1,7 @@
 """Flags of commands that answer with an engine of their own, or with a decode worker's."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cluster.commands.engine_flags import given_knobs
 from cluster.commands.plane_flags import (
@@ -12,6 +12,7 @@ from cluster.commands.plane_flags import (
 )
 from cluster.local_engine import LocalEngine, load_local_engine
 from cluster.remote_engine import RemoteEngine
+from cluster.served_model import ServedModel
 from cluster.session import SessionBackend
 from cluster.text_side import load_text_side
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
@@ -47,13 +48,15 @@ def open_engine(
     config: EngineConfig,
     names: Sequence[str] = (),
     chat_template: str | None = None,
+    check: Callable[[ServedModel], object] | None = None,
 ) -> LocalEngine | RemoteEngine:
+    """`check` is called before an engine is loaded here."""
     plane_flags = given_plane_flags(arguments)
     if arguments.session is None:
         given = {"prefill": arguments.prefill, "local_prefill": arguments.local_prefill}
         for name in [*(name for name, value in given.items() if value), *plane_flags]:
             raise ConfigError(name, "needs --session")
-        return load_local_engine(config, names, chat_template)
+        return load_local_engine(config, names, chat_template, check)
     for name in given_knobs(arguments):
         if name not in _OF_TEXT:
             raise ConfigError(name, "is the worker's own; not with --session")

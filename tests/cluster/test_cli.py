@@ -154,6 +154,13 @@ def test_sizes_that_are_none(text: str) -> None:
         (["local", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["serve", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["generate", "bundled", "--prompt", "x", "--system", "y"], "system: needs --chat"),
+        (["generate", "bundled", "--prompt", "x", "--max-tokens", "5000"], "max_tokens: 5000, but"),
+        (
+            ["generate", "bundled", "--prompt", "x", "--max-model-len", "8", "--max-tokens", "9"],
+            "max_tokens: 9, but the model takes 8 tokens",
+        ),
+        (["generate", "bundled", "--prompt", "x y " * 2000], "prompt: "),
+        (["generate", "bundled", "--prompt", "x y " * 2000, "--chat"], "messages: "),
         (["serve", "--check", "--port", "-1"], "port: -1, must be in 0..65535"),
         (
             ["serve", "--check", "--port", "9", "--grpc-port", "9"],
