@@ -2,14 +2,19 @@
 
 from typing import Protocol, runtime_checkable
 
-from engine.errors import QueueFullError
+from engine.errors import QueueFullError, UnavailableError
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest
 from router.ask import Placement
+from router.workers import Leg
 
 
 class RefusedError(QueueFullError):
     """By who chooses the workers, and counts whom it refuses: no worker has heard of it."""
+
+
+def nobody(leg: Leg) -> UnavailableError:
+    return UnavailableError(f"no {leg} worker answers")
 
 
 class Backend(Protocol):

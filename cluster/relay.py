@@ -8,8 +8,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+from cluster.backend import nobody
 from cluster.pools import Pools
-from cluster.relay_stream import CHECK_S, RelayStream, WorkerStuck, full, nobody
+from cluster.relay_stream import CHECK_S, RelayStream, WorkerStuck, full
 from cluster.session import SessionBackend
 from decode_worker.answerer import LocalPrefill
 from engine.errors import UnavailableError

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from cluster.backend import RefusedError, Routed
+from cluster.backend import RefusedError, Routed, nobody
 from cluster.sent import Sent
 from cluster.session import SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
@@ -21,7 +21,7 @@ from kv_cache.names import cache_identity, name_blocks, root_name
 from prefill_worker.named_workers import PrefixSource
 from router.admission import Refused
 from router.ask import Ask, Placement, keys_of
-from router.workers import Leg, Worker
+from router.workers import Worker
 
 if TYPE_CHECKING:
     from cluster.relay import Relay
@@ -262,13 +262,14 @@ class RelayStream(Routed):
     def _go_on_or_raise(self, error: EngineError, placed: _Placed) -> None:
         session = placed.session
         if isinstance(error, SessionBroken):
-            self._lost[placed.worker] = str(error)
+            self._lost[placed.worker] = error.reason
             if error.had_come:
                 self._lost_alive.add(placed.worker)
             most = self._relay.config.max_lost_workers
             if len(self._lost_alive) >= most or len(self._lost) > most:
                 message = f"{len(self._lost)} workers died under request {self.request_id}"
-                raise StepError(f"{message}: {'; '.join(self._lost.values())}") from error
+                logger.warning("%s: %s", message, "; ".join(self._lost.values()))
+                raise StepError(message) from error
             self._without = frozenset()  # who refused it may have time for it by now
         elif not isinstance(error, WorkerStuck):  # that one gets nothing until it makes steps again
             self._without |= {placed.worker}
@@ -276,7 +277,8 @@ class RelayStream(Routed):
                 raise error
         self.num_moves += 1
         self._relay.reroutes[_what_became(error, session)] += 1
-        logger.warning("%s goes on elsewhere: %s", self.request_id, error)
+        why = error.reason if isinstance(error, SessionBroken) else error
+        logger.warning("%s goes on elsewhere: %s", self.request_id, why)
 
     def _unplace(self) -> None:
         if self._placed is not None:
@@ -301,10 +303,6 @@ def _what_became(error: EngineError, session: SessionBackend) -> str:
     if isinstance(error, WorkerStuck):
         return "stuck"
     return "left" if session.is_left else "refused"
-
-
-def nobody(leg: Leg) -> UnavailableError:
-    return UnavailableError(f"no {leg} worker answers")
 
 
 def full(refused: Refused) -> RefusedError:

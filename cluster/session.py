@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from cluster.backend import nobody
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import Route, SubmittedRequest, encode_submit
 from engine.errors import EngineError, RequestError, UnavailableError
@@ -24,6 +25,7 @@ from protos.session_pb2 import DecodeMessage, Hello, IngressMessage, Step
 from protos.session_pb2_grpc import SessionStub
 from protos.version import version
 from protos.worker_pb2 import WorkerDescription
+from router.workers import Leg
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +36,13 @@ _MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
 
 
 class SessionBroken(UnavailableError):
-    """The worker died under a request, or cannot be reached any more. `had_come`: the worker has
-    said that the request is there."""
+    """The worker died under a request, or cannot be reached any more. `reason` is for logs: it has
+    the worker's address, which is no client's business. `had_come`: the worker has said that the
+    request is there."""
 
-    def __init__(self, message: str, had_come: bool) -> None:
-        super().__init__(message)
+    def __init__(self, reason: str, had_come: bool) -> None:
+        super().__init__("the decode worker is gone")
+        self.reason = reason
         self.had_come = had_come
 
 
@@ -114,7 +118,7 @@ class SessionBackend:
 
     def check_health(self) -> None:
         if self._problem is not None:
-            raise UnavailableError(str(self._problem))
+            raise nobody(Leg.DECODE)
 
     def submit(self, request: GenerationRequest, route: Route | None = None) -> SessionStream:
         stream = SessionStream(request, self._send, self._forget)
@@ -161,10 +165,13 @@ class SessionBackend:
             except Exception as error:  # noqa: BLE001 - a bug of ours: whoever waits is told
                 logger.exception("the session with %s failed", self.address)
                 reason = UnavailableError(f"the session failed: {error!r}")
+            problem = _named(self.address, reason)
             if self._problem is None:
                 retry_s = FIRST_RETRY_S
                 logger.warning("the session with %s broke: %s", self.address, reason)
-            self._break(_named(self.address, reason))
+            elif self._tried.is_set() and str(problem) != str(self._problem):
+                logger.info("no session with %s: %s", self.address, reason)
+            self._break(problem)
             self._tried.set()
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)

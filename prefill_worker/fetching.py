@@ -202,7 +202,8 @@ class Fetcher:
             elif wanted.plan.local:
                 return ComputeHere()
             else:
-                reason = f"no prefill worker could serve: {candidates.problems}"
+                reason = "no prefill worker could serve"  # whose addresses are for the log alone
+                logger.warning("%s: %s: %s", reservation.request_id, reason, candidates.problems)
                 return FetchFailed(UnavailableError(reason))
         return FetchFailed(DeadlineError("the prompt was not fetched in time"))
 

@@ -115,7 +115,7 @@ async def test_a_request_that_workers_die_of_is_not_tried_on_a_third(fleet: Flee
         await reading
         reading = asyncio.create_task(next_update(stream))
         await victim.die()
-    with pytest.raises(StepError, match="2 workers died under request poison"):
+    with pytest.raises(StepError, match="^2 workers died under request poison$"):
         await reading
     assert not workers[0].answerer.streams
     stream.close()
@@ -151,7 +151,7 @@ async def test_nor_is_it_tried_on_a_third_where_they_die_without_a_word(fleet: F
         session = session_of(fleet, victim)
         await until(lambda: session.num_come == 1)  # noqa: B023 - awaited here
         await victim.die()
-    with pytest.raises(StepError, match="2 workers died under request poison"):
+    with pytest.raises(StepError, match="^2 workers died under request poison$"):
         await reading
     assert not workers[0].answerer.streams
     stream.close()

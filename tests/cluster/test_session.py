@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.session import SessionBackend
+from cluster.session import SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from decode_worker.service import SessionService
@@ -274,25 +274,33 @@ async def test_a_worker_that_breaks_the_rules_is_left(
     await until(lambda: len(answerer.streams) == 2)
     answerer.streams[0].push(ChoiceDelta(5, [1]))
     for stream in streams:
-        with pytest.raises(UnavailableError, match="choice"):
+        with pytest.raises(SessionBroken) as caught:
             await read(stream)
+        assert "choice" in caught.value.reason
     await until(lambda: all(stream.closed.is_set() for stream in answerer.streams))
 
 
 class TestFaults:
-    async def test_a_worker_that_goes_is_found_again(self) -> None:
+    async def test_a_worker_that_goes_is_found_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Where it was, and what gRPC says of it, is in the log alone."""
+        caplog.set_level("INFO")
         answerer = PushedAnswerer()
         async with session_server(SessionService(answerer, DESCRIPTION)) as address:
             backend = SessionBackend(address, Plane())
             await backend.start()
             stream = backend.submit(request("a"))
             await until(lambda: answerer.streams)
-        with pytest.raises(UnavailableError, match=address):
+        with pytest.raises(SessionBroken, match="^the decode worker is gone$") as caught:
             await read(stream)
-        with pytest.raises(UnavailableError):
+        assert caught.value.reason.startswith(f"{address}: ")
+        with pytest.raises(UnavailableError, match="^no decode worker answers$"):
             backend.check_health()
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError, match="^no decode worker answers$"):
             await read(backend.submit(request("b")))
+        assert f"the session with {address} broke: " in caplog.text
+        await until(lambda: f"no session with {address}: UNAVAILABLE" in caplog.text)
         service = SessionService(answerer, DESCRIPTION)
         async with session_server(service, address=address):
             await until(lambda: backend._problem is None)
@@ -314,7 +322,7 @@ class TestFaults:
             child.send_signal(number)
             started = time.monotonic()
             for stream in streams:
-                with pytest.raises(UnavailableError, match=address):
+                with pytest.raises(SessionBroken, match="^the decode worker is gone$"):
                     await to_the_end(stream)
             assert time.monotonic() - started < NOTICED_S
             await backend.stop()
@@ -333,7 +341,7 @@ class TestFaults:
 
 INGRESS = """
 import asyncio, sys
-from cluster.session import SessionBackend
+from cluster.session import SessionBackend, SessionBroken
 from engine.request import GenerationRequest
 from engine.sampling import SamplingParams
 from protos.rpc import Plane
