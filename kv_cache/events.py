@@ -9,7 +9,6 @@ import secrets
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
 
@@ -23,29 +22,19 @@ def new_incarnation() -> int:
     return secrets.randbelow(2**63 - 1) + 1
 
 
-class Tier(IntEnum):
-    """Where a blob lies, fastest first; it may lie in several. Only DEVICE is told so far."""
-
-    DEVICE = 0
-    HOST = 1
-    DISK = 2
-
-
 class Stored(NamedTuple):
     """The blob (name, group) can be had here; the parent of a first block is None."""
 
     name: BlockName
     parent: BlockName | None
     group: int
-    tier: Tier = Tier.DEVICE
 
 
 class Removed(NamedTuple):
-    """The blob (name, group) is gone from the tier."""
+    """The blob (name, group) is gone."""
 
     name: BlockName
     group: int
-    tier: Tier = Tier.DEVICE
 
 
 class Cleared(NamedTuple):
@@ -85,8 +74,7 @@ class Snapshot:
 
 
 def name_digest(name: BlockName) -> int:
-    """A group's digest is the sum of these modulo DIGEST_MODULUS, in whatever order; a blob
-    counts once for every tier that it lies in."""
+    """A group's digest is the sum of these modulo DIGEST_MODULUS, in whatever order."""
     return int.from_bytes(name[:8], "little")
 
 

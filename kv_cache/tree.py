@@ -256,6 +256,6 @@ class PrefixTree:
         for pool, count in zip(self._pools, labels, strict=True):
             assert sum(label is not None for label in pool.labels) == count, "a stray label"
         digests = [0] * len(self._pools)
-        for name, _, group, _ in self.stored():
+        for name, _, group in self.stored():
             digests[group] += name_digest(name)
         assert self._events.digests == tuple(d % DIGEST_MODULUS for d in digests)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from kv_cache.events import Cleared, EventBatch, KvEvent, Removed, Snapshot, Stored, Tier
+from kv_cache.events import Cleared, EventBatch, KvEvent, Removed, Snapshot, Stored
 from kv_cache.names import NAME_BYTES, BlockName
 from kv_transfer.errors import TransferError
 from protos import events_pb2 as pb
@@ -14,8 +14,6 @@ _EVENT_BYTES = 64
 MAX_BATCH_EVENTS = PART_BYTES // _EVENT_BYTES
 # Of a part of a snapshot: the event loop is kept for some milliseconds.
 PART_EVENTS = 4096
-
-_TIERS = tuple(Tier)
 
 
 def fits(batch: EventBatch) -> bool:
@@ -36,8 +34,8 @@ def _encode_event(event: KvEvent) -> pb.CacheEvent:
     match event:
         case Stored():
             return pb.CacheEvent(stored=_encode_stored(event))
-        case Removed(name, group, tier):
-            return pb.CacheEvent(removed=pb.RemovedBlob(name=name, group=group, tier=tier))
+        case Removed(name, group):
+            return pb.CacheEvent(removed=pb.RemovedBlob(name=name, group=group))
         case Cleared():
             return pb.CacheEvent(cleared=pb.Cleared())
         case _:
@@ -45,9 +43,7 @@ def _encode_event(event: KvEvent) -> pb.CacheEvent:
 
 
 def _encode_stored(stored: Stored) -> pb.StoredBlob:
-    return pb.StoredBlob(
-        name=stored.name, parent=stored.parent or b"", group=stored.group, tier=stored.tier
-    )
+    return pb.StoredBlob(name=stored.name, parent=stored.parent or b"", group=stored.group)
 
 
 def encode_snapshot(
@@ -83,7 +79,8 @@ def _decode_event(message: pb.CacheEvent) -> KvEvent:
             return decode_stored(message.stored)
         case "removed":
             removed = message.removed
-            return Removed(_name(removed.name), removed.group, _tier(removed.tier))
+            _check_tier(removed.tier)
+            return Removed(_name(removed.name), removed.group)
         case "cleared":
             return Cleared()
         case _:
@@ -91,14 +88,14 @@ def _decode_event(message: pb.CacheEvent) -> KvEvent:
 
 
 def decode_stored(message: pb.StoredBlob) -> Stored:
+    _check_tier(message.tier)
     parent = _name(message.parent) if message.parent else None
-    return Stored(_name(message.name), parent, message.group, _tier(message.tier))
+    return Stored(_name(message.name), parent, message.group)
 
 
-def _tier(number: int) -> Tier:
-    if number >= len(_TIERS):
-        raise TransferError(f"a blob in tier {number}, there are {len(_TIERS)}", retryable=False)
-    return _TIERS[number]
+def _check_tier(number: int) -> None:
+    if number:
+        raise TransferError(f"a blob in tier {number}, only 0 is known", retryable=False)
 
 
 def _name(name: bytes) -> BlockName:

@@ -159,7 +159,7 @@ class StoredBlob(_message.Message):
     """empty for a first block"""
     group: _builtins.int
     tier: _builtins.int
-    """0: device, 1: host, 2: disk; so below"""
+    """0: device, of which alone is told; others are refused; so below"""
     def __init__(
         self,
         *,

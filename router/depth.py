@@ -3,10 +3,10 @@
 from collections.abc import Container, Sequence
 
 
-def closed_depth(keys: Sequence[int], held: Container[int], low: int = 0) -> int:
-    """How many leading keys are held, where a block is held only with all before it; the first
-    `low` are known to be. Gallops: a miss on the first block costs one look."""
-    limit, step = len(keys), 1
+def closed_depth(keys: Sequence[int], held: Container[int]) -> int:
+    """How many leading keys are held, where a block is held only with all before it. Gallops: a
+    miss on the first block costs one look."""
+    low, limit, step = 0, len(keys), 1
     while low + step <= limit and keys[low + step - 1] in held:
         low += step
         step *= 4  # a tenth less than with 2, of what 64 workers take

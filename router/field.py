@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from router.ask import Ask, Source
 from router.ledger import Account, Ledger
-from router.prefix_index import PrefixIndex, rank
+from router.prefix_index import PrefixIndex
 from router.worker_index import Match
 from router.workers import Leg, Worker
 
@@ -116,6 +116,5 @@ def _source(group: Group, matches: Sequence[Match], block_size: int, most: int) 
     num_held = max(match.num_held for match in matches)
     if not num_held:
         return None
-    having = [at for at, match in enumerate(matches) if match.num_held == num_held]
-    best = max(having, key=lambda at: rank(matches[at]))
+    best = next(at for at, match in enumerate(matches) if match.num_held == num_held)
     return Source(group.workers[best], min(most, num_held * block_size))

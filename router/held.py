@@ -1,11 +1,10 @@
-"""The keys of one worker's blocks, and the tiers they lie in. Pure."""
+"""The keys of one worker's blocks, and their digest. Pure."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
-from kv_cache.events import DIGEST_MODULUS, Cleared, KvEvent, Removed, Stored, Tier, name_digest
+from kv_cache.events import DIGEST_MODULUS, Cleared, KvEvent, Removed, Stored, name_digest
 from router.ask import KEY_MASK
 
-SLOWEST = max(Tier)
 # Additions that there should be room for in a new table, for each key in it.
 SPARE_SHARE = 0.1
 
@@ -18,31 +17,17 @@ class Held:
     """What events of one group of layers say is there. Knows no order and no numbers.
 
     A dict and not a set, since the garbage collector looks at every entry of every set it finds:
-    a long halt for millions. It never looks at a dict whose keys and values are numbers.
+    a long halt for millions. It never looks at a dict of numbers and None.
     """
 
     def __init__(self, group: int) -> None:
         self.digest = 0
-        self.bits: dict[int, int] = {}  # 1 << tier for each tier that a key lies in
+        self.keys: dict[int, None] = {}
         self._group = group
-        self.num_slow = 0  # that lie, too or only, in a tier below the first
-        self._num_entries = 0
         self._room = 0  # additions until there is a new table
 
     def __len__(self) -> int:
-        """A block counts in each of its tiers."""
-        return self._num_entries
-
-    def within(self, tier: Tier) -> Container[int]:
-        """The keys that lie in it or in a faster one."""
-        if tier is SLOWEST or not self.num_slow:
-            return self.bits
-        return _Within(self.bits, (2 << tier) - 1)
-
-    def tier_of(self, key: int) -> Tier:
-        """The fastest one."""
-        bits = self.bits[key]
-        return Tier((bits & -bits).bit_length() - 1)
+        return len(self.keys)
 
     def apply(self, events: Iterable[KvEvent], num_groups: int) -> list[int]:
         """The keys that were stored. What was there already, or was not there to be removed, does
@@ -74,53 +59,34 @@ class Held:
 
     def clear(self) -> None:
         self.digest = 0
-        self.bits = {}
-        self.num_slow = self._num_entries = 0
+        self.keys = {}
 
     def _add(self, event: Stored) -> int:
         value = name_digest(event.name)
-        key, bit = value & KEY_MASK, 1 << event.tier
-        bits = self.bits.get(key, 0)
-        if not bits & bit:
-            self.bits[key] = bits | bit
-            self._num_entries += 1
-            self.num_slow += bit > 1
+        key = value & KEY_MASK
+        if key not in self.keys:
+            self.keys[key] = None
             self.digest = (self.digest + value) % DIGEST_MODULUS
         return key
 
     def _remove(self, event: Removed) -> None:
         value = name_digest(event.name)
-        key, bit = value & KEY_MASK, 1 << event.tier
-        bits = self.bits.get(key, 0)
-        if bits & bit:
-            if bits == bit:
-                del self.bits[key]
-            else:
-                self.bits[key] = bits ^ bit
-            self._num_entries -= 1
-            self.num_slow -= bit > 1
+        key = value & KEY_MASK
+        if key in self.keys:
+            del self.keys[key]
             self.digest = (self.digest - value) % DIGEST_MODULUS
 
     def _renew(self) -> None:
         """A dict does not use the place of a removed key again. Full, it makes itself a table of
         three to six slots a key; a copy has one and a half to three, or as many as the next one
         that has room to spare: at most 98 bytes a key, with the key's own 32."""
-        renewed: dict[int, int] = {}
-        renewed.update(self.bits)
-        self.bits = renewed
+        renewed: dict[int, None] = {}
+        renewed.update(self.keys)
+        self.keys = renewed
         num_slots = 1 << (3 * len(renewed) // 2).bit_length()
         self._room = 2 * num_slots // 3 - len(renewed)
         if self._room < SPARE_SHARE * len(renewed):
             self._room = 4 * num_slots // 3 - len(renewed)
-
-
-class _Within:
-    def __init__(self, bits: dict[int, int], mask: int) -> None:
-        self._bits = bits
-        self._mask = mask
-
-    def __contains__(self, key: object) -> bool:
-        return bool(self._bits.get(key, 0) & self._mask)  # type: ignore[call-overload]
 
 
 def _check_group(event: Stored | Removed, num_groups: int) -> None:

@@ -1,13 +1,9 @@
 """Which worker holds how much of a prompt. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from kv_cache.events import Tier
 from router.worker_index import NOTHING, UNKNOWN_CAPACITY, Match, WorkerIndex
 from router.workers import CacheShape, Worker
-
-# What a block is worth where several workers have as many: an order, no measure.
-TIER_WEIGHTS: Mapping[Tier, float] = {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.5}
 
 
 class PrefixIndex:
@@ -43,21 +39,8 @@ class PrefixIndex:
         return [match.num_blocks for match in self.matches(workers, keys, now)]
 
     def matches(self, workers: Iterable[Worker], keys: Sequence[int], now: float) -> list[Match]:
-        """The same, with what is there already and where it lies."""
+        """The same, with what is there already."""
         known = self._indexes
         return [
             known[worker].match(keys, now) if worker in known else NOTHING for worker in workers
         ]
-
-    def holders(self, keys: Sequence[int], now: float) -> list[tuple[Worker, Match]]:
-        """Everyone who has something of it, the best one first."""
-        found = zip(self._indexes, self.matches(self._indexes, keys, now), strict=True)
-        having = [(worker, match) for worker, match in found if match.num_held]
-        return sorted(having, key=lambda one: rank(one[1]), reverse=True)
-
-
-def rank(match: Match) -> tuple[int, float]:
-    """Of a holder, the larger the better. What is predicted cannot be handed out yet; of equally
-    much, what lies in a faster tier is better."""
-    worth = zip(TIER_WEIGHTS.values(), match.by_tier, strict=True)
-    return match.num_held, sum(weight * count for weight, count in worth)

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from operator import sub
 from typing import NamedTuple
 
-from kv_cache.events import EventBatch, Snapshot, Tier
+from kv_cache.events import EventBatch, Snapshot
 from router.depth import closed_depth, window_depth, window_reach
 from router.held import BadEvents, Held
 from router.predictions import Predictions
@@ -47,7 +46,6 @@ class Match(NamedTuple):
 
     num_blocks: int = 0
     num_held: int = 0  # as it said: the rest is predicted
-    by_tier: tuple[int, ...] = (0,) * len(Tier)  # those that a hit of `num_held` blocks reads
 
 
 NOTHING = Match()
@@ -59,7 +57,7 @@ class WorkerIndex:
     do."""
 
     def __init__(self, shape: CacheShape, capacity: int = UNKNOWN_CAPACITY) -> None:
-        self.capacity = capacity  # blocks of the group, in all tiers
+        self.capacity = capacity  # blocks of the group
         self.counts: Counter[Outcome] = Counter()
         self.group = shape.group
         self._window = shape.window
@@ -125,7 +123,7 @@ class WorkerIndex:
     def predict(self, keys: Sequence[int], until: float) -> None:
         """A prompt was sent there: what is not held of it will be, soon. In a window group, where
         what is held need not begin at the beginning, all of it, and until then."""
-        num_held = closed_depth(keys, self._held.bits) if self._window is None else 0
+        num_held = closed_depth(keys, self._held.keys) if self._window is None else 0
         self._predicted.add(keys[num_held:], until, self.capacity)
 
     def match(self, keys: Sequence[int], now: float) -> Match:
@@ -136,29 +134,15 @@ class WorkerIndex:
 
     def _match_closed(self, keys: Sequence[int]) -> Match:
         held, predicted = self._held, self._predicted
-        num_held = num_blocks = closed_depth(keys, held.bits)
+        num_held = num_blocks = closed_depth(keys, held.keys)
         if num_held < len(keys) and keys[num_held] in predicted.next:
             num_blocks = predicted.depth(keys, num_held)
-        if not num_blocks:
-            return NOTHING
-        by_tier = self._split(keys[:num_held]) if held.num_slow else (num_held, 0, 0)
-        return Match(num_blocks, num_held, by_tier)
-
-    def _split(self, keys: Sequence[int]) -> tuple[int, ...]:
-        """Without its slower tiers, too, a cache is prefix-closed."""
-        depths = [0]
-        for tier in Tier:
-            depths.append(closed_depth(keys, self._held.within(tier), depths[-1]))
-        return tuple(map(sub, depths[1:], depths))
+        return Match(num_blocks, num_held) if num_blocks else NOTHING
 
     def _match_window(self, keys: Sequence[int]) -> Match:
-        held = self._held.bits
-        num_held = window_depth(keys, held, self._reach)
+        num_held = window_depth(keys, self._held.keys, self._reach)
         num_blocks = max(num_held, self._predicted.depth(keys, 0))
-        if not num_blocks:
-            return NOTHING
-        read = Counter(map(self._held.tier_of, keys[max(0, num_held - self._reach) : num_held]))
-        return Match(num_blocks, num_held, tuple([read[tier] for tier in Tier]))
+        return Match(num_blocks, num_held) if num_blocks else NOTHING
 
     def _check_groups(self, digests: Sequence[int]) -> None:
         if len(digests) <= self.group:
@@ -214,7 +198,7 @@ class WorkerIndex:
         self._held = held
         self._number, self._doubt = part.number, None
         if self._window is None:
-            self._predicted.confirm_held(held.bits)
+            self._predicted.confirm_held(held.keys)
         return Outcome.APPLIED
 
     def _overfull(self) -> Outcome:

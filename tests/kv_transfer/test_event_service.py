@@ -15,7 +15,6 @@ from kv_cache.events import (
     Removed,
     Snapshot,
     Stored,
-    Tier,
     name_digest,
 )
 from kv_cache.names import NAME_BYTES, BlockName
@@ -294,9 +293,9 @@ def test_batches_come_back_as_they_were() -> None:
     events = (
         Cleared(),
         Stored(name(1), None, 2),
-        Stored(name(2), name(1), 0, Tier.DISK),
+        Stored(name(2), name(1), 0),
         Removed(name(1), 2),
-        Removed(name(2), 0, Tier.HOST),
+        Removed(name(2), 0),
     )
     batch = EventBatch(2**63 - 1, 9, events, (5, 2**64 - 1, 0))
     assert decode_batch(CacheBatch.FromString(encode_batch(batch).SerializeToString())) == batch
@@ -309,7 +308,7 @@ def test_batches_come_back_as_they_were() -> None:
         CacheEvent(stored=StoredBlob(name=b"short")),
         CacheEvent(stored=StoredBlob(name=name(1), parent=b"x" * 17)),
         CacheEvent(removed=RemovedBlob()),
-        CacheEvent(stored=StoredBlob(name=name(1), tier=3)),
+        CacheEvent(stored=StoredBlob(name=name(1), tier=1)),
         CacheEvent(removed=RemovedBlob(name=name(1), tier=2**32 - 1)),
     ],
 )

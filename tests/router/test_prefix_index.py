@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kv_cache.events import EventBatch, EventLog, Gap, Stored, Tier, name_digest
+from kv_cache.events import EventBatch, EventLog, Gap, Stored, name_digest
 from kv_cache.names import BlockName
 from router.held import Held
 from router.prefix_index import PrefixIndex
@@ -19,8 +19,8 @@ KEYS = [name_digest(name) & (2**60 - 1) for name in NAMES]
 A, B, C = (Worker(address, 1, "f") for address in "abc")
 
 
-def give(index: PrefixIndex, worker: Worker, num_blocks: int, tier: Tier = Tier.DEVICE) -> None:
-    events = tuple(Stored(name, None, 0, tier) for name in NAMES[:num_blocks])
+def give(index: PrefixIndex, worker: Worker, num_blocks: int) -> None:
+    events = tuple(Stored(name, None, 0) for name in NAMES[:num_blocks])
     digest = sum(map(name_digest, NAMES[:num_blocks])) % 2**64
     outcome = index.of(worker).apply(EventBatch(1, 1, events, (digest,)))
     assert outcome is Outcome.APPLIED
@@ -33,7 +33,7 @@ def test_every_worker_answers_for_itself() -> None:
     index.of(A).predict(KEYS[:12], until=1.0)
     unknown = Worker("d", 1, "f")
     assert index.match([B, unknown, A], KEYS, 0.0) == [9, 0, 12]
-    assert index.matches([A, unknown], KEYS, 0.0) == [Match(12, 5, (5, 0, 0)), NOTHING]
+    assert index.matches([A, unknown], KEYS, 0.0) == [Match(12, 5), NOTHING]
     assert index.match([A], KEYS, 1.0) == [5]
     assert len(index) == 14
 
@@ -52,17 +52,6 @@ def test_who_is_gone_holds_nothing() -> None:
     index.remove(C)
     assert index.match([A, B], KEYS, 0.0) == [0, 2]
     assert len(index) == 2
-
-
-def test_the_best_holder_has_most_of_it_and_has_it_near() -> None:
-    index = PrefixIndex(SHAPE)
-    give(index, A, 7, Tier.DISK)
-    give(index, B, 7, Tier.HOST)
-    give(index, C, 3)
-    index.of(C).predict(KEYS, until=9.0)
-    assert [worker for worker, _ in index.holders(KEYS, 0.0)] == [B, A, C]
-    assert [worker for worker, _ in index.holders(KEYS[:3], 0.0)] == [C, B, A]
-    assert index.holders([1, 2], 0.0) == []
 
 
 def batch_of(number: int, log: EventLog) -> EventBatch:
@@ -91,12 +80,12 @@ def test_an_entry_takes_no_more_room_however_much_comes_and_goes(num_held: int) 
         held.apply(batch.events, 1)
         assert held.digest == batch.digests[0]
         if len(held) == num_held:
-            most = max(most, sys.getsizeof(held.bits) / num_held)
-    assert len(held) == num_held == len(held.bits)
+            most = max(most, sys.getsizeof(held.keys) / num_held)
+    assert len(held) == num_held == len(held.keys)
     assert 30 < most + sys.getsizeof(2**60 - 1) <= 100
 
 
 def test_the_garbage_collector_has_nothing_to_do_with_entries() -> None:
     index = PrefixIndex(SHAPE)
     give(index, A, 7)
-    assert not gc.is_tracked(index.of(A)._held.bits)
+    assert not gc.is_tracked(index.of(A)._held.keys)

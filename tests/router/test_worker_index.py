@@ -15,11 +15,9 @@ from kv_cache.events import (
     EventBatch,
     EventLog,
     Gap,
-    KvEvent,
     Removed,
     Snapshot,
     Stored,
-    Tier,
     name_digest,
 )
 from kv_cache.layout import KvGroup
@@ -81,7 +79,7 @@ def held(index: WorkerIndex) -> int:
 def test_the_first_words_of_a_worker_need_no_snapshot() -> None:
     worker, index = Worker(), WorkerIndex(SHAPE)
     assert follow(index, worker.store(0, 1), worker.store(2)) == [Outcome.APPLIED] * 2
-    assert index.match(KEYS, 0.0) == Match(3, 3, (3, 0, 0))
+    assert index.match(KEYS, 0.0) == Match(3, 3)
     assert index.resume() == (INCARNATION, 2)
 
 
@@ -242,7 +240,7 @@ def test_other_groups_are_not_followed() -> None:
     log.stored(NAMES[1], NAMES[0], 0)
     log.flush()
     assert index.apply(log.since(0)[0]) is Outcome.APPLIED  # type: ignore[index]
-    assert index.match(KEYS, 0.0) == Match(1, 1, (1, 0, 0))
+    assert index.match(KEYS, 0.0) == Match(1, 1)
 
 
 def test_what_was_predicted_is_there_until_its_time_and_no_source() -> None:
@@ -250,10 +248,10 @@ def test_what_was_predicted_is_there_until_its_time_and_no_source() -> None:
     follow(index, worker.store(0, 1))
     index.predict(KEYS[:6], until=5.0)
     assert index.num_predicted == 4, "of what is there nothing is predicted"
-    assert index.match(KEYS, 4.9) == Match(6, 2, (2, 0, 0))
+    assert index.match(KEYS, 4.9) == Match(6, 2)
     follow(index, worker.store(2, 3))
-    assert index.match(KEYS, 4.9) == Match(6, 4, (4, 0, 0))
-    assert index.match(KEYS, 5.0) == Match(4, 4, (4, 0, 0))
+    assert index.match(KEYS, 4.9) == Match(6, 4)
+    assert index.match(KEYS, 5.0) == Match(4, 4)
     assert index.num_predicted == 0
 
 
@@ -261,7 +259,7 @@ def test_what_was_confirmed_and_then_evicted_is_not_there() -> None:
     worker, index = Worker(), WorkerIndex(SHAPE)
     index.predict(KEYS[:2], until=5.0)
     follow(index, worker.store(0, 1), worker.remove(1))
-    assert index.match(KEYS, 0.0) == Match(1, 1, (1, 0, 0))
+    assert index.match(KEYS, 0.0) == Match(1, 1)
     index.predict(KEYS[:4], until=5.0)
     index.apply_part(worker.snapshot(), complete=True)
     assert index.match(KEYS, 0.0).num_blocks == 4, "a snapshot from before it arrived"
@@ -272,38 +270,18 @@ def test_a_snapshot_confirms_too() -> None:
     index.predict(KEYS[:3], until=5.0)
     worker.store(0, 1)
     index.apply_part(worker.snapshot(), complete=True)
-    assert index.match(KEYS, 0.0) == Match(3, 2, (2, 0, 0)), "made before the first word"
+    assert index.match(KEYS, 0.0) == Match(3, 2), "made before the first word"
     index.apply(worker.remove(1))
-    assert index.match(KEYS, 0.0) == Match(1, 1, (1, 0, 0))
-
-
-def tiers(*placed: tuple[Tier, Sequence[int]]) -> EventBatch:
-    events: list[KvEvent] = [
-        Stored(NAMES[number], None, 0, tier) for tier, numbers in placed for number in numbers
-    ]
-    digest = sum(name_digest(NAMES[number]) for _, numbers in placed for number in numbers)
-    return EventBatch(INCARNATION, 1, tuple(events), (digest % DIGEST_MODULUS,))
-
-
-def test_each_block_counts_in_the_fastest_of_its_tiers() -> None:
-    index = WorkerIndex(SHAPE)
-    batch = tiers((Tier.DEVICE, range(3)), (Tier.HOST, range(2, 7)), (Tier.DISK, (0, *range(6, 9))))
-    assert index.apply(batch) is Outcome.APPLIED
-    assert index.match(KEYS, 0.0) == Match(9, 9, (3, 4, 2))
-    assert index.match(KEYS[:5], 0.0) == Match(5, 5, (3, 2, 0))
-    digest = batch.digests[0] - name_digest(NAMES[2])
-    gone = EventBatch(INCARNATION, 2, (Removed(NAMES[2], 0),), (digest % DIGEST_MODULUS,))
-    assert index.apply(gone) is Outcome.APPLIED
-    assert index.match(KEYS, 0.0) == Match(9, 9, (2, 5, 2)), "the host still has it"
+    assert index.match(KEYS, 0.0) == Match(1, 1)
 
 
 def test_of_a_window_only_the_blocks_that_are_read_count() -> None:
-    index = WorkerIndex(SHAPE._replace(window=2 * BLOCK_SIZE + 1))
-    index.apply(tiers((Tier.DEVICE, [0, 5]), (Tier.HOST, [6, 5]), (Tier.DISK, [9])))
-    assert index.match(KEYS, 0.0) == Match(7, 7, (1, 1, 0))
+    worker, index = Worker(), WorkerIndex(SHAPE._replace(window=2 * BLOCK_SIZE + 1))
+    follow(index, worker.store(0, 5, 6, 9))
+    assert index.match(KEYS, 0.0) == Match(7, 7)
     index.predict(KEYS[:10], until=1.0)
-    assert index.match(KEYS, 0.9) == Match(10, 7, (1, 1, 0))
-    assert index.match(KEYS, 1.0) == Match(7, 7, (1, 1, 0))
+    assert index.match(KEYS, 0.9) == Match(10, 7)
+    assert index.match(KEYS, 1.0) == Match(7, 7)
 
 
 # Prompts of few tokens, so that many begin alike; the cache holds about four of them.
