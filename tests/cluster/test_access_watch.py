@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import grpc
 import httpx
 import pytest
@@ -17,6 +14,7 @@ from protos.generation_pb2 import Failure, SamplingParams
 from protos.ingress_pb2 import GenerateRequest, ListModels, ReadyRequest
 from tests.cluster.conftest import Server, make_server
 from tests.cluster.token_server import Refused, token_server
+from tests.waiting import until
 
 BODY = {"prompt": "x"}
 
@@ -42,12 +40,6 @@ class Nodes:
     async def seen(self, number: int | None) -> None:
         self.number, before = number, self.num_asked
         await until(lambda: self.num_asked >= before + 3)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def ask(server: Server) -> httpx.Response:

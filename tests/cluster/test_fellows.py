@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from cluster.membership import Replicas
 from cluster.replicas import fellows
 from cluster.replicas.fellows import METHOD, Fellows
+from tests.waiting import until
 
 
 class Answers:
@@ -50,12 +51,6 @@ class Handle:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fellows, "PERIOD_S", 0.001)
     monkeypatch.setattr(fellows, "ANSWER_S", 0.05)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_who_answers_is_there_and_who_is_silent_is_not_forgotten() -> None:

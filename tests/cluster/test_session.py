@@ -30,6 +30,7 @@ from tests.decode_worker.local import LocalAnswerer
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.test_async_engine import idle
 from tests.processes import python
+from tests.waiting import until
 
 NOTICED_S = 4.0  # a second until a ping, another for its answer, and two of a busy machine
 
@@ -114,12 +115,6 @@ def answer(update: GenerationUpdate) -> list[tuple[int, int, object, object]]:
             last = number == len(delta.token_ids) - 1
             flat.append((delta.choice, token, logprobs, delta.finish_reason if last else None))
     return sorted(flat, key=lambda token: token[0])
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_the_answer_is_the_engines_own(engine: AsyncEngine, backend: SessionBackend) -> None:

@@ -25,6 +25,7 @@ from tests.decode_worker.fakes import (
     PushedAnswerer,
     session_server,
 )
+from tests.waiting import until
 
 HELLO = IngressMessage(hello=Hello(protocol=PROTOCOL))
 Call = grpc.aio.StreamStreamCall[IngressMessage, DecodeMessage]
@@ -69,12 +70,6 @@ async def read(call: Call) -> DecodeMessage:
         assert isinstance(message, DecodeMessage)
         if message.WhichOneof("kind") != "step" or message.step.requests:
             return message
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_a_request_over_the_wire(

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from kv_transfer.nixl_lane import Lane
 from kv_transfer.pool_description import PoolDescription
 from kv_transfer.registry import NAMES, ConnectorConfig, open_connector
 from tests.kv_transfer.pools import GROUPS, Pool
+from tests.waiting import until
 
 CONFIG = ConnectorConfig(secret=b"cluster")
 
@@ -58,12 +59,6 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 async def ended(future: asyncio.Future[None]) -> None:
     await asyncio.wait_for(asyncio.shield(future), 30)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def test_blobs_arrive_where_they_were_asked(pair: Pair) -> None:

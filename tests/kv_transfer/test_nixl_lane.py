@@ -15,6 +15,7 @@ from kv_transfer.nixl import RemoteName, Transfer
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector
 from kv_transfer.pool_description import PoolDescription
 from tests.kv_transfer.pools import GROUPS, Pool
+from tests.waiting import until
 
 HOST = bytes(16)
 HUNG, GOOD = b"hung", b"good"
@@ -111,12 +112,6 @@ def agent(connector: NixlConnector) -> FakeAgent:
 
 def posted(connector: NixlConnector) -> list[RemoteName]:
     return agent(connector).posted
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("connector", [((16, 4 << 20),)], indirect=True)

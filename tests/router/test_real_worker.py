@@ -1,7 +1,5 @@
 """A feed of a worker with an engine: what it tells, a router can count with."""
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,14 +15,9 @@ from tests.decode_worker.worker_group import WorkerGroup
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
 from tests.engine.test_exact import random_prompts
+from tests.waiting import until
 
 PROMPT = random_prompts(1, 150, 150, seed=150)[0]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma3"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -31,6 +31,7 @@ from router.worker_index import Outcome, WorkerIndex
 from router.workers import CacheShape, Load
 from tests.kv_transfer.serving import serving
 from tests.kv_transfer.test_event_service import INCARNATION, CacheOnPaper, name
+from tests.waiting import until
 
 SHAPE = CacheShape(16, 1)
 Context = grpc.aio.ServicerContext[SubscribeRequest, WorkerEvent]
@@ -80,12 +81,6 @@ async def followed(
             yield
         finally:
             await feed.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def held(index: WorkerIndex) -> set[int]:
