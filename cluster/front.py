@@ -112,15 +112,25 @@ class Front:
 
     async def health(self, exchange: HttpExchange) -> None:
         """The process answers, it may, and its engine can still generate."""
+        self._check_health()
+        await _send(exchange, {"status": "ok"})
+
+    def problem(self) -> str:
+        """What `health` would say is wrong."""
+        try:
+            self._check_health()
+        except UnavailableError as error:
+            return str(error)
+        return ""
+
+    def _check_health(self) -> None:
         self._gate.check_open()
         self._backend.check_health()
-        await _send(exchange, {"status": "ok"})
 
     async def ready(self, exchange: HttpExchange) -> None:
         """Tokens have come through every pool, once, however many ask; health from then on. What
         decode workers did by themselves proves no more once a prefill worker has come."""
-        self._gate.check_open()
-        self._backend.check_health()
+        self._check_health()
         hands_over = self._pooled is not None and self._pooled.hands_over
         is_outdone = hands_over and not self._was_handed_over
         if self._proof is None or _has_failed(self._proof) or is_outdone:

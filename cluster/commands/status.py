@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 where the application runs."""
+    """0 where the application can answer."""
     wanted = _wanted(arguments)
     if wanted.ray_auth_mode:  # Ray reads it when it is imported
         os.environ.setdefault("RAY_AUTH_MODE", wanted.ray_auth_mode)
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer(json.dumps(asdict(status), indent=2))
     else:
         answer(as_text(status, time.time()))
-    return 0 if status.state == "RUNNING" else 1
+    return 0 if status.answers else 1
 
 
 def _wanted(arguments: argparse.Namespace) -> _Wanted:

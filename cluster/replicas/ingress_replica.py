@@ -151,9 +151,11 @@ class IngressReplica(TokenService):
         """To the other ingresses."""
         return Introduction(replica_id(), {METRICS: self._metrics_address})
 
-    def current_load(self) -> tuple[str, int, int]:
-        """The requests that it has, and of these the ones that wait for workers."""
-        return replica_id(), self._relay.num_open, self._relay.router.num_waiting
+    def current_load(self) -> tuple[str, int, int, str]:
+        """The requests that it has, of these the ones that wait for workers, and why it can answer
+        none, where that is so."""
+        problem = self._front.problem()
+        return replica_id(), self._relay.num_open, self._relay.router.num_waiting, problem
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return self._http

@@ -135,7 +135,7 @@ def _ingresses() -> dict[str, IngressLoad]:
     except (TimeoutError, RayError, RayServeException):
         return {}
     said = [one for one in answers if not isinstance(one, BaseException)]
-    return {replica: IngressLoad(*numbers) for replica, *numbers in said}
+    return {replica: IngressLoad(*load) for replica, *load in said}
 
 
 def _decisions(application: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ _HEAD = ("pool", "replica", "state", "at", "running", "waiting", "queued", "KV",
 
 
 def as_text(status: Status, now: float) -> str:
-    lines = [f"{status.url}  {status.state.lower()}  on Ray at {status.ray_address}"]
+    lines = [f"{status.url}  {_state(status)}  on Ray at {status.ray_address}"]
     if status.message:
         lines.append(status.message)
     rows = [_HEAD, *(_row(pool, one) for pool in status.pools for one in pool.replicas)]
@@ -23,13 +23,21 @@ def as_text(status: Status, now: float) -> str:
     return "\n".join(lines)
 
 
+def _state(status: Status) -> str:
+    state = status.state.lower()
+    if status.answers == (status.state == "RUNNING"):
+        return state
+    return f"{state}, but can answer" if status.answers else f"{state}, but cannot answer"
+
+
 def _row(pool: Pool, one: Replica) -> Sequence[str]:
     where = one.address or (f"{one.node} pid {one.pid}" if one.pid else "")
     head = (pool.name, one.id, one.state.lower(), where)
     load = one.load
     if one.ingress is not None:
         num_waiting = one.ingress.num_waiting
-        return (*head, str(one.ingress.num_open - num_waiting), str(num_waiting), "", "", "", "")
+        numbers = (str(one.ingress.num_open - num_waiting), str(num_waiting))
+        return (*head, *numbers, "", "", "", one.ingress.problem)
     if load is None:
         silent = "" if one.address is None else "does not answer"
         return (*head, "", "", "", "", "", one.refusal or silent)

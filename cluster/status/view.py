@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.autoscaling import INGRESS
 from protos.events_pb2 import LoadReport
+from router.workers import Leg
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class IngressLoad:
-    """Requests; those that wait for workers are open, too."""
+    """Requests; those that wait for workers are open, too. `problem`: why it can answer none."""
 
     num_open: int
     num_waiting: int
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +87,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Status:
+    """`state` and `message` are Serve's, to whom an application that replaces one of several
+    workers is unhealthy. `answers`: whether it can, all the same."""
+
     url: str
     ray_address: str
     state: str
     message: str
+    answers: bool
     pools: Sequence[Pool]
 
 
@@ -121,7 +128,18 @@ def status_of(
         for name, details in sorted(listed.items())
     ]
     state, message = str(application["status"]), application.get("message") or ""
-    return Status(url, ray_address, state, message, pools)
+    return Status(url, ray_address, state, message, _answers(state, pools), pools)
+
+
+def _answers(state: str, pools: Sequence[Pool]) -> bool:
+    """An ingress runs, and a decode worker, and as far as ingresses say, whatever else they need.
+    One that has not answered the command says nothing; Serve soon replaces it."""
+    running = {
+        pool.name: [one for one in pool.replicas if one.state == "RUNNING"] for pool in pools
+    }
+    ingresses = [one.ingress for one in running.get(INGRESS, ())]
+    some_can = any(one is None or not one.problem for one in ingresses)
+    return state != "DELETING" and some_can and bool(running.get(Leg.DECODE))
 
 
 def _as_listed(known: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:

@@ -251,6 +251,52 @@ def test_an_application_of_which_nothing_runs_yet_has_a_status() -> None:
     assert as_text(status, 1000.0).startswith("http://x/v1  deploying  on Ray at 10.0.0.1:6379")
 
 
+UP, DYING, COMING = replica("r1"), replica("r2", "STOPPING"), replica("r3", "STARTING")
+CAN, CANNOT = IngressLoad(1, 0), IngressLoad(1, 1, "no prefill worker answers")
+
+
+@pytest.mark.parametrize(
+    ("state", "decode", "ingress", "loads", "answers"),
+    [
+        ("RUNNING", [UP], ["a"], [CAN], True),
+        ("UNHEALTHY", [UP, DYING, COMING], ["a"], [CAN], True),
+        ("DEPLOYING", [UP, COMING], ["a"], [CAN], True),
+        ("DEPLOY_FAILED", [UP], ["a", "b"], [CANNOT, CAN], True),
+        ("RUNNING", [UP], ["a"], [], True),
+        ("UNHEALTHY", [DYING, COMING], ["a"], [CAN], False),
+        ("DEPLOYING", [COMING], ["a"], [], False),
+        ("DEPLOYING", [UP], [], [], False),
+        ("UNHEALTHY", [UP], ["a"], [CANNOT], False),
+        ("RUNNING", [UP], ["a", "b"], [CANNOT, CANNOT], False),
+        ("DELETING", [UP], ["a"], [CAN], False),
+    ],
+)
+def test_an_application_runs_while_it_can_answer(
+    state: str,
+    decode: list[dict[str, Any]],
+    ingress: list[str],
+    loads: list[IngressLoad],
+    answers: bool,
+) -> None:
+    """Serve calls it unhealthy while it replaces one of several workers."""
+    pools = {
+        "decode": deployment(2, *decode),
+        "ingress": deployment(1, *map(replica, ingress)),
+        "prefill": deployment(1, COMING),
+    }
+    application = {"status": state, "deployments": pools}
+    known = dict(zip(ingress, loads, strict=False))
+    status = status_of("u", "a", application, {}, known, {}, {})
+    assert status.answers is answers
+    text = as_text(status, 0.0)
+    if (state == "RUNNING") is answers:
+        assert text.startswith(f"u  {state.lower()}  on Ray")
+    else:
+        word = "can" if answers else "cannot"
+        assert text.startswith(f"u  {state.lower()}, but {word} answer  on Ray")
+    assert ("no prefill worker answers" in text) is (CANNOT in loads)
+
+
 def test_the_end_of_a_traceback_says_what_was_wrong() -> None:
     """Of Serve's message for a version that does not start; its first line ends with a colon."""
     failed = {

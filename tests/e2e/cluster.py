@@ -130,12 +130,12 @@ class Cluster:
             node.terminate()
             node.wait(30)
 
-    def status(self, exit_status: int = 0) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """As another process of the same user sees it."""
         port = self.url.rsplit(":", 1)[1]
         command = [sys.executable, "-m", "cluster.cli", "status", "--json", "--port", port]
         done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == exit_status, done.stderr
+        assert done.returncode == 0, done.stderr
         said: dict[str, Any] = json.loads(done.stdout)
         return said
 

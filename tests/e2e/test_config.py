@@ -339,8 +339,9 @@ def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
     assert became["message"].endswith("exception:\ndecode.blok_size: unknown option")
     assert all(short_answer(cluster, PROMPTS[0]) for _ in range(NUM_ASKED))
     assert {pool: set(cluster.replicas(pool)) for pool in before} == before
-    status = cluster.status(exit_status=1)
+    status = cluster.status()
     assert status["message"] == became["message"]
+    assert (status["state"], status["answers"]) == ("DEPLOY_FAILED", True)
     found = {pool["name"]: len(pool["replicas"]) for pool in status["pools"]}
     assert found == {pool: len(pids) for pool, pids in before.items()}
 
