@@ -30,3 +30,9 @@ def hear(application: str, say: Callable[[str], None]) -> None:
     # ray.shutdown() waits for it.
     global_worker.logger_thread = reader  # type: ignore[attr-defined]
     reader.start()
+
+
+def hush() -> None:
+    """From now on nothing of what a cluster of our own says is shown: one that is ended in the
+    middle of its start tells of all that it could not finish."""
+    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")  # Ray's own

@@ -15,7 +15,8 @@ from cluster.commands.console import say
 from cluster.commands.loading import Loading
 from cluster.commands.serve_stop import Stop
 from cluster.front_news import known_ingresses
-from engine.errors import ConfigError, UnavailableError
+from engine.errors import ConfigError, ModelError, UnavailableError
+from protos.errors import PlaneError
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -26,11 +27,18 @@ _MET_S = 5.0
 _POLL_S = 0.25
 _KNOWN_S = 5.0  # that the front may take to know of ingresses
 _WATCH_S = 5.0
+# Errors of replicas, as a traceback has them, that another try on the same machine has again.
+_REFUSALS = tuple(
+    f"{error.__module__}.{error.__name__}: " for error in (ConfigError, ModelError, PlaneError)
+)
 
 
-def wait_until_running(args: ClusterArgs, stop: Stop) -> bool:
-    """False if the user has enough of it first."""
+def wait_until_running(args: ClusterArgs, stop: Stop, *, is_ours: bool) -> bool:
+    """False if the user has enough of it first. ConfigError for what Serve gives up, and in a
+    cluster of our own, which is one machine, for what a replica refuses: Serve would start it again
+    and again. Elsewhere another node may take it."""
     from cluster.ray_cluster import nodes
+    from cluster.replica_words import hush
     from cluster.serve_details import APP_NAME, application_details
 
     loading, shown = Loading(args), ""
@@ -40,11 +48,25 @@ def wait_until_running(args: ClusterArgs, stop: Stop) -> bool:
             return True
         if application["status"] == "DEPLOY_FAILED":
             raise ConfigError("serve", _why(application))
+        if is_ours and (refusal := refused(application)) is not None:
+            hush()
+            raise refusal
         line = loading.line(application, nodes())
         if line != shown:
             shown = line
             say(line)
     return False
+
+
+def refused(application: Mapping[str, Any]) -> ConfigError | None:
+    """What the first of its pools that refuse to start say, in their replicas' words."""
+    for pool, deployment in application["deployments"].items():
+        lines = (deployment.get("message") or "").splitlines()
+        begins = [number for number, line in enumerate(lines) if line.startswith(_REFUSALS)]
+        if begins:
+            told = " ".join(line.strip() for line in lines[begins[-1] :])
+            return ConfigError(pool, told.partition(": ")[2])
+    return None
 
 
 def _why(application: Mapping[str, Any]) -> str:

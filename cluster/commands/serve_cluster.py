@@ -59,7 +59,7 @@ def serve_cluster(
             hear(APP_NAME, say)
         front = _front(args, wished, own)
         with _noted(args, own), deployed(args, to_stay=own is not None):
-            if not wait_until_running(args, stop):
+            if not wait_until_running(args, stop, is_ours=own is not None):
                 return
             wait_until_known(stop)
             stop.begin()
