@@ -144,13 +144,21 @@ def _as_written(key: yaml.Node) -> str:
 
 def read_options(path: Path) -> dict[str, Any]:
     try:
-        options = yaml.load(path.read_text(), _Loader)
+        text = path.read_text()
     except OSError as error:
         raise ConfigError("config", f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError("config", f"{path} is no YAML: {_in_one_line(error)}") from error
+    return parse_options(text, str(path))
+
+
+def parse_options(text: str, where: str) -> dict[str, Any]:
+    try:
+        options = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError("config", f"{where} is no YAML: {_in_one_line(error)}") from error
     except RecursionError as error:
-        raise ConfigError("config", f"{path} is nested too deep") from error
+        raise ConfigError("config", f"{where} is nested too deep") from error
     return dict(_mapping("config", options))
 
 

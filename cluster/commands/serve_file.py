@@ -1,4 +1,5 @@
-"""What a file says to `kvrelay serve`: the arguments themselves, or what `serve deploy` takes."""
+"""What a file says to `kvrelay serve`: the arguments themselves, or what `serve deploy` takes, also
+within a RayService."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple, Self
 
 from cluster.validation import check_known, checked
-from cluster.worker_config import read_options
+from cluster.worker_config import parse_options, read_options
 from engine.errors import ConfigError
 
 # What an application says here, `kvrelay serve` says as well, or it changes nothing.
@@ -16,6 +17,7 @@ _KNOWN = {"name", "args", "import_path", "route_prefix", "autoscaling_policy", "
 # As `cluster.deployment` has them, which loads Ray: a file of arguments alone takes none.
 _OURS = {"route_prefix": "/", "import_path": "cluster.app:build"}
 _OF_FRONT = {"host", "port"}
+_RAY_SERVICE, _IN_SPEC = "RayService", "serveConfigV2"
 
 
 class ServeFile(NamedTuple):
@@ -26,13 +28,17 @@ class ServeFile(NamedTuple):
     port: int | None = None
     grpc_port: int | None = None
     others: tuple[str, ...] = ()  # that Serve alone keeps to
+    is_ray_service: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """ConfigError for what Serve would refuse, or drop without a word; `check_only_ours` is for
         what `kvrelay serve` would drop."""
         options = read_options(path)
-        if "applications" not in options:
+        is_ray_service = options.get("kind") == _RAY_SERVICE
+        if is_ray_service:
+            options = _serve_config(options, path)
+        if "applications" not in options and not is_ray_service:
             return cls(options)
         from ray.serve.schema import ServeDeploySchema
 
@@ -47,12 +53,24 @@ class ServeFile(NamedTuple):
         front, grpc = read.get("http_options") or {}, read.get("grpc_options") or {}
         others = [f"applications.0.{name}" for name in _others(application)]
         others += [f"http_options.{name}" for name in front.keys() - _OF_FRONT]
-        return cls(args, front.get("host"), front.get("port"), grpc.get("port"), tuple(others))
+        ports = front.get("port"), grpc.get("port")
+        return cls(args, front.get("host"), *ports, tuple(others), is_ray_service)
 
     def check_only_ours(self) -> None:
         """ConfigError for the first of the others."""
+        if self.is_ray_service:
+            raise ConfigError("kind", f"a {_RAY_SERVICE} is for `kubectl apply`, and for --check")
         if self.others:
             raise ConfigError(self.others[0], "is for `serve run` and `serve deploy`")
+
+
+def _serve_config(ray_service: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A text in it, which Kubernetes does not look into. The rest KubeRay's definition is for."""
+    spec = ray_service.get("spec")
+    text = spec.get(_IN_SPEC) if isinstance(spec, Mapping) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"spec.{_IN_SPEC}", "must be given: the Serve config, as a text")
+    return parse_options(text, f"{path}: spec.{_IN_SPEC}")
 
 
 def _others(application: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cli
+from cluster import api_keys, cli
 from cluster.commands import engine_flags, generate, local, serve
 from cluster.commands.front_flags import given_front_flags
 from cluster.commands.serve_file import ServeFile
@@ -437,6 +437,40 @@ def test_what_only_serve_keeps_to_is_not_dropped(
     assert cli.main(["serve", "--config", str(file)]) == 2
     assert f"{more.partition(':')[0]}: is for `serve run`" in capsys.readouterr().err
     assert cli.main(["serve", "--check", "--config", str(file)]) == 0
+
+
+def test_the_serve_config_of_a_ray_service_is_checked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the model, which is where the pods have it."""
+    monkeypatch.setenv(api_keys.VARIABLE, "a-key-of-some-letters")
+    text = (DEPLOYED.parent / "rayservice.yaml").read_text()
+    here = text.replace("model: /models/model", "model: bundled")
+    file = tmp_path / "rayservice.yaml"
+
+    def told(text: str) -> str:
+        file.write_text(text)
+        assert cli.main(["serve", "--check", "--config", str(file)]) == 2
+        return capsys.readouterr().err
+
+    file.write_text(here)
+    assert cli.main(["serve", "--check", "--config", str(file)]) == 0
+    assert "nothing of it is refused" in capsys.readouterr().err
+    assert "/models/model: no such folder" in told(text)
+    wrong = here.replace("label_selector: {kvrelay-role: decode}", "label_selectors: {a: b}")
+    assert "decode.label_selectors: unknown option" in told(wrong)
+    wrong = here.replace("proxy_location: EveryNode", "proxy_locations: EveryNode")
+    assert "proxy_locations: " in told(wrong)
+    wrong = here.replace("    applications:\n", "    application:\n")
+    assert "applications: must be given" in told(wrong)
+    wrong = here.replace("http_options: {host", "http_options: {{host")
+    assert "spec.serveConfigV2 is no YAML: " in told(wrong)
+    missing = "spec.serveConfigV2: must be given: the Serve config, as a text"
+    assert missing in told("kind: RayService\n")
+    assert missing in told(here.replace("serveConfigV2: |", "serveConfigV2:"))
+    file.write_text(here)
+    with pytest.raises(ConfigError, match="^kind: a RayService is for `kubectl apply`, and for --"):
+        ServeFile.read(file).check_only_ours()
 
 
 def test_the_front_of_a_serve_file_is_where_it_says() -> None:
