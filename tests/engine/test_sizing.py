@@ -324,7 +324,7 @@ def test_a_start_says_what_there_was_and_what_became_of_it(
     weights = engine.info.model.num_parameters * 4
     assert (
         "4.00 GiB of memory were available on cpu:"
-        f" weights take {weights / 2**20:.1f} MiB, the cache 4.0 MiB, and 2.00 GiB are left"
+        f" weights take {weights / 2**10:.1f} KiB, the cache 4.0 MiB, and 2.00 GiB are left"
     ) in caplog.text
     # 4 MiB in blocks of 16 tokens, 2 layers of 2 heads of 16 keys and values in fp32
     num_blocks = (4 << 20) // (16 * 2 * 2 * 2 * 16 * 4)
