@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 
 from cluster.front_address import FrontAddress
 from engine.errors import UnavailableError
 
 APP_NAME = "kvrelay"  # the application that is ours
 SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
+# Of whom Ray or Serve does not reach, or not in time.
+UNREACHED = (TimeoutError, RayError, RayServeException)
 _GRPC_PORT = 9000  # Serve's default
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ _MET_S = 5.0
 _POLL_S = 0.25
 _KNOWN_S = 5.0  # that the front may take to know of ingresses
 _WATCH_S = 5.0
+_AWAY_S = 60.0  # that Serve's controller may be away for, as long as Ray waits for its own head
 # Errors of replicas, as a traceback has them, that another try on the same machine has again.
 _REFUSALS = tuple(
     f"{error.__module__}.{error.__name__}: " for error in (ConfigError, ModelError, PlaneError)
@@ -39,11 +40,9 @@ def wait_until_running(args: ClusterArgs, stop: Stop, *, is_ours: bool) -> bool:
     and again. Elsewhere another node may take it."""
     from cluster.ray_cluster import nodes
     from cluster.replica_words import hush
-    from cluster.serve_details import APP_NAME, application_details
 
     loading, shown = Loading(args), ""
-    while not stop.wait(_POLL_S):
-        application = application_details(APP_NAME)
+    for application in _details(stop):
         if application["status"] == "RUNNING":
             return True
         if application["status"] == "DEPLOY_FAILED":
@@ -56,6 +55,26 @@ def wait_until_running(args: ClusterArgs, stop: Stop, *, is_ours: bool) -> bool:
             shown = line
             say(line)
     return False
+
+
+def _details(stop: Stop) -> Iterator[Mapping[str, Any]]:
+    """What Serve says of it, again and again. UnavailableError when it has said nothing for a
+    while: its controller may be away, or have come back this moment."""
+    from cluster.serve_details import APP_NAME, UNREACHED, application_details
+
+    heard = time.monotonic()
+    while not stop.wait(_POLL_S):
+        try:
+            application = application_details(APP_NAME)
+        except UnavailableError:
+            if time.monotonic() > heard + _WATCH_S:
+                raise
+        except UNREACHED as error:
+            if time.monotonic() > heard + _AWAY_S:
+                raise UnavailableError(f"Serve's controller does not answer: {error}") from error
+        else:
+            heard = time.monotonic()
+            yield application
 
 
 def refused(application: Mapping[str, Any]) -> ConfigError | None:
@@ -82,14 +101,17 @@ def _why(application: Mapping[str, Any]) -> str:
 def wait_until_known(stop: Stop) -> None:
     """The front has all ingresses, or is not to be waited for any longer: what is asked meanwhile
     is answered, but for what comes in the moment in which it changes."""
-    from cluster.serve_details import APP_NAME, application_details
+    from cluster.serve_details import APP_NAME, UNREACHED, application_details
 
     deadline = time.monotonic() + _KNOWN_S
     while time.monotonic() < deadline:
-        replicas = application_details(APP_NAME)["deployments"]["ingress"]["replicas"]
-        num_running = sum(replica["state"] == "RUNNING" for replica in replicas)
-        known = known_ingresses(os.environ)
-        if known is None or known >= num_running or stop.wait(_POLL_S / 5):
+        with suppress(UnavailableError, *UNREACHED):
+            replicas = application_details(APP_NAME)["deployments"]["ingress"]["replicas"]
+            num_running = sum(replica["state"] == "RUNNING" for replica in replicas)
+            known = known_ingresses(os.environ)
+            if known is None or known >= num_running:
+                return
+        if stop.wait(_POLL_S / 5):
             return
 
 
@@ -115,24 +137,25 @@ def watch_application(stop: Stop) -> None:
 def met_ingresses() -> DeploymentHandle[Any]:
     """That can be told something even when Ray has lost its head, which knows where they are."""
     from ray import serve
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import RayServeException
 
-    from cluster.serve_details import APP_NAME
+    from cluster.serve_details import APP_NAME, UNREACHED
 
     handle: DeploymentHandle[Any] = serve.get_app_handle(APP_NAME)
-    with suppress(TimeoutError, RayError, RayServeException):
+    with suppress(*UNREACHED):
         handle.broadcast("introduce").results(timeout_s=_MET_S, return_exceptions=True)
     return handle
 
 
 def end_answers(ingresses: DeploymentHandle[Any], stop: Stop) -> None:
-    """What is under way may go on for a while; a second signal does not wait for it."""
+    """What is under way may go on for a while; a second signal does not wait for it.
+    Nobody is left to be told of an ingress that is not reached."""
+    from cluster.serve_details import UNREACHED
 
     def end() -> None:
-        ingresses.broadcast("end_answers", _GRACE_S).results(
-            timeout_s=_GRACE_S + _LAST_WORDS_S, return_exceptions=True
-        )
+        with suppress(*UNREACHED):
+            ingresses.broadcast("end_answers", _GRACE_S).results(
+                timeout_s=_GRACE_S + _LAST_WORDS_S, return_exceptions=True
+            )
 
     ending = threading.Thread(target=end, daemon=True)
     deadline = time.monotonic() + _GRACE_S + _LAST_WORDS_S
