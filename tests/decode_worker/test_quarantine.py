@@ -169,12 +169,17 @@ async def test_the_request_is_answered_by_other_blocks(
 
 
 async def test_with_nobody_else_the_request_fails_and_says_why(
-    pair: WorkerPair, gate: HeldUp, monkeypatch: pytest.MonkeyPatch
+    pair: WorkerPair,
+    gate: HeldUp,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(holder, "COMMIT_TIMEOUT_S", 0.2)
     gate.holding = True
-    with pytest.raises(UnavailableError, match="did not come within"):
+    with pytest.raises(UnavailableError, match="^no prefill worker could serve$"):
         await pair.ask(PROMPT, PARAMS)
+    assert "could serve: 127.0.0.1:" in caplog.text
+    assert "did not come within" in caplog.text
     await quarantined(pair, BLOCKS)
     assert value(page_of(pair), "fetches_total", outcome="failed") == 1
     await gate.finish()

@@ -288,7 +288,7 @@ def test_pools_shrink_when_their_loads_are_gone(
         assert shrunk[pool]["scaling"]["change"].startswith("2 -> 1")
     assert cluster.is_ready()
     loads = [one["ingress"] for one in shrunk["ingress"]["replicas"]]
-    assert loads == [{"num_open": 0, "num_waiting": 0}]
+    assert loads == [{"num_open": 0, "num_waiting": 0, "problem": ""}]
 
 
 def test_without_keys_it_is_for_one_machine(cluster: Cluster) -> None:
