@@ -14,6 +14,7 @@ from tests.engine.kernels.cases import make_slab, make_spec, random_slots, rotat
 from tests.engine.kernels.cpu import BEST, DTYPES, PLAIN, REFERENCE
 
 PAIRS = CpuKernels(replace(CpuFeatures.of_this_machine(), bf16_tiles=False))
+WITH_PLAIN = [*DTYPES, pytest.param(torch.float32, PLAIN, id="fp32-plain-cpu")]
 
 # Both sides compute in fp32 and round once: half precision may differ by one unit in the last
 # place where the fp32 results lie on two sides of a rounding boundary.
@@ -106,10 +107,7 @@ def test_one_weight_is_read_as_head_and_as_embedding() -> None:
     assert torch.equal(rows(numbers), weight[numbers])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kernels"),
-    [*DTYPES, pytest.param(torch.float32, PLAIN, id="fp32-plain-cpu")],
-)
+@pytest.mark.parametrize(("dtype", "kernels"), WITH_PLAIN)
 def test_linear_gives_a_row_the_same_bits_beside_any_others(
     dtype: torch.dtype, kernels: CpuKernels
 ) -> None:
@@ -120,10 +118,7 @@ def test_linear_gives_a_row_the_same_bits_beside_any_others(
         assert torch.equal(linear(x[3 : 3 + rows]), together[3 : 3 + rows])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kernels"),
-    [*DTYPES, pytest.param(torch.float32, PLAIN, id="fp32-plain-cpu")],
-)
+@pytest.mark.parametrize(("dtype", "kernels"), WITH_PLAIN)
 def test_rows_that_lie_apart_are_read_where_they_lie(
     dtype: torch.dtype, kernels: CpuKernels
 ) -> None:
