@@ -56,7 +56,7 @@ CLIENTS = PROMPTS[:NUM_PROMPTS] * 2  # half of a worker: more than a fifth
 NUM_READERS = 24
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
 UP_S, DOWN_S, JOIN_S = 120.0, 120.0, 40.0
-ENDED_S, NUM_ENDED = 20.0, 150
+ENDED_S, NUM_ENDED, NUM_WAITING = 20.0, 150, 40
 
 
 class LateCluster(Cluster):
@@ -348,14 +348,15 @@ def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
 
 def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
     """Ray's others would go on for a minute, and then end without a word. What is finished in the
-    usual time is answered; who has more to come reads why there is no more. The worker is stopped,
-    so that it does not take a core for that."""
+    usual time is answered; who has more to come reads why there is no more: so many answers that
+    most of them still wait. The worker is stopped, so that it does not take a core for that."""
     (head,) = cluster.matching("gcs/gcs_server")
     (worker,) = cluster.replicas("decode")
     folder = cluster.front_folder
 
-    def read(num_tokens: int, begun: threading.Event) -> list[str]:
-        body = {"prompt": "x", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+    def read(num_prompts: int, num_tokens: int, begun: threading.Event) -> list[str]:
+        body: dict[str, Any] = {"prompt": ["x"] * num_prompts, "max_tokens": num_tokens}
+        body |= {"ignore_eos": True, "stream": True}
         body["stream_options"] = {"include_usage": True}
         url = f"{cluster.url}/v1/completions"
         lines = []
@@ -368,8 +369,10 @@ def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
 
     with ThreadPoolExecutor() as threads:
         begun = [threading.Event(), threading.Event()]
-        short, long = map(threads.submit, [read] * 2, (NUM_ENDED, 1900), begun)
-        assert all(one.wait(60) for one in begun)
+        short = threads.submit(read, 1, NUM_ENDED, begun[0])
+        assert begun[0].wait(60)
+        long = threads.submit(read, NUM_WAITING, 1900, begun[1])
+        assert begun[1].wait(60)
         os.kill(head, signal.SIGKILL)
         ended = short.result(30)
         os.kill(worker, signal.SIGSTOP)
