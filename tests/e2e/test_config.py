@@ -348,15 +348,15 @@ def test_a_config_with_an_unknown_key_changes_nothing(cluster: Cluster) -> None:
 
 def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
     """Ray's others would go on for a minute, and then end without a word. What is finished in the
-    usual time is answered; who has more to come reads why there is no more. The worker is stopped,
-    so that it does not take a core for that."""
+    usual time is answered; who has more to come reads why there is no more. That is so much that it
+    has not come when the worker is stopped, which is not to take a core for it."""
     (head,) = cluster.matching("gcs/gcs_server")
     (worker,) = cluster.replicas("decode")
     folder = cluster.front_folder
 
-    def read(num_tokens: int, begun: threading.Event) -> list[str]:
-        body = {"prompt": "x", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
-        body["stream_options"] = {"include_usage": True}
+    def read(num_tokens: int, num_choices: int, begun: threading.Event) -> list[str]:
+        body = {"prompt": "x", "max_tokens": num_tokens, "n": num_choices, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
         url = f"{cluster.url}/v1/completions"
         lines = []
         with http.stream("POST", url, json=body, timeout=60) as response:
@@ -368,7 +368,7 @@ def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
 
     with ThreadPoolExecutor() as threads:
         begun = [threading.Event(), threading.Event()]
-        short, long = map(threads.submit, [read] * 2, (NUM_ENDED, 1900), begun)
+        short, long = map(threads.submit, [read] * 2, (NUM_ENDED, 1900), (1, 8), begun)
         assert all(one.wait(60) for one in begun)
         os.kill(head, signal.SIGKILL)
         ended = short.result(30)
