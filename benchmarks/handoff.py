@@ -79,7 +79,7 @@ async def told_first_token_s(
             seed = turn + attempt * ANOTHER
             return await first_token_s(session, prefill, num_tokens, mode, seed)
         except SessionBroken as error:
-            print(f"asked again: {error.reason}", file=sys.stderr)
+            print(f"asked again: {error.detail}", file=sys.stderr)
             async with asyncio.timeout(REOPENED_S):
                 while not session.is_open:
                     await asyncio.sleep(0.1)

@@ -192,7 +192,7 @@ def measure_choices(block_size: int, num_workers: int, num_tokens: int) -> None:
     looks = []
     for keys in asked(prompts, draw):
         began = Clocks.now()
-        router.index.match(workers, keys, 0.0)
+        router.index.matches(workers, keys, 0.0)
         looks.append(Clocks().plus(began, Clocks.now()))
     what = f"prompt of {num_tokens} tokens, blocks of {block_size}"
     print(f"{what}, {len(router.index):,} entries: look-up {_told(looks)}")

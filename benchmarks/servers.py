@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-import protos.port
+from protos.port import reserved_port
 
 ROOT = Path(__file__).parents[1]
 READY_S = 600.0  # the first start of a peer compiles its model
@@ -82,7 +82,8 @@ class Server:
 
 def free_port() -> int:
     """Not of those that Linux gives out: what a server starts before it listens may get it."""
-    return protos.port.free_port("127.0.0.1")
+    with reserved_port("127.0.0.1") as port:
+        return port
 
 
 def module(*words: str) -> list[str]:

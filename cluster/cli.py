@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from cluster.commands.console import OutputError, answer, say
-from engine.errors import EngineError
+from engine.errors import EngineError, in_full
 
 # Each is a module of cluster.commands with `add_arguments` and `run`; loaded when it is called
 # for, so that none pays for what another imports.
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"kvrelay: {error}")
         return 1
     except EngineError as error:
-        say(f"kvrelay {command}: {error}")
+        say(f"kvrelay {command}: {in_full(error)}")
         return 2
     except KeyboardInterrupt:
         say("interrupted")

@@ -15,7 +15,6 @@ from cluster.metrics.page import Collects
 from cluster.served_model import ServedModel
 from cluster.text_side import TextSide, load_text_side
 from engine.config import EngineConfig
-from engine.generation_defaults import read_generation_defaults
 from engine.models.describe import describe
 
 if TYPE_CHECKING:
@@ -56,12 +55,11 @@ def load_local_engine(
 
     engine = Engine.create(config)
     info = engine.info
-    model = text.model(info.model.max_model_len, info.model.vocab_size, info.defaults)
+    model = text.model(info.model.max_model_len, info.model.vocab_size)
     return LocalEngine(AsyncEngine(engine, config.stall_timeout_s), model)
 
 
 def _described(text: TextSide, config: EngineConfig) -> ServedModel:
     """By its files, as the engine that loads them will say."""
     model = describe(text.source)
-    defaults = read_generation_defaults(text.source.folder)
-    return text.model(model.length_for(config.max_model_len), model.vocab_size, defaults)
+    return text.model(model.length_for(config.max_model_len), model.vocab_size)

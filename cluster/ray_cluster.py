@@ -23,6 +23,7 @@ from cluster.head_watch import HeadWatch
 from cluster.joined_ray import ReachWatch, address, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.own_processes import own_processes
+from cluster.replica_words import stop_listening
 from cluster.serve_details import SERVICER
 from cluster.status.local_clusters import files_of
 from cluster.unplaced import Node
@@ -94,8 +95,13 @@ def ray_cluster(ray_address: str, say: Callable[[str], None]) -> Iterator[None]:
 def own_ray_cluster(num_cpus: int, lost: Callable[[str], None]) -> Iterator[None]:
     """With so many CPUs to Ray's mind; it ends with the block. `lost` is told how its head was,
     which may be lost before it is there."""
+
+    def end_listening(how: str) -> None:
+        stop_listening()
+        lost(how)
+
     with own_processes(files_of(os.getpid())) as folder, ExitStack() as ports:
-        watch = HeadWatch(lost)
+        watch = HeadWatch(end_listening)
         try:
             _start(num_cpus, folder, ports)
             yield

@@ -15,7 +15,14 @@ from cluster.sent import Sent
 from cluster.session import SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
-from engine.errors import DeadlineError, EngineError, QueueFullError, StepError, UnavailableError
+from engine.errors import (
+    DeadlineError,
+    EngineError,
+    QueueFullError,
+    StepError,
+    UnavailableError,
+    in_full,
+)
 from engine.request import GenerationRequest, GenerationUpdate
 from kv_cache.names import cache_identity, name_blocks, root_name
 from prefill_worker.named_workers import PrefixSource
@@ -262,7 +269,7 @@ class RelayStream(Routed):
     def _go_on_or_raise(self, error: EngineError, placed: _Placed) -> None:
         session = placed.session
         if isinstance(error, SessionBroken):
-            self._lost[placed.worker] = error.reason
+            self._lost[placed.worker] = error.detail
             if error.had_come:
                 self._lost_alive.add(placed.worker)
             most = self._relay.config.max_lost_workers
@@ -277,8 +284,7 @@ class RelayStream(Routed):
                 raise error
         self.num_moves += 1
         self._relay.reroutes[_what_became(error, session)] += 1
-        why = error.reason if isinstance(error, SessionBroken) else error
-        logger.warning("%s goes on elsewhere: %s", self.request_id, why)
+        logger.warning("%s goes on elsewhere: %s", self.request_id, in_full(error))
 
     def _unplace(self) -> None:
         if self._placed is not None:

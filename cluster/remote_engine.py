@@ -8,7 +8,6 @@ from cluster.session import SessionBackend
 from cluster.text_side import TextSide
 from engine.errors import ConfigError, EngineError
 from engine.fingerprint import differs
-from engine.generation_defaults import read_generation_defaults
 from protos.worker_pb2 import WorkerDescription
 
 
@@ -28,12 +27,11 @@ class RemoteEngine:
         description = await self.backend.start()
         try:
             check_same_model(self.text, description)
-            defaults = read_generation_defaults(self.text.source.folder)
         except EngineError:
             await self.backend.stop()
             raise
         limits = description.limits
-        return self.text.model(limits.max_model_len, limits.vocab_size, defaults)
+        return self.text.model(limits.max_model_len, limits.vocab_size)
 
     async def stop(self) -> None:
         await self.backend.stop()

@@ -36,13 +36,11 @@ _MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
 
 
 class SessionBroken(UnavailableError):
-    """The worker died under a request, or cannot be reached any more. `reason` is for logs: it has
-    the worker's address, which is no client's business. `had_come`: the worker has said that the
-    request is there."""
+    """The worker died under a request, or cannot be reached any more. `had_come`: the worker has
+    said that the request is there."""
 
-    def __init__(self, reason: str, had_come: bool) -> None:
-        super().__init__("the decode worker is gone")
-        self.reason = reason
+    def __init__(self, detail: str, had_come: bool) -> None:
+        super().__init__("the decode worker is gone", detail)
         self.had_come = had_come
 
 

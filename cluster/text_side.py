@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.served_model import ServedModel
 from engine.config import EngineConfig
-from engine.generation_defaults import GenerationDefaults
+from engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from engine.model_source import ModelSource, resolve_model
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -17,11 +17,10 @@ class TextSide:
     source: ModelSource
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    defaults: GenerationDefaults
     names: tuple[str, ...]
 
-    def model(
-        self, max_model_len: int, vocab_size: int, defaults: GenerationDefaults
-    ) -> ServedModel:
+    def model(self, max_model_len: int, vocab_size: int) -> ServedModel:
         return ServedModel(
             names=self.names,
             root=self.source.name,
@@ -29,7 +28,7 @@ class TextSide:
             chat_template=self.chat_template,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
-            defaults=defaults,
+            defaults=self.defaults,
         )
 
 
@@ -45,4 +44,5 @@ def load_text_side(
         template = ChatTemplate.from_folder(source.folder, special)
     else:
         template = ChatTemplate.from_file(Path(chat_template), special)
-    return TextSide(source, tokenizer, template, tuple(names) or (source.name,))
+    defaults = read_generation_defaults(source.folder)
+    return TextSide(source, tokenizer, template, defaults, tuple(names) or (source.name,))

@@ -104,6 +104,7 @@ class Engine:
             weights=config.load_format != "dummy",
         )
         model = describe(source)
+        defaults = read_generation_defaults(source.folder)
         shape = decide_shape(config, model)
         torch.set_num_threads(shape.num_threads)
         model = replace(model, max_model_len=shape.max_model_len)
@@ -121,7 +122,7 @@ class Engine:
             model=model,
             shape=shape,
             cache=plan,
-            defaults=read_generation_defaults(source.folder),
+            defaults=defaults,
             fingerprint=fingerprint(
                 source, _load_format(config), config.seed, model.variant(shape.dtype_name)
             ),

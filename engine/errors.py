@@ -33,7 +33,13 @@ class QueueFullError(EngineError):
 
 
 class UnavailableError(EngineError):
-    """Nothing can be generated at the moment: the engine is loading, stopping or dead."""
+    """Nothing can be generated at the moment: the engine is loading, stopping or dead. `detail` is
+    for logs and for who runs the workers: it may have their addresses, which are no client's
+    business."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class DeadlineError(EngineError):
@@ -55,3 +61,9 @@ class ConfigError(EngineError):
 
 class ModelError(EngineError):
     """A model that cannot be loaded: what is missing, broken or not supported, and where."""
+
+
+def in_full(error: EngineError) -> str:
+    """For logs and for who runs the workers."""
+    detail = error.detail if isinstance(error, UnavailableError) else ""
+    return f"{error}: {detail}" if detail else str(error)

@@ -22,12 +22,6 @@ def num_cpus(groups: ControlGroups = GROUPS) -> int:
     return max(1, ceil(min(cores, groups.num_cpus())))
 
 
-def resident_bytes() -> int:
-    """What this process holds in memory now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _meminfo() -> dict[str, int]:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return {k: int(v.split()[0]) * 1024 for k, v in (line.split(":", 1) for line in lines)}

@@ -16,6 +16,7 @@ happens.
 import logging
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -42,13 +43,14 @@ class FaultError(ValueError):
 
 
 class Faults:
-    """Counts how often each point was reached."""
+    """Counts how often each point was reached. Any thread may call it."""
 
     def __init__(self, text: str = "") -> None:
         self._file = Path(text[1:]) if text.startswith("@") else None
         self._text, self._written_ns = "", 0
         self._actions: dict[tuple[str, int], str] = {}
         self._reached: Counter[str] = Counter()
+        self._lock = threading.Lock()
         if self._file is None:
             self._read(text)
 
@@ -69,11 +71,7 @@ class Faults:
 
     def reach(self, point: str) -> str | None:
         """The action that the caller must do itself, if there is one."""
-        self._look()
-        if not self._actions:
-            return None
-        self._reached[point] += 1
-        action = self._actions.get((point, self._reached[point]))
+        action = self._count(point)
         match action:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -88,6 +86,14 @@ class Faults:
             case "fail":
                 raise TransferError(f"a fault was asked for at {point}")
         return action
+
+    def _count(self, point: str) -> str | None:
+        with self._lock:
+            self._look()
+            if not self._actions:
+                return None
+            self._reached[point] += 1
+            return self._actions.get((point, self._reached[point]))
 
     def hold_up(self, action: str | None, call: Callable[[Callable[[object], None]], None]) -> None:
         """If that is what the action means, until other faults are asked for; `call` has an

@@ -202,9 +202,9 @@ class Fetcher:
             elif wanted.plan.local:
                 return ComputeHere()
             else:
-                reason = "no prefill worker could serve"  # whose addresses are for the log alone
+                reason = "no prefill worker could serve"
                 logger.warning("%s: %s: %s", reservation.request_id, reason, candidates.problems)
-                return FetchFailed(UnavailableError(reason))
+                return FetchFailed(UnavailableError(reason, candidates.problems))
         return FetchFailed(DeadlineError("the prompt was not fetched in time"))
 
     async def _ask_one(

@@ -436,19 +436,23 @@ class Failure(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     kind: Global___Failure.Kind.ValueType
     field: _builtins.str
     message: _builtins.str
+    detail: _builtins.str
+    """for who runs the workers: it may have addresses; no client gets it"""
     def __init__(
         self,
         *,
         kind: Global___Failure.Kind.ValueType = ...,
         field: _builtins.str = ...,
         message: _builtins.str = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "kind", b"kind", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "field", b"field", "kind", b"kind", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

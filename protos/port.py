@@ -84,12 +84,6 @@ def reserved_range(num_ports: int) -> Iterator[range]:
         yield range(first, first + num_ports)
 
 
-def free_port(host: str) -> int:
-    """For a process that is known to nobody else."""
-    with reserved_port(host) as port:
-        return port
-
-
 def _resolve(address: Address, field: str) -> list[tuple[int, tuple[str, int]]]:
     try:
         found = socket.getaddrinfo(

@@ -34,12 +34,8 @@ class PrefixIndex:
         """Entries: blocks of workers."""
         return sum(map(len, self._indexes.values()))
 
-    def match(self, workers: Iterable[Worker], keys: Sequence[int], now: float) -> list[int]:
-        """How many blocks of a prompt's beginning each has, or will have soon."""
-        return [match.num_blocks for match in self.matches(workers, keys, now)]
-
     def matches(self, workers: Iterable[Worker], keys: Sequence[int], now: float) -> list[Match]:
-        """The same, with what is there already."""
+        """What each has of a prompt's beginning."""
         known = self._indexes
         return [
             known[worker].match(keys, now) if worker in known else NOTHING for worker in workers

@@ -1,6 +1,9 @@
-"""Whether this system backs memory that it is told to, asked beside the code under test."""
+"""Whether this system backs memory that it is told to, and how much of a process has it, asked
+beside the code under test."""
 
 import mmap
+import os
+from pathlib import Path
 
 MADV_POPULATE_WRITE = 23  # Linux 5.14
 
@@ -12,3 +15,9 @@ def may_populate() -> bool:
         except OSError:
             return False
     return True
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

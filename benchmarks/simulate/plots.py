@@ -6,11 +6,9 @@ from typing import Any
 
 from benchmarks.simulate.figures import Figures, tpot_s, ttft_s
 from benchmarks.simulate.simulation import Run
-from cluster.bench.plots import check_plots
+from cluster.bench.plots import check_plots, new_figure, saved
 
 __all__ = ["check_plots", "plot_runs", "plot_sweep"]
-
-_SIZE_IN = (8.0, 4.5)
 
 
 def plot_runs(runs: Mapping[str, Run], folder: Path) -> list[Path]:
@@ -37,7 +35,7 @@ def plot_sweep(sweeps: Mapping[str, Sequence[tuple[float, Figures]]], folder: Pa
 
 
 def _distributions(path: Path, values: Mapping[str, Sequence[float | None]], label: str) -> Path:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     for name, found in values.items():
         ordered = sorted(value for value in found if value is not None)
         shares = [(number + 1) / len(ordered) for number in range(len(ordered))]
@@ -46,7 +44,7 @@ def _distributions(path: Path, values: Mapping[str, Sequence[float | None]], lab
     axes.set_xscale("symlog", linthresh=max(1e-3, _median(values) / 10))
     axes.set_xlim(left=0)
     axes.legend()
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def _median(values: Mapping[str, Sequence[float | None]]) -> float:
@@ -57,25 +55,11 @@ def _median(values: Mapping[str, Sequence[float | None]]) -> float:
 def _curves(
     path: Path, sweeps: Mapping[str, Sequence[tuple[float, Figures]]], label: str, value: Any
 ) -> Path:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     for name, points in sweeps.items():
         ordered = sorted(points, key=lambda point: point[0])
         rates = [figures.rate for _, figures in ordered]
         axes.plot(rates, [value(figures) for _, figures in ordered], marker="o", label=name)
     axes.set(xlabel="requests/s", ylabel=label, ylim=(0, None))
     axes.legend()
-    return _saved(figure, path)
-
-
-def _figure() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_SIZE_IN, layout="constrained")
-    axes = figure.add_subplot()
-    axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def _saved(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=150)
-    return path
+    return saved(figure, path)

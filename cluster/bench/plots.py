@@ -57,16 +57,16 @@ def under_way_by_second(records: Iterable[Record], start_s: float) -> Counter[in
 
 
 def _cdf(path: Path, values: Sequence[float], label: str) -> Path:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     ordered = sorted(values)
     shares = [(number + 1) / len(ordered) for number in range(len(ordered))]
     axes.step(ordered, shares, where="post")
     axes.set(xlabel=label, ylabel="share of values", ylim=(0, 1))
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def _timeline(path: Path, records: Sequence[Record], start_s: float) -> Path:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     tokens = tokens_by_second(records, start_s)
     under_way = under_way_by_second(records, start_s)
     seconds = range(max([*tokens, *under_way], default=0) + 1)
@@ -76,10 +76,10 @@ def _timeline(path: Path, records: Sequence[Record], start_s: float) -> Path:
     beside.plot(seconds, [under_way[s] for s in seconds], color="grey", label="requests under way")
     beside.set(ylabel="requests under way", ylim=(0, None))
     figure.legend(loc="outside upper center", ncols=2)
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
-def _figure() -> tuple[Any, Any]:
+def new_figure() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_SIZE_IN, layout="constrained")
@@ -88,6 +88,6 @@ def _figure() -> tuple[Any, Any]:
     return figure, axes
 
 
-def _saved(figure: Any, path: Path) -> Path:
+def saved(figure: Any, path: Path) -> Path:
     figure.savefig(path, dpi=150)
     return path

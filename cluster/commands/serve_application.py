@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from cluster.autoscaling import INGRESS
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import say
 from cluster.commands.loading import Loading
@@ -34,17 +35,17 @@ _REFUSALS = tuple(
 )
 
 
-def wait_until_running(args: ClusterArgs, stop: Stop, *, is_ours: bool) -> bool:
-    """False if the user has enough of it first. ConfigError for what Serve gives up, and in a
-    cluster of our own, which is one machine, for what a replica refuses: Serve would start it again
-    and again. Elsewhere another node may take it."""
+def wait_until_running(args: ClusterArgs, stop: Stop, *, is_ours: bool) -> Mapping[str, Any] | None:
+    """What Serve says of it then; None if the user has enough of it first. ConfigError for what
+    Serve gives up, and in a cluster of our own, which is one machine, for what a replica refuses:
+    Serve would start it again and again. Elsewhere another node may take it."""
     from cluster.ray_cluster import nodes
     from cluster.replica_words import hush
 
     loading, shown = Loading(args), ""
     for application in _details(stop):
         if application["status"] == "RUNNING":
-            return True
+            return application
         if application["status"] == "DEPLOY_FAILED":
             raise ConfigError("serve", _why(application))
         if is_ours and (refusal := refused(application)) is not None:
@@ -54,7 +55,7 @@ def wait_until_running(args: ClusterArgs, stop: Stop, *, is_ours: bool) -> bool:
         if line != shown:
             shown = line
             say(line)
-    return False
+    return None
 
 
 def _details(stop: Stop) -> Iterator[Mapping[str, Any]]:
@@ -135,12 +136,14 @@ def watch_application(stop: Stop) -> None:
 
 
 def met_ingresses() -> DeploymentHandle[Any]:
-    """That can be told something even when Ray has lost its head, which knows where they are."""
+    """That can be told something even when Ray has lost its head, which knows where they are.
+    Serve's controller is not asked whether there are any: it may be away."""
     from ray import serve
 
     from cluster.serve_details import APP_NAME, UNREACHED
 
-    handle: DeploymentHandle[Any] = serve.get_app_handle(APP_NAME)
+    handle: DeploymentHandle[Any]
+    handle = serve.get_deployment_handle(INGRESS, APP_NAME, _check_exists=False)
     with suppress(*UNREACHED):
         handle.broadcast("introduce").results(timeout_s=_MET_S, return_exceptions=True)
     return handle

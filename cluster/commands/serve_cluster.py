@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from cluster.access import check_access
 from cluster.cluster_args import ClusterArgs, Placement
@@ -59,11 +61,12 @@ def serve_cluster(
             hear(APP_NAME, say)
         front = _front(args, wished, own)
         with _noted(args, own), deployed(args, to_stay=own is not None):
-            if not wait_until_running(args, stop, is_ours=own is not None):
+            application = wait_until_running(args, stop, is_ours=own is not None)
+            if application is None:
                 return
             wait_until_known(stop)
             stop.begin()
-            say(_announcement(name, front, args))
+            say(_announcement(name, front, args, application))
             ingresses = met_ingresses()
             threading.Thread(target=watch_application, args=(stop,), daemon=True).start()
             stop.wait()
@@ -94,10 +97,10 @@ def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> 
     return front
 
 
-def _announcement(name: str, front: FrontAddress, args: ClusterArgs) -> str:
-    from cluster.serve_details import APP_NAME, application_details
-
-    lines = told_pools(args, application_details(APP_NAME))
+def _announcement(
+    name: str, front: FrontAddress, args: ClusterArgs, application: Mapping[str, Any]
+) -> str:
+    lines = told_pools(args, application)
     pools = "".join(f"  {'' if number else 'pools:':6} {one}\n" for number, one in enumerate(lines))
     model = "" if args.model == name else f"  model: {args.model}\n"
     asks_key = args.front.require_api_key or args.front.api_key_file is not None

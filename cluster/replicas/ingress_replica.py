@@ -45,7 +45,6 @@ from cluster.succession import Succession
 from cluster.text_side import load_text_side
 from cluster.token_front import TokenFront
 from engine.errors import UnavailableError
-from engine.generation_defaults import read_generation_defaults
 from protos.rpc import Plane, RpcConfig
 from router.router import Router
 from router.workers import Leg
@@ -89,8 +88,7 @@ class IngressReplica(TokenService):
         asked = time.monotonic()
         limits = (await self._pools.first_description()).limits
         began += time.monotonic() - asked  # the next ingress finds workers that are there
-        defaults = read_generation_defaults(text.source.folder)
-        model = args.front.model(text.model(limits.max_model_len, limits.vocab_size, defaults))
+        model = args.front.model(text.model(limits.max_model_len, limits.vocab_size))
         request_limits = args.request_limits(keys)
         config = RelayConfig(
             args.local_prefill_mode, soonest_priority=request_limits.soonest_priority

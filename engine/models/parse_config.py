@@ -27,6 +27,9 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
 
+# Of every class that does not say otherwise, for an absent key; no class takes a null for it.
+_DEFAULTS = {"rms_norm_eps": 1e-6}
+
 
 def architecture_of(config: JsonConfig) -> str:
     names = config.texts("architectures")
@@ -62,7 +65,7 @@ def parse_dtype(config: JsonConfig, default: DtypeName) -> DtypeName:
 
 def _parse(own: JsonConfig, architecture: str, family: Family, dtype: DtypeName) -> DecoderConfig:
     refuse_unsupported(own)
-    config = own.overlaid_on(family.defaults)
+    config = own.overlaid_on({**_DEFAULTS, **family.defaults})
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -80,7 +83,7 @@ def _parse(own: JsonConfig, architecture: str, family: Family, dtype: DtypeName)
         head_dim=head_dim,
         layers=_layers(config, family, head_dim),
         activation=_activation(config, family),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm_eps=config.number("rms_norm_eps"),
         max_positions=config.integer("max_position_embeddings", minimum=2),
         dtype=dtype,
         attention_scale=_attention_scale(config, family, head_dim),

@@ -21,7 +21,7 @@ def encode_failure(error: EngineError) -> Failure:
         case QueueFullError():
             return _failure(Failure.KIND_BUSY, str(error))
         case UnavailableError():
-            return _failure(Failure.KIND_UNAVAILABLE, str(error))
+            return _failure(Failure.KIND_UNAVAILABLE, str(error), detail=error.detail)
         case DeadlineError():
             return _failure(Failure.KIND_TIMED_OUT, str(error))
         case _:
@@ -39,16 +39,18 @@ def decode_failure(failure: Failure) -> EngineError:
         case Failure.KIND_BUSY:
             return QueueFullError(named)
         case Failure.KIND_UNAVAILABLE | Failure.KIND_INCOMPATIBLE | Failure.KIND_STALE:
-            return UnavailableError(named)
+            return UnavailableError(named, shortened(failure.detail))
         case Failure.KIND_TIMED_OUT:
             return DeadlineError(named)
         case _:
             return StepError(named)
 
 
-def _failure(kind: Failure.Kind.ValueType, message: str, field: str = "") -> Failure:
+def _failure(
+    kind: Failure.Kind.ValueType, message: str, field: str = "", detail: str = ""
+) -> Failure:
     """Readable whatever is in it: a message may quote what was sent."""
-    return Failure(kind=kind, field=_text(field), message=_text(message))
+    return Failure(kind=kind, field=_text(field), message=_text(message), detail=_text(detail))
 
 
 def _text(text: str) -> str:

@@ -11,10 +11,10 @@ from benchmarks.peers.kvrelay_offline import settle
 from benchmarks.process import Child, ChildError
 from benchmarks.sides import Folders, ours
 from benchmarks.workloads import THIN, WORKLOADS
-from engine.machine import resident_bytes
 from kv_cache import slab as slab_module
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import KvSlab
+from tests.populating import resident_bytes
 
 
 def test_our_engine_answers_with_a_run(tmp_path: Path) -> None:

@@ -466,7 +466,7 @@ async def test_request_ids_that_are_no_ids(server: Server, value: str) -> None:
     ("error", "status"),
     [
         (RequestError("prompt", "too long"), 400),
-        (UnavailableError("stopping"), 503),
+        (UnavailableError("stopping", "at 10.0.0.7:500"), 503),
         (EngineError("the step failed"), 500),
     ],
 )
@@ -478,6 +478,7 @@ async def test_the_engines_errors_have_their_status(
         response = await server.post(COMPLETIONS, prompt="x", stream=stream)
         assert response.status_code == status
         assert str(error) in error_of(response)["message"]
+        assert "10.0.0.7" not in response.text, "an address is no client's business"
         assert ("retry-after" in response.headers) == (status == 503)
     assert caplog.text.count(str(error)) == (2 if status == 500 else 0), (
         "an operator's, not a user's"

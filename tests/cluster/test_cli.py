@@ -24,7 +24,6 @@ from cluster.openai.reading.formats import TOOL_FORMATS
 from cluster.text_side import load_text_side
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
-from engine.generation_defaults import GenerationDefaults
 from engine.model_source import BUNDLED_FOLDER
 from engine.text.chat_template import ChatOptions
 from tests.cluster.fakes import small_model, small_tokenizer
@@ -44,7 +43,7 @@ def test_a_chat_template_of_the_operators(tmp_path: Path, monkeypatch: pytest.Mo
     path = given_front_flags(parse(["--chat-template", "mine.jinja"]))["chat_template"]
     assert path == str(tmp_path / "mine.jinja")
     text = load_text_side(EngineConfig(), (), path, weights=False)
-    model = text.model(2048, 4096, GenerationDefaults())
+    model = text.model(2048, 4096)
     tools = [{"type": "function", "function": {"name": "look"}}]
     messages = [{"role": "user", "content": "Hello"}]
     assert model.render(messages, ChatOptions(tools)) == "<|bos|>look<arg_key>"
@@ -208,6 +207,29 @@ def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(
     error = capsys.readouterr().err
     assert error.startswith(f"kvrelay {command}: {tmp_path}/tokenizer.json: not there, and the")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["local", "--port", "0"],
+        ["serve", "--port", "0"],
+        ["serve", "--check"],
+        ["generate", "--prompt", "x"],
+        ["worker", "--role", "decode", "--listen", "127.0.0.1:0"],
+    ],
+)
+def test_wrong_defaults_of_a_model_are_told_before_its_weights_are_read(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(BUNDLED_FOLDER / name, tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"top_p": 2}')
+    (tmp_path / "model.safetensors").write_bytes(b"which would be told too")
+    command, *flags = words
+    assert cli.main([command, str(tmp_path), *flags]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"kvrelay {command}: {tmp_path}/generation_config.json: top_p: 2, must")
 
 
 @pytest.mark.parametrize(

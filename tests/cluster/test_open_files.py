@@ -18,7 +18,7 @@ from cluster.open_files import CONNECTIONS, ENABLED, THREADS, check_front
 from cluster.ray_cluster import front_settings
 from cluster.serve_details import SERVICER
 from engine.errors import ConfigError
-from protos.port import free_port
+from tests.ports import free_port
 
 RAISED = """
 import resource
@@ -42,7 +42,7 @@ def limited(limit: str, *command: str | Path) -> subprocess.CompletedProcess[str
 
 def front_config(folder: Path, num_connections: int, num_threads: int) -> Path:
     """As Serve writes it, of a front with both protocols."""
-    grpc_port = free_port("127.0.0.1")
+    grpc_port = free_port()
     config = HAProxyConfig(
         socket_path=str(folder / "admin.sock"),
         server_state_base=str(folder),
@@ -50,9 +50,9 @@ def front_config(folder: Path, num_connections: int, num_threads: int) -> Path:
         metrics_socket_path=str(folder / "metrics.sock"),
         maxconn=num_connections,
         nbthread=num_threads,
-        stats_port=free_port("127.0.0.1"),
-        metrics_port=free_port("127.0.0.1"),
-        http_options=HTTPOptions(host="127.0.0.1", port=free_port("127.0.0.1")),
+        stats_port=free_port(),
+        metrics_port=free_port(),
+        http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
         grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=[SERVICER]),
     )
     file = folder / "haproxy.cfg"

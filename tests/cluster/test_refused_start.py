@@ -42,14 +42,14 @@ def deployed(status: str, message: str = "") -> dict[str, Any]:
     }
 
 
-Start = Callable[..., bool]
+Start = Callable[..., object]
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """With what Serve says, one after the other."""
 
-    def begin(*said: dict[str, Any], is_ours: bool) -> bool:
+    def begin(*said: dict[str, Any], is_ours: bool) -> object:
         left = iter(said)
         monkeypatch.setattr(cluster.serve_details, "application_details", lambda _: next(left))
         monkeypatch.setattr(cluster.ray_cluster, "nodes", dict)

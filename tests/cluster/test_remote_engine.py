@@ -12,6 +12,7 @@ from cluster.text_side import TextSide
 from decode_worker.service import SessionService
 from engine.errors import ConfigError
 from engine.fingerprint import fingerprint
+from engine.generation_defaults import GenerationDefaults
 from engine.model_source import ModelSource
 from protos.rpc import Plane
 from protos.worker_pb2 import WorkerDescription
@@ -29,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
 
 
 def text(source: ModelSource) -> TextSide:
-    return TextSide(source, small_tokenizer(), None, ("served",))
+    return TextSide(source, small_tokenizer(), None, GenerationDefaults(), ("served",))
 
 
 def worker(mark: str, vocab_size: int = VOCAB) -> WorkerDescription:

@@ -271,7 +271,7 @@ async def test_a_worker_that_breaks_the_rules_is_left(
     for stream in streams:
         with pytest.raises(SessionBroken) as caught:
             await read(stream)
-        assert "choice" in caught.value.reason
+        assert "choice" in caught.value.detail
     await until(lambda: all(stream.closed.is_set() for stream in answerer.streams))
 
 
@@ -289,7 +289,7 @@ class TestFaults:
             await until(lambda: answerer.streams)
         with pytest.raises(SessionBroken, match="^the decode worker is gone$") as caught:
             await read(stream)
-        assert caught.value.reason.startswith(f"{address}: ")
+        assert caught.value.detail.startswith(f"{address}: ")
         with pytest.raises(UnavailableError, match="^no decode worker answers$"):
             backend.check_health()
         with pytest.raises(UnavailableError, match="^no decode worker answers$"):

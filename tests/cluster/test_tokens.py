@@ -277,7 +277,7 @@ def test_who_is_on_this_machine(peer: str, is_here: bool) -> None:
     ("failure", "code", "retry_s"),
     [
         (QueueFullError("full"), grpc.StatusCode.RESOURCE_EXHAUSTED, "1"),
-        (UnavailableError("loading"), grpc.StatusCode.UNAVAILABLE, "5"),
+        (UnavailableError("loading", "at 10.0.0.7:500"), grpc.StatusCode.UNAVAILABLE, "5"),
         (StepError("broken: \u00fc"), grpc.StatusCode.INTERNAL, None),
     ],
 )
@@ -292,6 +292,7 @@ async def test_an_error_in_mid_answer_is_its_status(
         error = await refused(server, request())
     assert error.code is code
     assert error.failure.message == str(failure)
+    assert not error.failure.detail
     assert error.trailing.get("retry-after") == retry_s
 
 

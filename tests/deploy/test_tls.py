@@ -19,10 +19,10 @@ import trustme
 from protos.generation_pb2 import SamplingParams
 from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
-from protos.port import free_port
 from tests.cluster.fakes import ANSWER, answer_tokens
 from tests.cluster.live_server import live_server
 from tests.cluster.token_server import token_server
+from tests.ports import free_port
 
 CONFIG = Path(__file__).parents[2] / "deploy/tls.cfg"
 
@@ -37,7 +37,7 @@ async def proxy(
     folder: Path, authority: trustme.CA, **backends: str
 ) -> AsyncIterator[dict[str, int]]:
     """The ports of `https` and `grpcs` on this machine."""
-    own = {name: free_port("127.0.0.1") for name in ("https", "grpcs")}
+    own = {name: free_port() for name in ("https", "grpcs")}
     certificate = folder / "tls.pem"
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     text = CONFIG.read_text()

@@ -11,6 +11,7 @@ import sys
 from tests.e2e.hosts import Host, Lan
 from tests.e2e.ports import ports, show_ports
 from tests.e2e.ray_hosts import RayHosts
+from tests.e2e.telling import say
 
 FRONT_PORT, REPLICA_PORT = 9000, 40000  # the first of a range
 ENGINE = {"dtype": "float32", "kv_cache_memory_bytes": 48 << 20, "max_num_seqs": 16}
@@ -27,9 +28,9 @@ def main() -> None:
             hosts.start_head()
             front = {"requests_per_minute": 60} if with_keys else {}
             hosts.deploy({**ARGS, "front": front}, grpc=True)
-            _say(f"\n# {'With' if with_keys else 'Without'} API keys\n")
+            say(f"\n# {'With' if with_keys else 'Without'} API keys\n")
             if with_keys:
-                _say(show_ports(lan.hosts[:1], [lan.address(hosts.head)], lan.hosts[1]))
+                say(show_ports(lan.hosts[:1], [lan.address(hosts.head)], lan.hosts[1]))
             _show_calls(hosts)
 
 
@@ -42,16 +43,11 @@ def _show_calls(hosts: RayHosts) -> None:
         (stranger, f"{own}:{replica}"),
         (head, f"127.0.0.1:{FRONT_PORT}", "rate"),
     ):
-        _say(f"\n{host.name} calls {words[0]}\n\n{_calls(hosts, host, *words)}")
+        say(f"\n{host.name} calls {words[0]}\n\n{_calls(hosts, host, *words)}")
 
 
 def _calls(hosts: RayHosts, host: Host, *words: str) -> str:
     return hosts.run(host, "python", "-m", "tests.e2e.grpc_calls", *words, timeout_s=300)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

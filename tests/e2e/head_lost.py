@@ -14,6 +14,7 @@ from subprocess import Popen
 
 from tests.e2e.hosts import HOME, Host, Lan
 from tests.e2e.ray_hosts import PORT, RayHosts, wait_until
+from tests.e2e.telling import say
 from tests.e2e.watched import report, report_heading, traffic
 
 BEFORE_S, AFTER_S, BACK_S = 5.0, 15.0, 120.0
@@ -46,12 +47,12 @@ def main() -> None:
         with Lan(["head", "worker", "store"]) as lan:
             hosts = RayHosts(lan, {"head": "head", "worker": "worker"}, start=False)
             _start(hosts, storage)
-            _say(f"\n## {storage}\n\n{hosts.status()}")
+            say(f"\n## {storage}\n\n{hosts.status()}")
             report_heading("killed")
             _kill_and_watch(hosts)
             _grow(hosts)
-            _say(hosts.status())
-            _say(hosts.run(hosts.head, "ps", "-eo", "pid,ppid,args"))
+            say(hosts.status())
+            say(hosts.run(hosts.head, "ps", "-eo", "pid,ppid,args"))
 
 
 def _start(hosts: RayHosts, storage: str) -> None:
@@ -78,7 +79,7 @@ def _kill_and_watch(hosts: RayHosts) -> None:
         time.sleep(AFTER_S)
         report("Ray's GCS", began, requests)
     kept = before & hosts.num_drawn().keys()
-    _say(f"\n{said}; kept of {len(before)} workers: {', '.join(sorted(kept)) or 'none'}\n")
+    say(f"\n{said}; kept of {len(before)} workers: {', '.join(sorted(kept)) or 'none'}\n")
 
 
 def _grow(hosts: RayHosts) -> None:
@@ -92,7 +93,7 @@ def _grow(hosts: RayHosts) -> None:
 
     with traffic(hosts, worker), traffic(hosts, worker):
         grown_s = wait_until(is_used, BACK_S, hosts.status)
-    _say(f"a second decode worker was used {grown_s:.0f} s after more was asked for")
+    say(f"a second decode worker was used {grown_s:.0f} s after more was asked for")
 
 
 def _start_redis(host: Host, address: str) -> tuple[Mapping[str, str], tuple[str, ...]]:
@@ -147,11 +148,6 @@ def _is_ready(hosts: RayHosts) -> bool:
 
 def _log(hosts: RayHosts) -> str:
     return hosts.run(hosts.head, "tail", "-n", "40", "/tmp/head.log")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Never outside of such hosts: both run `ray stop`, which ends every Ray process t
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import yaml
 
 from tests.e2e.hosts import HOME, ROOT, Host, Lan
 from tests.e2e.ray_hosts import RayHosts, wait_until
+from tests.e2e.telling import say
 
 ROLES = {"head": "head", "first": "prefill", "second": "decode"}
 UP_S, DOWN_S, GONE_S = 300.0, 120.0, 180.0
@@ -39,7 +39,7 @@ def main() -> None:
         before = {host.name: _processes(host) for host in lan.hosts}
         began = time.monotonic()
         hosts.run(head, "ray", "up", "--yes", "--no-config-cache", _FILE, timeout_s=UP_S)
-        _say(f"ray up took {time.monotonic() - began:.0f} s")
+        say(f"ray up took {time.monotonic() - began:.0f} s")
         hosts.deploy(
             {
                 "model": "bundled",
@@ -49,12 +49,12 @@ def main() -> None:
                 "decode": {"label_selector": {"kvrelay-role": "decode"}},
             }
         )
-        _say(f"every replica was there {time.monotonic() - began:.0f} s after ray up began")
+        say(f"every replica was there {time.monotonic() - began:.0f} s after ray up began")
         for host in lan.hosts:
             hosts.run(host, "test", "-f", f"{_SITE}/cluster/app.py")
-        _say(hosts.run(head, "ray", "list", "nodes"))
-        _say(hosts.checked_status())
-        _say(hosts.complete("def main():"))
+        say(hosts.run(head, "ray", "list", "nodes"))
+        say(hosts.checked_status())
+        say(hosts.complete("def main():"))
         _take_down(hosts, before)
 
 
@@ -72,9 +72,9 @@ def _wait_until_clean(host: Host, before: Counter[str]) -> None:
     def left() -> Counter[str]:
         return _processes(host) - before
 
-    _say(f"{host.name}: {left().total()} processes left at first {sorted(left())}")
+    say(f"{host.name}: {left().total()} processes left at first {sorted(left())}")
     took_s = wait_until(lambda: not left(), GONE_S, lambda: f"{host.name}: {left()}")
-    _say(f"{host.name}: none {took_s:.0f} s later")
+    say(f"{host.name}: none {took_s:.0f} s later")
 
 
 def _processes(host: Host) -> Counter[str]:
@@ -121,11 +121,6 @@ def _serve_ssh(host: Host, environment: Mapping[str, str]) -> None:
     )
     host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{HOME}/host_key")
     host.run("sh", "-c", f"mkdir -p /run/sshd && /usr/sbin/sshd -f {HOME}/sshd_config")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

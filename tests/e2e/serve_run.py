@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.e2e.cluster import answers_at, http, marked
 from tests.e2e.hosts import ROOT
 from tests.e2e.ray_hosts import FRONT, settings, wait_until
+from tests.e2e.telling import say
 
 UP_S, GONE_S = 240.0, 30.0
 _MARK = "KVRELAY_SERVE_RUN"
@@ -33,16 +34,16 @@ def main() -> None:
         process = _start(log, mark, folder)
         try:
             up_s = wait_until(lambda: _is_up(process, log), UP_S, log.read_text)
-            _say(f"{FRONT}/ready is a 200 after {up_s:.0f} s")
+            say(f"{FRONT}/ready is a 200 after {up_s:.0f} s")
             body = {"prompt": "def main():", "max_tokens": 8, "ignore_eos": True}
             answer = http.post(f"{FRONT}/v1/completions", json=body, timeout=60)
             answer.raise_for_status()
-            _say(answer.text)
+            say(answer.text)
             began = time.monotonic()
             os.killpg(process.pid, signal.SIGINT)
             status = process.wait(GONE_S)
             wait_until(lambda: not marked(f"{_MARK}={mark}"), GONE_S, lambda: _left(mark))
-            _say(f"status {status}, and no process is left {time.monotonic() - began:.1f} s later")
+            say(f"status {status}, and no process is left {time.monotonic() - began:.1f} s later")
         finally:
             for pid in marked(f"{_MARK}={mark}"):
                 os.kill(pid, signal.SIGKILL)
@@ -70,11 +71,6 @@ def _is_up(process: subprocess.Popen[bytes], log: Path) -> bool:
 def _left(mark: str) -> str:
     commands = (Path(f"/proc/{pid}/cmdline") for pid in marked(f"{_MARK}={mark}"))
     return "\n".join(path.read_text() for path in commands)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

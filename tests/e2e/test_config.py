@@ -57,6 +57,7 @@ NUM_READERS = 24
 PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
 UP_S, DOWN_S, JOIN_S = 120.0, 120.0, 40.0
 ENDED_S, NUM_ENDED, NUM_WAITING = 20.0, 150, 40
+WATCHING_S = 2.0  # of a core, that the command may take while answers end
 
 
 class LateCluster(Cluster):
@@ -374,6 +375,7 @@ def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
         long = threads.submit(read, NUM_WAITING, 1900, begun[1])
         assert begun[1].wait(60)
         os.kill(head, signal.SIGKILL)
+        taken_s = cpu_s(cluster.process.pid)
         ended = short.result(30)
         os.kill(worker, signal.SIGSTOP)
         assert f'"completion_tokens":{NUM_ENDED}' in ended[-2].replace(" ", "")
@@ -381,7 +383,14 @@ def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
         *_, why, end = long.result(ENDED_S)
         assert "the server is stopping" in why
         assert end == "data: [DONE]"
+        assert cpu_s(cluster.process.pid) - taken_s < WATCHING_S
         assert cluster.process.wait(ENDED_S) == 1
     assert "Ray's gcs_server was ended by SIGKILL, and nothing goes on without it" in cluster.said()
     wait_until(lambda: not cluster.pids(), 10, cluster.left)
     assert not folder.exists()
+
+
+def cpu_s(pid: int) -> float:
+    """That the process has taken; one that has ended is known until it is waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

@@ -28,10 +28,10 @@ from ray.cluster_utils import Cluster as Nodes
 from cluster.commands.serve_stop import END_S
 from cluster.ray_cluster import nodes as nodes_alive
 from cluster.serve_details import APP_NAME, SERVICER, serve_details
-from protos.port import free_port
 from tests.e2e.cluster import answers_at, http, kill, num_aborted, page_at, wait_until
 from tests.e2e.listening import listeners
 from tests.e2e.tokens import TokenClient
+from tests.ports import free_port
 
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
 FILE = Path(__file__).parents[2] / "deploy/ray-cluster.yaml"
@@ -98,7 +98,7 @@ def ports(placed: Placed) -> Iterator[Ports]:
     Python proxy, since nobody has asked for HAProxy: one, as all nodes would share its ports."""
     ray.init(address=placed.nodes.address, log_to_driver=False)
     try:
-        ports = Ports(free_port("127.0.0.1"), free_port("127.0.0.1"))
+        ports = Ports(free_port(), free_port())
         grpc_options = {"port": ports.grpc, "grpc_servicer_functions": [SERVICER]}
         serve.start("HeadOnly", http_options={"port": ports.http}, grpc_options=grpc_options)
         yield ports

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tests.e2e.hosts import Host, Lan
 from tests.e2e.ports import show_ports
 from tests.e2e.ray_hosts import PORT, RayHosts, wait_until
+from tests.e2e.telling import say
 from tests.e2e.traffic import Request
 from tests.e2e.watched import reading, report, report_heading, traffic
 
@@ -63,11 +64,11 @@ def main() -> None:
         with Lan(["head", "other"]) as lan:
             hosts = RayHosts(lan, {"head": layout.head, "other": layout.other})
             hosts.deploy(layout.args)
-            _say(f"\n## Cut off: {name}\n")
+            say(f"\n## Cut off: {name}\n")
             with _nodes(hosts) as nodes, traffic(hosts, hosts.head) as requests:
                 time.sleep(BEFORE_S)
-                _say(hosts.checked_status())
-                _say(show_ports(lan.hosts, [lan.address(one) for one in lan.hosts]))
+                say(hosts.checked_status())
+                say(show_ports(lan.hosts, [lan.address(one) for one in lan.hosts]))
                 report_heading("cut off")
                 blink(hosts, requests)
                 outlast(hosts, nodes, requests, is_needed=layout.is_needed)
@@ -104,7 +105,7 @@ def outlast(
     used = "" if not is_needed else f", and used after {back_s + _until_used(hosts, before):.0f} s"
     time.sleep(AFTER_S)
     report("from then on", dead.at, requests)
-    _say(
+    say(
         f"\ndead to Ray after {dead.at - began:.0f} s; of its processes there were {left}"
         f" {ENDED_S:g} s after it could reach the head again; all replicas were there"
         f" {back_s:.0f} s after it was started anew{used}; tokens drawn by new ones:"
@@ -142,11 +143,6 @@ def _nodes(hosts: RayHosts) -> Iterator[list[Nodes]]:
     with reading(hosts, hosts.head, lambda said: nodes.append(Nodes(*said)), "node_watch", address):
         wait_until(lambda: bool(nodes), 30)
         yield nodes
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

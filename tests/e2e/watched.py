@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.e2e.hosts import Host
 from tests.e2e.ray_hosts import FRONT, RayHosts
+from tests.e2e.telling import say
 from tests.e2e.traffic import Request
 
 _COLUMNS = ("requests", "of them failed", "longest", "streams", "broken", "longest pause")
@@ -52,7 +53,7 @@ def reading(
 
 def report_heading(what: str) -> None:
     cells = (what, *_COLUMNS, "last failure after")
-    _say("| " + " | ".join(cells) + " |\n" + "| --- " * len(cells) + "|")
+    say("| " + " | ".join(cells) + " |\n" + "| --- " * len(cells) + "|")
 
 
 def report(what: str, since: float, requests: Sequence[Request]) -> None:
@@ -72,11 +73,6 @@ def report(what: str, since: float, requests: Sequence[Request]) -> None:
         f"{max((one.longest_pause_s for one in streams), default=0):.1f} s",
         f"{last_s:.1f} s",
     ]
-    _say("| " + " | ".join(map(str, cells)) + " |")
+    say("| " + " | ".join(map(str, cells)) + " |")
     for problem in sorted({one.problem for one in bad}):
         sys.stderr.write(f"  {problem}\n")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.machine import resident_bytes
 from kv_cache.layout import KV_FORMATS, BlockLayout, KvGroup
 from kv_cache.slab import ELEMENT_DTYPES, KvSlab
-from tests.populating import may_populate
+from tests.populating import may_populate, resident_bytes
 
 CPU = torch.device("cpu")
 GIB = 2**30

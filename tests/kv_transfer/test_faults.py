@@ -121,3 +121,30 @@ def test_the_same_words_written_again_count_anew(tmp_path: Path) -> None:
         file.write_text("here=slow")
         os.utime(file, ns=(written_ns, written_ns))
         assert [faults.reach("here") for _ in range(2)] == ["slow", None]
+
+
+class Overtaken(Faults):
+    """Another thread reaches a point between two steps of the first one's reading of the file."""
+
+    other: threading.Thread | None = None
+    told: str | None = None
+
+    def _read(self, text: str) -> None:
+        if self.other is None:
+            self.other = threading.Thread(target=self._reach)
+            self.other.start()
+            self.other.join(0.2)
+        super()._read(text)
+
+    def _reach(self) -> None:
+        self.told = self.reach("here")
+
+
+def test_two_threads_that_read_a_file_at_once_count_together(tmp_path: Path) -> None:
+    file = tmp_path / "faults"
+    file.write_text("here=slow here:2=twice")
+    faults = Overtaken(f"@{file}")
+    told = faults.reach("here")
+    assert faults.other is not None
+    faults.other.join(30)
+    assert [told, faults.told] == ["slow", "twice"]

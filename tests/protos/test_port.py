@@ -9,9 +9,9 @@ import pytest
 from protos.address import Address
 from protos.errors import PlaneError
 from protos.port import claimed, reserved_port, reserved_range
-from protos.port import free_port as unasked_port
 from protos.rpc import Plane
 from protos.secret import Secret
+from tests.ports import free_port as unasked_port
 
 PLANE = Plane(Secret(b"sixteen or more characters"))
 
@@ -44,7 +44,7 @@ async def test_what_is_no_address_here() -> None:
 
 def test_a_free_port_is_none_that_the_system_gives_out_by_itself() -> None:
     least = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    port = unasked_port("127.0.0.1")
+    port = unasked_port()
     assert port < least
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))

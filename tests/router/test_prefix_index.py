@@ -32,16 +32,15 @@ def test_every_worker_answers_for_itself() -> None:
     give(index, B, 9)
     index.of(A).predict(KEYS[:12], until=1.0)
     unknown = Worker("d", 1, "f")
-    assert index.match([B, unknown, A], KEYS, 0.0) == [9, 0, 12]
-    assert index.matches([A, unknown], KEYS, 0.0) == [Match(12, 5), NOTHING]
-    assert index.match([A], KEYS, 1.0) == [5]
+    assert index.matches([B, unknown, A], KEYS, 0.0) == [Match(9, 9), NOTHING, Match(12, 5)]
+    assert index.matches([A], KEYS, 1.0) == [Match(5, 5)]
     assert len(index) == 14
 
 
 def test_another_incarnation_is_another_worker() -> None:
     index = PrefixIndex(SHAPE)
     give(index, A, 5)
-    assert index.match([A._replace(incarnation=2)], KEYS, 0.0) == [0]
+    assert index.matches([A._replace(incarnation=2)], KEYS, 0.0) == [NOTHING]
 
 
 def test_who_is_gone_holds_nothing() -> None:
@@ -50,7 +49,7 @@ def test_who_is_gone_holds_nothing() -> None:
     give(index, B, 2)
     index.remove(A)
     index.remove(C)
-    assert index.match([A, B], KEYS, 0.0) == [0, 2]
+    assert index.matches([A, B], KEYS, 0.0) == [NOTHING, Match(2, 2)]
     assert len(index) == 2
 
 

@@ -8,6 +8,7 @@ from protos.judging import SILENT_AFTER_S
 from router.admission import Refused
 from router.config import RouterConfig
 from router.pairing import Reason
+from router.worker_index import NOTHING, Match
 from router.workers import Leg, LinkSpeed
 from tests.router.world import World, busy, keys
 
@@ -142,11 +143,11 @@ def test_what_was_placed_is_predicted_where_it_goes() -> None:
     text = keys("a", 30)
     world.place("a", 500, keys=text)
     p, d = world.prefill[0], world.decode[0]
-    assert world.router.index.match([p, d], text, world.now) == [30, 0]
+    assert world.router.index.matches([p, d], text, world.now) == [Match(30), NOTHING]
     world.router.began("a", world.now)
-    assert world.router.index.match([p, d], text, world.now) == [30, 30]
+    assert world.router.index.matches([p, d], text, world.now) == [Match(30)] * 2
     world.pass_time(10.0)  # nothing confirmed it
-    assert world.router.index.match([p, d], text, world.now) == [0, 0]
+    assert world.router.index.matches([p, d], text, world.now) == [NOTHING] * 2
 
 
 def test_of_who_is_gone_nothing_is_remembered() -> None:
@@ -156,7 +157,7 @@ def test_of_who_is_gone_nothing_is_remembered() -> None:
         world.router.remove(leg, worker)
     world.router.began("a", world.now)
     workers = [*world.prefill, *world.decode]
-    assert world.router.index.match(workers, keys("a", 31), world.now) == [0, 0]
+    assert world.router.index.matches(workers, keys("a", 31), world.now) == [NOTHING] * 2
 
 
 def test_a_sibling_does_not_count_on_what_is_on_its_way() -> None:

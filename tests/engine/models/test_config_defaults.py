@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import ModelError
 from engine.models.json_config import JsonConfig
 from engine.models.layer_types import FULL, SLIDING
 from engine.models.parse_config import parse_decoder
@@ -92,19 +93,30 @@ def test_a_null_activation_is_the_class_s_own(architecture: str) -> None:
     name = "hidden_activation" if "Gemma" in architecture else "hidden_act"
 
     def read(said: dict[str, Any]) -> str:
-        values = {"architectures": [architecture], **NEEDED, **said}
-        if TYPES[architecture] == "gemma3":
-            values["text_config"] = {**NEEDED, **said}
-        return parse_decoder(JsonConfig(values, "config.json")).activation
+        return parse_decoder(JsonConfig(config(architecture, said), "config.json")).activation
 
     assert read({name: None}) == read({})
 
 
-def check(architecture: str, said: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", TYPES)
+def test_a_null_that_no_class_takes_is_refused(architecture: str, tmp_path: Path) -> None:
+    values = config(architecture, {"rms_norm_eps": None})
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(Exception, match="rms_norm_eps"):
+        in_words_of_transformers(tmp_path)
+    with pytest.raises(ModelError, match="rms_norm_eps: missing, a positive number is needed"):
+        parse_decoder(JsonConfig(values, "config.json"))
+
+
+def config(architecture: str, said: dict[str, Any]) -> dict[str, Any]:
     own = {**NEEDED, **said}
     values: dict[str, Any] = {"architectures": [architecture], "model_type": TYPES[architecture]}
     is_text_half = TYPES[architecture] == "gemma3"
-    values |= {"text_config": {**own, "model_type": "gemma3_text"}} if is_text_half else own
+    return values | ({"text_config": {**own, "model_type": "gemma3_text"}} if is_text_half else own)
+
+
+def check(architecture: str, said: dict[str, Any], tmp_path: Path) -> None:
+    values = config(architecture, said)
     (tmp_path / "config.json").write_text(json.dumps(values))
     decoder = parse_decoder(JsonConfig(values, "config.json"))
     expected = in_words_of_transformers(tmp_path)

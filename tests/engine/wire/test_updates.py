@@ -14,6 +14,7 @@ from engine.errors import (
     RequestError,
     StepError,
     UnavailableError,
+    in_full,
 )
 from engine.request import (
     ChoiceDelta,
@@ -235,6 +236,7 @@ def test_a_token_of_no_vocabulary_is_refused(entry: generation_pb2.TokenLogprobs
         RequestError("top_p", "2, must be at most 1"),
         QueueFullError("4096 wait"),
         UnavailableError("loading"),
+        UnavailableError("nobody could serve", "10.0.0.1:500: it has ended"),
         StepError("no more memory"),
         DeadlineError("not finished after 2 s"),
     ],
@@ -243,7 +245,8 @@ def test_errors_come_back_as_they_were(error: EngineError) -> None:
     failure = Failure.FromString(encode_failure(error).SerializeToString())
     result = decode_failure(failure)
     assert (type(result), str(result)) == (type(error), str(error))
-    assert getattr(result, "field", None) == getattr(error, "field", None)
+    for name in ("field", "detail"):
+        assert getattr(result, name, None) == getattr(error, name, None)
 
 
 @pytest.mark.parametrize("kind", [Failure.KIND_INCOMPATIBLE, Failure.KIND_STALE])
@@ -258,8 +261,9 @@ def test_a_worker_that_does_not_fit_is_unavailable(kind: Failure.Kind.ValueType)
 def test_no_more_is_kept_of_what_a_worker_says_than_a_reader_wants(
     kind: Failure.Kind.ValueType,
 ) -> None:
-    error = decode_failure(Failure(kind=kind, field="f" * (1 << 20), message="m" * (1 << 20)))
-    assert len(str(error)) < 2100
+    long = {"field": "f" * (1 << 20), "message": "m" * (1 << 20), "detail": "d" * (1 << 20)}
+    error = decode_failure(Failure(kind=kind, **long))
+    assert len(in_full(error)) < 3200
     assert "mmm" in str(error)
 
 
