@@ -473,6 +473,22 @@ def test_the_serve_config_of_a_ray_service_is_checked(
         ServeFile.read(file).check_only_ours()
 
 
+def test_a_ray_service_is_found_beside_what_else_is_applied(tmp_path: Path) -> None:
+    text = (DEPLOYED.parent / "rayservice.yaml").read_text()
+    secret = "apiVersion: v1\nkind: Secret\nstringData: {secret: some-letters}\n"
+    file = tmp_path / "all.yaml"
+    file.write_text(text)
+    alone = ServeFile.read(file)
+    assert alone.is_ray_service
+    for documents in ([secret, text], [text, secret, ""], ["", text]):
+        file.write_text("---\n".join(documents))
+        assert ServeFile.read(file) == alone
+    for documents in ([text, text], [secret, secret]):
+        file.write_text("---\n".join(documents))
+        with pytest.raises(ConfigError, match="^config: .*all.yaml has 2 documents, must have one"):
+            ServeFile.read(file)
+
+
 def test_the_front_of_a_serve_file_is_where_it_says() -> None:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
