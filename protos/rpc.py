@@ -16,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from protos.address import Address
+from protos.certificates import check_authority, check_pair
 from protos.errors import PlaneError
 from protos.limits import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from protos.limits import PROTOCOL as PROTOCOL
@@ -94,12 +95,17 @@ class Tls:
             if config.tls_server_name is not None:
                 raise PlaneError("tls_server_name", "needs tls_authority or tls_certificate")
             return None
-        return cls(
+        loaded = cls(
             _read("tls_certificate", config.tls_certificate),
             _read("tls_key", config.tls_key),
             _read("tls_authority", config.tls_authority),
             config.tls_server_name,
         )
+        if config.tls_authority is not None:
+            check_authority(config.tls_authority)
+        if config.tls_certificate is not None and config.tls_key is not None:
+            check_pair(config.tls_certificate, config.tls_key)
+        return loaded
 
 
 @dataclass(frozen=True, slots=True)

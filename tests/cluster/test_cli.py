@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import trustme
 
 from cluster import api_keys, cli
 from cluster.commands import engine_flags, generate, local, serve
@@ -193,6 +194,26 @@ def test_wrong_values_are_told_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"kvrelay {words[0]}: {reason}")
     assert error.count("\n") == 1
+
+
+def test_certificates_that_no_worker_could_start_with_are_told_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    for name in ("ours", "other"):
+        issued = authority.issue_cert("127.0.0.1")
+        issued.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
+        issued.private_key_pem.write_to_path(str(tmp_path / f"{name}.key"))
+    ca, certificate = ("--tls-authority", "ca.pem"), ("--tls-certificate", "ours.pem")
+
+    def told(*words: str) -> str:
+        paths = [str(tmp_path / word) if word[0] != "-" else word for word in words]
+        assert cli.main(["serve", "--check", *paths]) == 2
+        return capsys.readouterr().err
+
+    assert told(*ca).startswith("kvrelay serve: tls_certificate: a worker needs one, with tls_key")
+    assert "other.key is not the key of" in told(*ca, *certificate, "--tls-key", "other.key")
 
 
 @pytest.mark.parametrize(
