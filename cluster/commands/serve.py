@@ -90,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     args = cluster_args(arguments, file.args)
     front = args.front
     wished = WishedFront.of(arguments, file)
+    if _starts_ray():
+        wished.check_here()
     host = wished.host or LOOPBACK
     check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
     if arguments.check:

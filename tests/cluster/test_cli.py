@@ -167,6 +167,7 @@ def test_sizes_that_are_none(text: str) -> None:
             ["serve", "--check", "--port", "9", "--grpc-port", "9"],
             "grpc_port: 9, which is the other",
         ),
+        (["serve", "--check", "--grpc-port", "8000"], "grpc_port: 8000, which is the other one's"),
         (["serve", "--port", "0", "--secret-file", "/no/file"], "secret_file: /no/file cannot be"),
         (["serve", "--check", "--tls-key", "/no/file"], "tls_certificate: "),
         (["serve", "--port", "0", "--max-model-len", "9999"], "max_model_len: 9999, the model"),
