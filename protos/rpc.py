@@ -78,6 +78,9 @@ class RpcConfig:
     tls_server_name: str | None = None  # in peers' certificates, if not their address
 
 
+FILES = ("secret_file", "tls_certificate", "tls_key", "tls_authority")
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     certificate: bytes | None
