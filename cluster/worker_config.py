@@ -204,11 +204,11 @@ def _exchange(options: Mapping[str, Any]) -> ExchangeConfig:
     for name, high in _ABOVE_0.items():
         value = getattr(config, name)
         if not 0 < value <= high:
-            raise ConfigError(f"exchange.{name}", f"{value}, must be above 0, at most {high:g}")
+            raise ConfigError(f"exchange.{name}", f"{value}, must be above 0, at most {high:.15g}")
     for name, high in _FROM_0.items():
         value = getattr(config, name)
         if not 0 <= value <= high:
-            raise ConfigError(f"exchange.{name}", f"{value}, must be in 0..{high:g}")
+            raise ConfigError(f"exchange.{name}", f"{value}, must be in 0..{high:.15g}")
     return config
 
 

@@ -215,6 +215,11 @@ def test_wrong_values_are_told_in_one_line(
     assert error.count("\n") == 1
 
 
+def test_a_bound_is_told_to_its_last_digit() -> None:
+    with pytest.raises(ConfigError, match="max_leases: 0, must be above 0, at most 1048576$"):
+        WorkerConfig.from_mapping({"role": "decode", "exchange": {"max_leases": 0}})
+
+
 def test_a_file_is_one_document(tmp_path: Path) -> None:
     path = tmp_path / "worker.yaml"
     path.write_text("---\nrole: decode\n---\n")
