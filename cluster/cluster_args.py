@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -26,6 +27,7 @@ from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
 from decode_worker.answerer import LocalPrefill
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from protos.rpc import FILES
 from router.choosing import AIMED
 from router.config import RouterConfig
 from router.workers import Leg
@@ -141,6 +143,7 @@ class ClusterArgs(HttpArgs):
             if _identity(config) != _identity(self.engine_config):
                 names = ", ".join(_OF_MODEL[1:])
                 raise ValueError(f"{leg}.engine: the pools must agree on {names}")
+        self._check_files()
         self._check_lengths()
         for name, placement in (("decode", self.decode), ("ingress", self.ingress)):
             if placement.range.least < 1:
@@ -150,6 +153,13 @@ class ClusterArgs(HttpArgs):
         if self.is_colocated and self.local_prefill == LocalPrefill.NEVER.name.lower():
             raise ValueError("local_prefill: 'never' needs prefill.replicas above 0")
         return self
+
+    def _check_files(self) -> None:
+        """Each is read by several processes, in folders of their own."""
+        for name in FILES:
+            path = self.rpc.get(name)
+            if path is not None and not Path(path).is_absolute():
+                raise ValueError(f"rpc.{name}: {path!r}, must be an absolute path")
 
     def _check_lengths(self) -> None:
         """What is refused at the door is what the decode workers take: a prefill worker that takes

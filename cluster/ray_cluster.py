@@ -27,7 +27,7 @@ from cluster.replica_words import stop_listening
 from cluster.serve_details import SERVICER
 from cluster.status.local_clusters import files_of
 from cluster.unplaced import Node
-from engine.errors import UnavailableError
+from engine.errors import ConfigError, UnavailableError
 from protos.port import reserved_port, reserved_range
 from protos.secret import VARIABLE
 
@@ -37,6 +37,7 @@ logger = logging.getLogger("kvrelay.ray")
 # each for itself, and does so with SO_REUSEPORT: where two clusters have the same ports, either
 # answers the other's callers, whatever keys those have.
 _GRPC_PORTS = 200
+_CLIENT = "ray://"
 _LAST_BYTES_S = 0.5  # for a front to hand on what ingresses have said
 
 # Serve's own processes read these from their environment.
@@ -83,6 +84,9 @@ _OWN_SETTINGS = {
 @contextmanager
 def ray_cluster(ray_address: str, say: Callable[[str], None]) -> Iterator[None]:
     """Of others. `say` is told when its head cannot be reached."""
+    if ray_address.startswith(_CLIENT):
+        message = f"{ray_address}, must be the head's HOST:PORT, not that of Ray's client server"
+        raise ConfigError("RAY_ADDRESS", message)
     with joined(ray_address):
         watch = ReachWatch(address(), say)
         try:

@@ -1,6 +1,6 @@
 """What `kvrelay worker` needs to know: a YAML file, flags, or both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -143,23 +143,38 @@ def _as_written(key: yaml.Node) -> str:
 
 
 def read_options(path: Path) -> dict[str, Any]:
+    return only(read_documents(path), str(path))
+
+
+def read_documents(path: Path) -> list[dict[str, Any]]:
+    """What stands between the lines of `---`, but for nothing."""
     try:
         text = path.read_text()
     except OSError as error:
         raise ConfigError("config", f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError("config", f"{path} is no YAML: {_in_one_line(error)}") from error
-    return parse_options(text, str(path))
+    return _parse_documents(text, str(path))
 
 
 def parse_options(text: str, where: str) -> dict[str, Any]:
+    return only(_parse_documents(text, where), where)
+
+
+def only(documents: Sequence[dict[str, Any]], where: str) -> dict[str, Any]:
+    if len(documents) > 1:
+        raise ConfigError("config", f"{where} has {len(documents)} documents, must have one")
+    return documents[0] if documents else {}
+
+
+def _parse_documents(text: str, where: str) -> list[dict[str, Any]]:
     try:
-        options = yaml.load(text, _Loader)
+        documents = list(yaml.load_all(text, _Loader))
     except yaml.YAMLError as error:
         raise ConfigError("config", f"{where} is no YAML: {_in_one_line(error)}") from error
     except RecursionError as error:
         raise ConfigError("config", f"{where} is nested too deep") from error
-    return dict(_mapping("config", options))
+    return [dict(_mapping("config", one)) for one in documents if one is not None]
 
 
 def merged(options: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,11 +204,11 @@ def _exchange(options: Mapping[str, Any]) -> ExchangeConfig:
     for name, high in _ABOVE_0.items():
         value = getattr(config, name)
         if not 0 < value <= high:
-            raise ConfigError(f"exchange.{name}", f"{value}, must be above 0, at most {high:g}")
+            raise ConfigError(f"exchange.{name}", f"{value}, must be above 0, at most {high:.15g}")
     for name, high in _FROM_0.items():
         value = getattr(config, name)
         if not 0 <= value <= high:
-            raise ConfigError(f"exchange.{name}", f"{value}, must be in 0..{high:g}")
+            raise ConfigError(f"exchange.{name}", f"{value}, must be in 0..{high:.15g}")
     return config
 
 

@@ -62,7 +62,10 @@ def resolve_model(
 def _local_folder(model: str) -> Path | None:
     if model == BUNDLED:
         return BUNDLED_FOLDER
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError as error:  # of nobody, or of one without a home
+        raise ModelError(f"{model}: no such folder: {error}") from error
     if path.is_dir():
         return path
     if path.exists():

@@ -16,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from protos.address import Address
+from protos.certificates import check_authority, check_pair
 from protos.errors import PlaneError
 from protos.limits import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
 from protos.limits import PROTOCOL as PROTOCOL
@@ -77,6 +78,9 @@ class RpcConfig:
     tls_server_name: str | None = None  # in peers' certificates, if not their address
 
 
+FILES = ("secret_file", "tls_certificate", "tls_key", "tls_authority")
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     certificate: bytes | None
@@ -94,12 +98,17 @@ class Tls:
             if config.tls_server_name is not None:
                 raise PlaneError("tls_server_name", "needs tls_authority or tls_certificate")
             return None
-        return cls(
+        loaded = cls(
             _read("tls_certificate", config.tls_certificate),
             _read("tls_key", config.tls_key),
             _read("tls_authority", config.tls_authority),
             config.tls_server_name,
         )
+        if config.tls_authority is not None:
+            check_authority(config.tls_authority)
+        if config.tls_certificate is not None and config.tls_key is not None:
+            check_pair(config.tls_certificate, config.tls_key)
+        return loaded
 
 
 @dataclass(frozen=True, slots=True)

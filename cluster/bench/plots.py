@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from cluster.bench.load import Outcome
@@ -21,6 +22,7 @@ def check_plots(folder: Path) -> None:
         raise ConfigError("plots", "needs matplotlib: pip install 'kvrelay[bench]'") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError("plots", f"{folder}: {error}") from error
 

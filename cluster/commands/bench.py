@@ -95,6 +95,10 @@ def _tell(
             raise ConfigError("json", f"{arguments.json}: {error}") from error
         say(f"wrote {arguments.json}")
     if arguments.plots is not None:
-        for path in write_plots(outcome, arguments.plots):
+        try:
+            paths = write_plots(outcome, arguments.plots)
+        except OSError as error:
+            raise ConfigError("plots", f"{arguments.plots}: {error}") from error
+        for path in paths:
             say(f"wrote {path}")
     return summary.num_complete

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 from protos.errors import PlaneError
-from protos.rpc import Plane, RpcConfig
+from protos.rpc import FILES, Plane, RpcConfig
 from protos.secret import VARIABLE
 
-_PREFIX, _NO_FILE = "plane_", "tls_server_name"
+_PREFIX = "plane_"
 _HELP = {
     "secret_file": f"the cluster's secret, for its owner's eyes only; or the variable {VARIABLE}",
     "tls_certificate": "PEM, with its key: connections are encrypted",
@@ -34,7 +34,7 @@ def given_plane_flags(arguments: argparse.Namespace) -> dict[str, str]:
     for flag, value in vars(arguments).items():
         name = flag.removeprefix(_PREFIX)
         if flag != name and value is not None:
-            given[name] = value if name == _NO_FILE else str(Path(value).absolute())
+            given[name] = str(Path(value).absolute()) if name in FILES else value
     return given
 
 

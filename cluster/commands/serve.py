@@ -15,7 +15,12 @@ from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import say
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
 from cluster.commands.front_flags import add_front_flags, given_front_flags, given_http_flags
-from cluster.commands.plane_flags import add_plane_flags, given_plane_flags, load_plane
+from cluster.commands.plane_flags import (
+    add_plane_flags,
+    given_plane_flags,
+    load_plane,
+    plane_errors_as_config_errors,
+)
 from cluster.commands.seen_flags import (
     add_log_flags,
     add_metrics_flags,
@@ -85,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     args = cluster_args(arguments, file.args)
     front = args.front
     wished = WishedFront.of(arguments, file)
+    if _starts_ray():
+        wished.check_here()
     host = wished.host or LOOPBACK
     check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
     if arguments.check:
@@ -159,7 +166,9 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
 def _text_side(args: ClusterArgs, *, weights: bool) -> TextSide:
     """What a replica would fail on, sooner."""
     if _starts_ray():  # on a cluster of others' each machine has files of its own
-        load_plane(RpcConfig(**args.rpc))
+        plane = load_plane(RpcConfig(**args.rpc))
+        with plane_errors_as_config_errors():
+            plane.check_listen(f"{LOOPBACK}:0")
     names, template = args.served_model_name, args.front.chat_template
     text = load_text_side(args.engine_config, names, template, weights=weights)
     model = describe(text.source)

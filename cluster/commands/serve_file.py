@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple, Self
 
 from cluster.validation import check_known, checked
-from cluster.worker_config import parse_options, read_options
+from cluster.worker_config import only, parse_options, read_documents
 from engine.errors import ConfigError
 
 # What an application says here, `kvrelay serve` says as well, or it changes nothing.
@@ -34,7 +34,7 @@ class ServeFile(NamedTuple):
     def read(cls, path: Path) -> Self:
         """ConfigError for what Serve would refuse, or drop without a word; `check_only_ours` is for
         what `kvrelay serve` would drop."""
-        options = read_options(path)
+        options = _document(path)
         is_ray_service = options.get("kind") == _RAY_SERVICE
         if is_ray_service:
             options = _serve_config(options, path)
@@ -62,6 +62,13 @@ class ServeFile(NamedTuple):
             raise ConfigError("kind", f"a {_RAY_SERVICE} is for `kubectl apply`, and for --check")
         if self.others:
             raise ConfigError(self.others[0], "is for `serve run` and `serve deploy`")
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """The only one, or the RayService among others that `kubectl apply` is given with it."""
+    documents = read_documents(path)
+    ray_services = [one for one in documents if one.get("kind") == _RAY_SERVICE]
+    return only(ray_services or documents, str(path))
 
 
 def _serve_config(ray_service: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -31,18 +31,26 @@ class WishedFront(NamedTuple):
             port = ports[name] = getattr(file, name) if said is None else said
             if port is not None and not 0 <= port <= MAX_PORT:
                 raise ConfigError(name, f"{port}, must be in 0..{MAX_PORT}")
-        if ports["port"] and ports["port"] == ports["grpc_port"]:
-            raise ConfigError("grpc_port", f"{ports['port']}, which is the other one's")
         return cls(arguments.host or file.host, **ports)
+
+    @property
+    def _http_port(self) -> int:
+        return HTTP_PORT if self.port is None else self.port
+
+    def check_here(self) -> None:
+        """ConfigError where Serve is to be started with one port for both."""
+        if self.grpc_port and self.grpc_port == self._http_port:
+            raise ConfigError("grpc_port", f"{self.grpc_port}, which is the other one's")
 
     @contextmanager
     def here(self) -> Iterator[FrontAddress]:
         """With ports of this machine, which no other front gets while the block runs. ConfigError
         where nobody could listen there."""
+        self.check_here()
         host = self.host or LOOPBACK
-        port = HTTP_PORT if self.port is None else self.port
         with ExitStack() as stack:
-            front = FrontAddress(host, stack.enter_context(_free(host, port, "port")))
+            port = stack.enter_context(_free(host, self._http_port, "port"))
+            front = FrontAddress(host, port)
             if self.grpc_port is not None:
                 grpc_port = stack.enter_context(_free(host, self.grpc_port, "grpc_port"))
                 front = front._replace(grpc_port=grpc_port)

@@ -33,12 +33,17 @@ class LocalCluster:
     rpc: Mapping[str, Any]
 
 
-def folder(environ: Mapping[str, str] = os.environ) -> Path:
+def folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """None of a user without a home."""
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime) / "kvrelay"
     cache = environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "kvrelay" / "clusters"
+    try:
+        home = Path(cache) if cache else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return home / "kvrelay" / "clusters"
 
 
 @contextmanager
@@ -58,6 +63,8 @@ def noted(cluster: LocalCluster, environ: Mapping[str, str] = os.environ) -> Ite
 
 def _write(cluster: LocalCluster, environ: Mapping[str, str], held: ExitStack) -> None:
     place = folder(environ)
+    if place is None:
+        raise FileNotFoundError("this user has no home")
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     rpc = dict(cluster.rpc)
     file = held.enter_context(_new(place / f"{cluster.pid}.json"))
@@ -78,16 +85,17 @@ def forget(pid: int, environ: Mapping[str, str] = os.environ) -> None:
             file.unlink(missing_ok=True)
 
 
-def files_of(pid: int, environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
+def files_of(pid: int, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """For whoever removes them where the process cannot, as it was killed."""
     place = folder(environ)
-    return place / f"{pid}.json", place / f"{pid}.secret"
+    return () if place is None else (place / f"{pid}.json", place / f"{pid}.secret")
 
 
 def local_clusters(environ: Mapping[str, str] = os.environ) -> list[LocalCluster]:
     """Those whose process lives, by age. What others left behind is removed."""
     found = []
-    for path in sorted(folder(environ).glob("*.json"), key=_age):
+    place = folder(environ)
+    for path in [] if place is None else sorted(place.glob("*.json"), key=_age):
         cluster = _read(path)
         if cluster is not None and _is_locked(path):
             found.append(cluster)

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import trustme
 
 from cluster import api_keys, cli
 from cluster.commands import engine_flags, generate, local, serve
@@ -165,6 +166,7 @@ def test_sizes_that_are_none(text: str) -> None:
             ["serve", "--check", "--port", "9", "--grpc-port", "9"],
             "grpc_port: 9, which is the other",
         ),
+        (["serve", "--check", "--grpc-port", "8000"], "grpc_port: 8000, which is the other one's"),
         (["serve", "--port", "0", "--secret-file", "/no/file"], "secret_file: /no/file cannot be"),
         (["serve", "--check", "--tls-key", "/no/file"], "tls_certificate: "),
         (["serve", "--port", "0", "--max-model-len", "9999"], "max_model_len: 9999, the model"),
@@ -192,6 +194,26 @@ def test_wrong_values_are_told_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"kvrelay {words[0]}: {reason}")
     assert error.count("\n") == 1
+
+
+def test_certificates_that_no_worker_could_start_with_are_told_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    for name in ("ours", "other"):
+        issued = authority.issue_cert("127.0.0.1")
+        issued.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
+        issued.private_key_pem.write_to_path(str(tmp_path / f"{name}.key"))
+    ca, certificate = ("--tls-authority", "ca.pem"), ("--tls-certificate", "ours.pem")
+
+    def told(*words: str) -> str:
+        paths = [str(tmp_path / word) if word[0] != "-" else word for word in words]
+        assert cli.main(["serve", "--check", *paths]) == 2
+        return capsys.readouterr().err
+
+    assert told(*ca).startswith("kvrelay serve: tls_certificate: a worker needs one, with tls_key")
+    assert "other.key is not the key of" in told(*ca, *certificate, "--tls-key", "other.key")
 
 
 @pytest.mark.parametrize(
@@ -493,6 +515,22 @@ def test_the_serve_config_of_a_ray_service_is_checked(
     file.write_text(here)
     with pytest.raises(ConfigError, match="^kind: a RayService is for `kubectl apply`, and for --"):
         ServeFile.read(file).check_only_ours()
+
+
+def test_a_ray_service_is_found_beside_what_else_is_applied(tmp_path: Path) -> None:
+    text = (DEPLOYED.parent / "rayservice.yaml").read_text()
+    secret = "apiVersion: v1\nkind: Secret\nstringData: {secret: some-letters}\n"
+    file = tmp_path / "all.yaml"
+    file.write_text(text)
+    alone = ServeFile.read(file)
+    assert alone.is_ray_service
+    for documents in ([secret, text], [text, secret, ""], ["", text]):
+        file.write_text("---\n".join(documents))
+        assert ServeFile.read(file) == alone
+    for documents in ([text, text], [secret, secret]):
+        file.write_text("---\n".join(documents))
+        with pytest.raises(ConfigError, match="^config: .*all.yaml has 2 documents, must have one"):
+            ServeFile.read(file)
 
 
 def test_the_front_of_a_serve_file_is_where_it_says() -> None:

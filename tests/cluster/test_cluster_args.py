@@ -42,6 +42,8 @@ from router.policies import POLICIES
             {"exchange": {"max_leases": "3"}},
             "exchange.max_leases: '3', must be a whole number",
         ),
+        ({"rpc": {"tls_authority": "x"}}, "rpc.tls_authority: 'x', must be an absolute path"),
+        ({"rpc": {"secret_file": ""}}, "rpc.secret_file: '', must be an absolute path"),
         ({"rpc": {"tls_key": 3}}, "rpc.tls_key: 3, must be a text or null"),
     ],
 )

@@ -14,7 +14,8 @@ import ray
 from cluster import joined_ray
 from cluster.commands.serve_stop import stop_signals
 from cluster.joined_ray import ReachWatch, init_ray, joined
-from engine.errors import UnavailableError
+from cluster.ray_cluster import ray_cluster
+from engine.errors import ConfigError, UnavailableError
 
 SAID_S = 30.0
 
@@ -42,6 +43,13 @@ def test_where_no_head_is_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     with pytest.raises(UnavailableError, match=f"no Ray cluster answers at {address}"):
         joined(address).__enter__()
+
+
+def test_ray_s_client_server_is_no_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would try for half a minute whether one is there."""
+    monkeypatch.delattr(ray, "init")
+    with pytest.raises(ConfigError, match="^RAY_ADDRESS: ray://head:10001, must be the"):
+        ray_cluster("ray://head:10001", print).__enter__()
 
 
 def test_what_ends_the_command_still_does_when_it_has_joined(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster import cli
-from cluster.status.local_clusters import LocalCluster, local_clusters, noted
+from cluster.status.local_clusters import LocalCluster, files_of, local_clusters, noted
 from cluster.status.table import as_text
 from cluster.status.view import Heard, IngressLoad, status_of
 from protos.events_pb2 import BlockCounts, LinkReport, LoadReport
@@ -67,6 +67,19 @@ def test_a_cluster_that_cannot_be_noted_runs_all_the_same(
     with noted(cluster(os.getpid()), environ):
         assert local_clusters(environ) == []
     assert f"{place}/kvrelay'; so `kvrelay status` does not find" in caplog.text
+
+
+def test_a_user_without_a_home_runs_a_cluster_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    with noted(cluster(os.getpid()), {}):
+        assert local_clusters({}) == []
+        assert files_of(os.getpid(), {}) == ()
+    assert "this user has no home; so `kvrelay status` does not find" in caplog.text
 
 
 SERVER = """

@@ -165,8 +165,9 @@ def test_a_name_that_is_no_text_is_told_as_it_is_written(
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "worker.yaml"
-    path.write_text("")
-    assert read_options(path) == {}
+    for text in ("", "---\n", "# nothing\n---\n---\n"):
+        path.write_text(text)
+        assert read_options(path) == {}
     with pytest.raises(ConfigError, match="config: .*cannot be read"):
         read_options(tmp_path / "absent")
 
@@ -212,6 +213,20 @@ def test_wrong_values_are_told_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"kvrelay {words[0]}: {reason}")
     assert error.count("\n") == 1
+
+
+def test_a_bound_is_told_to_its_last_digit() -> None:
+    with pytest.raises(ConfigError, match="max_leases: 0, must be above 0, at most 1048576$"):
+        WorkerConfig.from_mapping({"role": "decode", "exchange": {"max_leases": 0}})
+
+
+def test_a_file_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "worker.yaml"
+    path.write_text("---\nrole: decode\n---\n")
+    assert read_options(path) == {"role": "decode"}
+    path.write_text("role: decode\n---\nrole: prefill\n")
+    with pytest.raises(ConfigError, match="^config: .*worker.yaml has 2 documents, must have one"):
+        read_options(path)
 
 
 def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:

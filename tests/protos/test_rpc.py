@@ -7,7 +7,7 @@ import signal
 import time
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,12 @@ import grpc
 import grpc.aio
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from protos.errors import PlaneError
 from protos.failures import failure_of
@@ -288,6 +294,34 @@ class TestTls:
                 Plane.load(config, {})
         with pytest.raises(PlaneError, match="tls_authority: .*PEM"):
             Plane.load(wrong_content, {})
+
+    def test_what_no_connection_could_be_made_with_is_refused(
+        self, tmp_path: Path, authority: trustme.CA
+    ) -> None:
+        good = self.config(tmp_path, authority, "127.0.0.1")
+        other = self.config(tmp_path, authority, "other")
+        locked = tmp_path / "locked.key"
+        key = load_pem_private_key(Path(str(good.tls_key)).read_bytes(), None)
+        locked.write_bytes(
+            key.private_bytes(
+                Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"a passphrase")
+            )
+        )
+        certificate, broken = Path(str(good.tls_certificate)), tmp_path / "broken.key"
+        broken.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+        no_certificate = str(good.tls_key)
+        refused = {
+            "tls_key: .*other.key is not the key of the": replace(good, tls_key=other.tls_key),
+            "tls_key: .*locked.key is encrypted": replace(good, tls_key=str(locked)),
+            "tls_key: .*broken.key cannot be used": replace(good, tls_key=str(broken)),
+            "tls_key: .*pem cannot be used": replace(good, tls_key=str(certificate)),
+            "tls_certificate: .* has no cert": replace(good, tls_certificate=no_certificate),
+            "tls_authority: .* has no certificate": RpcConfig(tls_authority=no_certificate),
+        }
+        for words, config in refused.items():
+            with pytest.raises(PlaneError, match=words):
+                Plane.load(config, {})
+        assert Plane.load(good, {}).tls is not None
 
 
 SERVER = """

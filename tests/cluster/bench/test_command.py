@@ -141,6 +141,7 @@ def test_objectives_are_in_milliseconds() -> None:
         ("--ttft-objective 0", "ttft_objective"),
         ("--json /absent/file", "json"),
         ("--json /", "json"),
+        ("--plots /proc/self", "plots"),
         ("--endpoint chat --token-ids 1-5", "prompts"),
     ],
 )
@@ -315,6 +316,20 @@ def test_a_timeline_has_every_token() -> None:
     records = [answered(0.5, [0.4, 0.4], sent_s=1.0, num_output=6), failed(FailureKind.TIMEOUT)]
     assert tokens_by_second(records, 0.0) == {1: 4.0, 2: 2.0}
     assert under_way_by_second(records, 0.0) == {0: 1, 1: 2, 2: 1}
+
+
+def test_a_picture_that_cannot_be_written_is_told_after_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "itl.png").mkdir()
+    with live_server() as live:
+        live.backend.script = say("abc")
+        words = ["bench", live.url, "--requests", "1", "--input-tokens", "9"]
+        assert cli.main([*words, "--output-tokens", "2", "--plots", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "requests" in said.out
+    assert f"kvrelay bench: plots: {tmp_path}: " in said.err
+    assert "itl.png" in said.err
 
 
 def test_plots_of_nothing(tmp_path: Path) -> None:

@@ -216,6 +216,7 @@ def test_folders(tmp_path: Path) -> None:
     for name, message in (
         (str(tmp_path / "nothing"), "no such folder"),
         ("./nothing", "no such folder"),
+        ("~nobody-of-this-name/nothing", "no such folder"),
         ("a/b/c", "no such folder"),
         (str(tmp_path), "config.json: missing"),
     ):
