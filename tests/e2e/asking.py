@@ -32,7 +32,7 @@ PAUSE_S, LONG_PAUSE_S = 1.0, 3.0  # after a short answer, and after a long one
 NUM_ASKERS = 2  # of long answers, in a rollout
 
 
-def body(prompt: str, **more: Any) -> dict[str, Any]:
+def body(prompt: str | list[str], **more: Any) -> dict[str, Any]:
     return {
         "model": "mine",
         "prompt": prompt,

@@ -86,7 +86,7 @@ SMALL = ["--dtype", "float32", "--kv-cache-memory-bytes", "48MiB", "--max-num-se
 SMALL += ["--num-threads", "1"]
 BACK_S = 60.0
 AT_WORK_S = 30.0
-NUM_READERS = 3  # when all ends: two of them are all that a worker takes at once
+NUM_READERS, NUM_WAITING = 3, 16  # when all ends: two prompts are all that a worker takes at once
 GONE_S = 1.0  # what a client has left
 NOTICED_S = 10.0  # that one of Ray's actors has died, by those it called
 ENDED_S = 15.0  # after Ctrl-C, with all that it has started, whatever is asked for
@@ -522,7 +522,7 @@ def test_ctrl_c_tells_clients_and_leaves_nothing(cluster: Cluster) -> None:
         with http.stream(
             "POST",
             f"{cluster.url}/v1/completions",
-            json=body(PROMPTS[0], max_tokens=1900, n=8, stream=True),
+            json=body([PROMPTS[0]] * NUM_WAITING, max_tokens=1900, n=8, stream=True),
             timeout=60,
         ) as response:
             for line in response.iter_lines():
