@@ -350,7 +350,7 @@ def test_an_answer_that_there_is_no_room_for(words: list[str]) -> None:
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
 @pytest.mark.parametrize(
-    ("words", "status"), [("plan /no/folder", 2), ("dance", 2), ("plan >/dev/full", 1)]
+    ("words", "status"), [("plan /no/folder", 2), ("dance", 2), ("--version >/dev/full", 1)]
 )
 def test_what_stderr_does_not_take_is_dropped(words: str, status: int, redirection: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m cluster.cli {words} {redirection}"
@@ -367,7 +367,7 @@ def test_an_answer_whose_reader_has_left() -> None:
 
 
 def test_an_answer_without_a_stdout() -> None:
-    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "cluster.cli", "plan"]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "cluster.cli", "--version"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "kvrelay: stdout: is closed\n")
 

@@ -306,12 +306,8 @@ def test_a_decode_worker_that_is_killed_costs_no_request_and_is_used_again(
     load = Load(cluster)
     kill(cluster.replicas("decode")[:1])
     assert load.results() == expected
-
-    def is_back() -> bool:
-        assert cluster.status()["answers"]  # however Serve calls it until then
-        return bool(set(usable_workers(cluster)) - set(known))
-
-    wait_until(is_back, BACK_S)
+    assert cluster.status()["answers"]  # however Serve calls it until the other one is back
+    wait_until(lambda: bool(set(usable_workers(cluster)) - set(known)), BACK_S)
     wait_until(lambda: another_decodes(cluster, before), BACK_S, lambda: routing(cluster))
 
 

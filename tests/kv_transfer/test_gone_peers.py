@@ -20,6 +20,8 @@ from tests.kv_transfer.children import ChildError, ChildHandle, child
 from tests.kv_transfer.pools import Pool
 
 LARGE = ((256, 262144),)  # 64 MiB: far more than sockets buffer
+# Of which twenty readers have one each.
+SMALLER = ((256, 65536),)  # 16 MiB: more than sockets buffer
 ALL = list(range(256))
 
 
@@ -146,8 +148,8 @@ async def test_a_failed_read_does_not_poison_the_pair(name: str) -> None:
 @pytest.mark.parametrize("name", ["socket", "nixl", "collective"])
 async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> None:
     """Every one of 20, five at once."""
-    pool = Pool(LARGE)
-    async with child(name, 6, groups=LARGE) as holder, reader(name, pool) as connector:
+    pool = Pool(SMALLER)
+    async with child(name, 6, groups=SMALLER) as holder, reader(name, pool) as connector:
         await kill_readers(name, holder, [5] * 4)
         ours = await connector.connect(holder.incarnation, holder.metadata)
         await ended(ours.read(0, ALL, ALL).ended)
@@ -156,7 +158,7 @@ async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> No
 
 
 async def kill_readers(name: str, holder: ChildHandle, counts: list[int]) -> None:
-    reads = json.dumps([name, LARGE, holder.incarnation, holder.metadata.hex()])
+    reads = json.dumps([name, SMALLER, holder.incarnation, holder.metadata.hex()])
     async with forked("tests.kv_transfer.doomed", reads) as process:
         for count in counts:
             await holder.ask("expect_peer")
