@@ -27,7 +27,7 @@ from protos.version import version
 from protos.worker_pb2 import WorkerDescription
 from router.workers import Leg
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("kvrelay.session")
 
 WELCOME_TIMEOUT_S = 5.0
 FIRST_RETRY_S = 0.1
@@ -71,6 +71,7 @@ class SessionBackend:
         self._to_send = asyncio.Event()
         self._problem: EngineError | None = UnavailableError("not started")
         self._tried = asyncio.Event()
+        self._raises_first = False  # for who waits for the first attempt
         self._task: asyncio.Task[None] | None = None
         self.description: WorkerDescription | None = None  # of the last worker that answered
         self.num_submitted = 0  # in this session
@@ -84,6 +85,7 @@ class SessionBackend:
 
     async def start(self) -> WorkerDescription:
         """Returns when the worker has answered; raises why it did not, on the first attempt."""
+        self._raises_first = True
         self.open()
         await self._tried.wait()
         if self._problem is not None or self.description is None:
@@ -167,12 +169,17 @@ class SessionBackend:
             if self._problem is None:
                 retry_s = FIRST_RETRY_S
                 logger.warning("the session with %s broke: %s", self.address, reason)
-            elif self._tried.is_set() and str(problem) != str(self._problem):
+            elif self._is_news(problem):
                 logger.info("no session with %s: %s", self.address, reason)
             self._break(problem)
             self._tried.set()
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+    def _is_news(self, problem: EngineError) -> bool:
+        if self._tried.is_set():
+            return str(problem) != str(self._problem)
+        return not self._raises_first
 
     async def _hold_session(self, channel: grpc.aio.Channel) -> None:
         """Returns or raises an EngineError when the session has ended."""

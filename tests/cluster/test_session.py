@@ -305,6 +305,29 @@ class TestFaults:
             assert len(answer(await read(stream))) == 1
             await backend.stop()
 
+    async def test_why_a_worker_was_never_reached_is_told_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """In the log of whoever goes on trying; else by what is raised alone."""
+        caplog.set_level("INFO", "kvrelay")  # as commands and replicas set it
+        answerer, secret = PushedAnswerer(), Plane(secret=Secret(b"sixteen or more characters"))
+        async with session_server(SessionService(answerer, DESCRIPTION), secret) as address:
+            with pytest.raises(UnavailableError, match="secret: the cluster secret is missing"):
+                await SessionBackend(address, Plane()).start()
+            assert not caplog.messages
+            num_tries = 0
+
+            def tried() -> None:
+                nonlocal num_tries
+                num_tries += 1
+
+            backend = SessionBackend(address, Plane(), changed=tried)
+            backend.open()
+            await until(lambda: num_tries == 2)
+            await backend.stop()
+        reason = "secret: the cluster secret is missing or wrong"
+        assert caplog.messages == [f"no session with {address}: {reason}"]
+
     @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
     async def test_a_worker_that_is_gone_is_noticed(self, number: signal.Signals) -> None:
         source = "from tests.decode_worker.fakes import *; asyncio.run(count_for_ever())"
