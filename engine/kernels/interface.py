@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -138,6 +139,11 @@ class Kernels(Protocol):
         they had, which must stay, with what is there then. The result is overwritten by that,
         and by the next recording. None where calls are not repeated, or not they alone
         computed."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is called in the block may be computed at its end. Tensors that were there before
+        it must stay until then; those that kernels return in it are overwritten in the next one."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...

@@ -1,6 +1,7 @@
 """The oracle of the other twins: plain torch, one sequence at a time, everything in fp32."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,9 @@ class ReferenceKernels:
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
         return run(), None
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x.float(), weight, eps).to(x.dtype)

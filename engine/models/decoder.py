@@ -157,13 +157,14 @@ class Decoder:
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         places = list(zip(slabs, batch.groups, strict=True))
-        x = self._kernels.rms_norm(residual, self._first_norm.weight, self._first_norm.eps)
-        for layer in self._layers:
-            x = layer(x, residual, batch, places[layer.group])
         last = self._last_layer
-        if wanted is not None:
-            residual = residual.index_select(0, wanted)
-        return last(x, residual, batch, places[last.group], wanted)
+        with self._kernels.together():
+            x = self._kernels.rms_norm(residual, self._first_norm.weight, self._first_norm.eps)
+            for layer in self._layers:
+                x = layer(x, residual, batch, places[layer.group])
+            if wanted is not None:
+                residual = residual.index_select(0, wanted)
+            return last(x, residual, batch, places[last.group], wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.capped(self.scores(hidden))

@@ -1,6 +1,7 @@
 """The CPU twin of `Kernels`: compiled on this machine at first use, without a C compiler."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -21,7 +22,7 @@ from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
 from engine.kernels.cpu.packing import WeightMemory
-from engine.kernels.cpu.recording import OutputPool, empty_rows, recording
+from engine.kernels.cpu.recording import OutputPool, collecting, empty_rows, recording
 from engine.kernels.cpu.replay import WORDS as CHAIN_WORDS
 from engine.kernels.cpu.replay import Replay, chain
 from engine.kernels.cpu.writing import KvWriter
@@ -84,6 +85,9 @@ class CpuKernels:
             result = run()
         replay = Replay(self._chain, recorder.calls) if recorder.complete else None
         return result, replay
+
+    def together(self) -> AbstractContextManager[None]:
+        return collecting(self._outputs, lambda calls: Replay(self._chain, calls)())
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._norm(x, None, weight, eps)

@@ -1,14 +1,15 @@
-"""Writing down the kernel calls of a function while it runs, for `replay.py` to repeat them.
+"""Writing down the kernel calls of a function, for `replay.py` to repeat them, or to carry them out
+at once when the function has made them all.
 
-Repeated calls find what they were given at the same addresses. So whatever a kernel returns
-while a recording is made lies in memory of the recording's `OutputPool`, where it stays.
+Such calls find what they were given at the same addresses. So whatever a kernel returns meanwhile
+lies in memory of an `OutputPool`, where it stays.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.kernels.cpu.emit import LINE_BYTES
 
 PAGE_BYTES = 4096
+# What never computes anything, of all that might give a view: `to` or `reshape` may copy.
+_ATEN = torch.ops.aten
+_VIEWS = (_ATEN.view, _ATEN.slice, _ATEN.select, _ATEN.alias, _ATEN.detach, _ATEN.transpose)
 
 Memory = npt.NDArray[np.uint8]
 
@@ -46,6 +50,8 @@ class OutputPool:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         count = int(np.prod(shape))
+        if count == 0:  # as of a prompt's part that nobody wants a token of
+            return torch.empty(shape, dtype=dtype)
         # Powers of two, so that batches of many sizes do with few pieces.
         num_bytes = 1 << (max(count * dtype.itemsize, PAGE_BYTES) - 1).bit_length()
         self._take_back()
@@ -71,18 +77,36 @@ class OutputPool:
         self._taken = alive
 
 
-class Recorder(TorchDispatchMode):
-    """Takes note of the calls, and of whether anything but kernels computed."""
+class _Noting(TorchDispatchMode):
+    """Takes note of the calls."""
 
     def __init__(self, pool: OutputPool) -> None:
         super().__init__()
         self.pool = pool
         self.calls: list[Call] = []
-        self.complete = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Torch would import its compiler to keep it off, which takes a second and 50 MB."""
+        return False
+
+    def takes(self, call: Call) -> bool:
+        """Whether it need not be carried out now."""
+        raise NotImplementedError
+
+
+_N = TypeVar("_N", bound=_Noting)
+
+
+class Recorder(_Noting):
+    """For calls that are carried out as ever; sees whether anything but kernels computed."""
+
+    def __init__(self, pool: OutputPool) -> None:
+        super().__init__(pool)
+        self.complete = True
+
+    def takes(self, call: Call) -> bool:
+        self.calls.append(call)
         return False
 
     def __torch_dispatch__(
@@ -91,6 +115,41 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func._schema.is_mutable or not _is_view(result, args):
             self.complete = False
+        return result
+
+
+class _Collector(_Noting):
+    """For calls that are carried out together: at the end, and before torch computes anything.
+
+    Between two calls that are carried out at once another Python thread may take the interpreter,
+    and all threads of the kernels wait until it gives that back.
+    """
+
+    def __init__(self, pool: OutputPool, carry_out: Callable[[Sequence[Call]], None]) -> None:
+        super().__init__(pool)
+        self._carry_out = carry_out
+        self._computed: list[Any] = []  # by torch: the calls may read it when nobody else does
+
+    def takes(self, call: Call) -> bool:
+        self.calls.append(call)
+        return True
+
+    def finish(self) -> None:
+        calls, self.calls = self.calls, []
+        if calls:
+            _of_thread.recorder = None  # carrying them out is a call, too
+            self._carry_out(calls)
+            _of_thread.recorder = self
+        self._computed.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func.overloadpacket in _VIEWS:
+            return func(*args, **(kwargs or {}))
+        self.finish()
+        result = func(*args, **(kwargs or {}))
+        self._computed.append(result)
         return result
 
 
@@ -107,7 +166,7 @@ def _has_storage(thing: Any) -> bool:
 
 
 class _OfThread(threading.local):
-    recorder: Recorder | None = None
+    recorder: _Noting | None = None
 
 
 _of_thread = _OfThread()
@@ -117,16 +176,35 @@ _of_thread = _OfThread()
 def recording(pool: OutputPool) -> Iterator[Recorder]:
     """All kernel calls of this thread are taken note of, and carried out as ever."""
     assert _of_thread.recorder is None
-    pool.begin()
-    recorder = _of_thread.recorder = Recorder(pool)
+    with _noting(Recorder(pool)) as recorder:
+        yield recorder
+
+
+@contextmanager
+def collecting(pool: OutputPool, carry_out: Callable[[Sequence[Call]], None]) -> Iterator[None]:
+    """The kernel calls of this thread are given to `carry_out`, together where that may be. What
+    they read and write, but for what kernels and torch make meanwhile, must stay until the end.
+    While a recording is made they are carried out as ever."""
+    if _of_thread.recorder is not None:
+        yield
+        return
+    with _noting(_Collector(pool, carry_out)) as collector:
+        yield
+        collector.finish()
+
+
+@contextmanager
+def _noting(noting: _N) -> Iterator[_N]:
+    noting.pool.begin()
+    _of_thread.recorder = noting
     try:
-        with recorder:
-            yield recorder
+        with noting:
+            yield noting
     finally:
         _of_thread.recorder = None
 
 
-def current_recorder() -> Recorder | None:
+def current_recorder() -> _Noting | None:
     return _of_thread.recorder
 
 

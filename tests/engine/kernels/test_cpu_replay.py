@@ -1,5 +1,6 @@
 """Recorded kernel calls: repeated to the last bit, and only where nothing else computed."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from threading import Thread
 
@@ -166,3 +167,91 @@ def test_a_call_that_fails_ends_the_recording() -> None:
     with pytest.raises(ZeroDivisionError):
         kernels.record(fail)
     assert kernels.record(block)[1] is not None
+
+
+@pytest.mark.parametrize("rows", [FEW, ROWS])
+@torch.inference_mode()
+def test_calls_carried_out_together_give_what_calls_give(threads: int, rows: int) -> None:
+    kernels = CpuKernels(OWN)
+    block = Block(kernels, rows)
+    first = block.x.clone()
+    expected, left = block(), block.x.clone()
+    for _ in range(3):
+        block.x.copy_(first)
+        with kernels.together():
+            result = block()
+        assert torch.equal(result, expected)
+        assert torch.equal(block.x, left)
+
+
+@pytest.mark.parametrize("compute", [_adds, _adds_in_place, _converts, _picks])
+@torch.inference_mode()
+def test_torch_and_calls_that_are_carried_out_together_see_each_other(
+    compute: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    kernels = CpuKernels(OWN)
+    block = Block(kernels)
+    first = block.x.clone()
+
+    def run() -> torch.Tensor:
+        x = kernels.rms_norm(compute(block()), block.norm, 1e-5)
+        return kernels.rms_norm(compute(x), block.norm, 1e-5)
+
+    expected = run()
+    block.x.copy_(first)
+    with kernels.together():
+        result = run()
+        torch.full_like(first, torch.nan)  # where what torch made would lie, were it gone
+    assert torch.equal(result, expected)
+
+
+@torch.inference_mode()
+def test_calls_wait_for_the_end_of_the_block() -> None:
+    kernels = CpuKernels(OWN)
+    block = Block(kernels)
+    address, size = block.x.data_ptr(), block.x.nbytes
+    first = ctypes.string_at(address, size)
+    with kernels.together():
+        block()
+        assert ctypes.string_at(address, size) == first
+    assert ctypes.string_at(address, size) != first
+
+
+@torch.inference_mode()
+def test_a_block_that_fails_computes_nothing_and_the_next_one_does() -> None:
+    kernels = CpuKernels(OWN)
+    block = Block(kernels)
+    first = block.x.clone()
+    expected = block()
+    block.x.copy_(first)
+
+    def run(quotient: int) -> torch.Tensor:
+        with kernels.together():
+            result = block()
+            _ = 1 // quotient
+        return result
+
+    with pytest.raises(ZeroDivisionError):
+        run(0)
+    assert torch.equal(block.x, first)
+    assert torch.equal(run(1), expected)
+
+
+@torch.inference_mode()
+def test_no_rows_are_no_reason_to_fail() -> None:
+    kernels = CpuKernels(OWN)
+    block = Block(kernels)
+    with kernels.together():
+        assert block.down(block.x[:0]).shape == (0, WIDTH)
+
+
+@torch.inference_mode()
+def test_calls_of_a_recording_are_carried_out_as_ever() -> None:
+    kernels = CpuKernels(OWN)
+    block = Block(kernels)
+
+    def run() -> torch.Tensor:
+        with kernels.together():
+            return block()
+
+    assert kernels.record(run)[1] is not None
