@@ -48,10 +48,10 @@ class Kernel:
             self._code = self.code()
             self._start = lead_function()
         recorder = current_recorder()
-        if recorder is not None and recorder.takes(
-            Call(self._code, num_threads, self._layout, words)
-        ):
-            return
+        if recorder is not None:
+            recorder.calls.append(Call(self._code, num_threads, self._layout, words))
+            if recorder.defers:
+                return
         workers = TEAM.take(num_threads - 1)
         try:
             self._pack(self._words, 0, 0, 0, TEAM.address, self._code, workers, *words)

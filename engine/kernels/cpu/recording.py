@@ -80,6 +80,8 @@ class OutputPool:
 class _Noting(TorchDispatchMode):
     """Takes note of the calls."""
 
+    defers = False  # they are carried out later
+
     def __init__(self, pool: OutputPool) -> None:
         super().__init__()
         self.pool = pool
@@ -89,10 +91,6 @@ class _Noting(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Torch would import its compiler to keep it off, which takes a second and 50 MB."""
         return False
-
-    def takes(self, call: Call) -> bool:
-        """Whether it need not be carried out now."""
-        raise NotImplementedError
 
 
 _N = TypeVar("_N", bound=_Noting)
@@ -104,10 +102,6 @@ class Recorder(_Noting):
     def __init__(self, pool: OutputPool) -> None:
         super().__init__(pool)
         self.complete = True
-
-    def takes(self, call: Call) -> bool:
-        self.calls.append(call)
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -125,14 +119,12 @@ class _Collector(_Noting):
     and all threads of the kernels wait until it gives that back.
     """
 
+    defers = True
+
     def __init__(self, pool: OutputPool, carry_out: Callable[[Sequence[Call]], None]) -> None:
         super().__init__(pool)
         self._carry_out = carry_out
         self._computed: list[Any] = []  # by torch: the calls may read it when nobody else does
-
-    def takes(self, call: Call) -> bool:
-        self.calls.append(call)
-        return True
 
     def finish(self) -> None:
         calls, self.calls = self.calls, []
