@@ -375,9 +375,9 @@ def test_serve_s_proxy_actor_takes_its_own_stream_alone_and_comes_back(
         ThreadPoolExecutor(1) as threads,
         keep_asking(cluster) as answers,
     ):
+        load = Load(cluster)
         carried = threads.submit(streamed, url, PROMPTS[0], begun, max_tokens=1900)
         assert begun.wait(60)
-        load = Load(cluster)
         kill([proxy])
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
             carried.result(GONE_S)
