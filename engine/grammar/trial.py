@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -26,11 +27,12 @@ logger = logging.getLogger(__name__)
 
 MAX_KEPT = 1024
 MAX_WAITING = 64
-COMPILE_S = 5.0
+COMPILE_S = 5.0  # of processor time, which a grammar takes however busy the machine is
+PATIENCE = 4.0  # times that, by the clock
 # A child that starts reads a vocabulary, of which the largest take some seconds.
 START_S = 60.0
-# A busy machine fails any grammar, so a child that did not answer has said nothing for good; nor
-# may one that never compiles be tried all the time.
+# A very busy machine fails any grammar, so a child that did not answer has said nothing for good;
+# nor may one that never compiles be tried all the time.
 UNANSWERED_S = 60.0
 _EASY = Grammar(GrammarKind.CHOICE, '["a"]')
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from engine.grammar.trial_child import main; main()"
@@ -162,7 +164,7 @@ class GrammarTrial:
         if self._child is None or self._child.poll() is not None:
             self._start_child()
         try:
-            line = self._ask(grammar, self._compile_s)
+            line = self._ask(grammar, self._compile_s, PATIENCE * self._compile_s)
         except (OSError, TimeoutError) as error:
             logger.warning("a grammar of %d characters: %s", len(grammar.text), error)
             self._end_child()
@@ -181,13 +183,13 @@ class GrammarTrial:
         try:
             vocabulary = [self._write_tokenizer(), self._vocab_size, self._eos_token_ids]
             self._write(json.dumps(vocabulary))
-            self._ask(_EASY, START_S)
+            self._ask(_EASY, START_S, START_S)
         except (OSError, TimeoutError) as error:
             self._end_child()
             raise UnavailableError(f"the compiler of grammars does not start: {error}") from error
 
-    def _ask(self, grammar: Grammar, limit_s: float) -> bytes:
-        self._write(json.dumps([grammar.kind, grammar.text]))
+    def _ask(self, grammar: Grammar, compile_s: float, limit_s: float) -> bytes:
+        self._write(json.dumps([grammar.kind, grammar.text, compile_s]))
         child = self._child
         assert child is not None
         assert child.stdout is not None
@@ -199,6 +201,8 @@ class GrammarTrial:
                 if not selector.select(max(0.0, end - time.monotonic())):
                     raise TimeoutError(f"not compiled after {limit_s:g} s")
                 piece = child.stdout.read1()  # type: ignore[attr-defined]
+                if not piece and child.wait() == -signal.SIGPROF:
+                    raise TimeoutError(f"not compiled after {compile_s:g} s of processor time")
                 if not piece:
                     raise OSError("the compiler died of it")
                 answer += piece

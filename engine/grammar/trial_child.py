@@ -1,11 +1,13 @@
 """A process that compiles grammars to see whether it can be done, see trial.py.
 
-The first line in is the vocabulary, each further one a grammar; a line out for each.
+The first line in is the vocabulary, each further one a grammar and how long it may take; a line out
+for each, unless it takes longer: then a signal ends the process.
 """
 
 import json
 import os
 import resource
+import signal
 import sys
 
 from engine.errors import RequestError
@@ -23,17 +25,19 @@ def main() -> None:
     tokenizer, vocab_size, eos = json.loads(sys.stdin.readline())
     vocabulary = Vocabulary(tokenizer, vocab_size, tuple(eos))
     for line in sys.stdin:
-        kind, text = json.loads(line)
-        thread.submit(_answer, vocabulary, Grammar(GrammarKind(kind), text))
+        kind, text, compile_s = json.loads(line)
+        thread.submit(_answer, vocabulary, Grammar(GrammarKind(kind), text), compile_s)
     os._exit(0)  # the parent is gone, whatever is being compiled
 
 
-def _answer(vocabulary: Vocabulary, grammar: Grammar) -> None:
+def _answer(vocabulary: Vocabulary, grammar: Grammar, compile_s: float) -> None:
     problem = None
+    signal.setitimer(signal.ITIMER_PROF, compile_s)  # of all threads
     try:
         vocabulary.compile(grammar)
     except RequestError as error:
         problem = error.message
     except BaseException as error:  # noqa: BLE001 - a panic of the library's is no Exception
         problem = f"the compiler failed: {error!r}"
+    signal.setitimer(signal.ITIMER_PROF, 0)
     os.write(1, json.dumps(problem).encode() + b"\n")

@@ -21,6 +21,7 @@ from tests.e2e.tokens import TokenClient
 
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
 NUM_TOKENS = 512  # some seconds: what is done to a worker meanwhile finds them under way
+MANY_TOKENS = 1900  # under way however long it takes to look at who is at work
 NUM_UNREAD = 4  # long prompts at a time
 _LONG_TEXT = "".join(
     f"def function_{number}(argument, other):\n    return\n" for number in range(90)
@@ -132,11 +133,11 @@ def all_at_once(cluster: Cluster, prompts: Sequence[str]) -> list[tuple[str, int
 class Load:
     """All prompts at once, each begun when it is entered."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, num_tokens: int = NUM_TOKENS) -> None:
         self._threads = ThreadPoolExecutor(len(PROMPTS))
         begun = [threading.Event() for _ in PROMPTS]
         self.answers: list[Future[tuple[str, int]]] = [
-            self._threads.submit(streamed, cluster.url, prompt, event)
+            self._threads.submit(streamed, cluster.url, prompt, event, max_tokens=num_tokens)
             for prompt, event in zip(PROMPTS, begun, strict=True)
         ]
         assert all(event.wait(60) for event in begun)

@@ -29,7 +29,7 @@ DEEP_REFS = schema(
 )
 
 
-COMPILE_S, BOMB_S = 6.0, 2.0  # the other one is a core's work for nothing, and known to be too long
+COMPILE_S, BOMB_S = 6.0, 1.0  # the other one is a core's work for nothing, and known to be too long
 
 
 @pytest.fixture
@@ -62,6 +62,20 @@ async def test_a_bomb_is_refused_and_the_next_one_compiled(trial: GrammarTrial) 
         await trial.check(schema(BOMB))
     assert time.monotonic() - again < BOMB_S, "it is known"
     await trial.check(regex("[0-9]+"))
+
+
+@pytest.mark.parametrize("compile_s", [2.0])
+async def test_what_the_machine_does_not_give_the_child_is_no_time_of_its_grammar(
+    trial: GrammarTrial, compile_s: float
+) -> None:
+    await trial.check(regex("a"))
+    child = trial._child
+    assert child is not None
+    child.send_signal(signal.SIGSTOP)
+    asked = asyncio.create_task(trial.check(regex("b")))
+    await asyncio.sleep(1.2 * compile_s)
+    child.send_signal(signal.SIGCONT)
+    await asked
 
 
 async def test_a_child_that_dies_is_followed_by_another(trial: GrammarTrial) -> None:
