@@ -383,7 +383,7 @@ def test_serve_s_proxy_actor_takes_its_own_stream_alone_and_comes_back(
         assert begun.wait(60)
         kill([proxy])
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
-            carried.result(GONE_S)
+            carried.result(NOTICED_S)
         wait_until(lambda: num_aborted(page_of(cluster)) == num_left + 1, NOTICED_S)
         assert load.results() == expected
         wait_until(lambda: answers_at(url), BACK_S, cluster.controller_log)
