@@ -46,7 +46,7 @@ async def drive(
     async with asyncio.TaskGroup() as under_way:
         for conversation, at_s in _timed(conversations, arrivals, seed):
             due_s = start_s + at_s
-            if due_s >= end_s:
+            if due_s >= end_s or over():  # at a rate that cannot be kept it is late
                 break
             await asyncio.sleep(due_s - _AHEAD_S - clock())
             under_way.create_task(_awaited(converse(conversation, due_s, over)))

@@ -13,7 +13,7 @@ from cluster.bench.arrivals import Arrivals, ClosedLoop, OpenLoop, Recorded
 from cluster.bench.drive import drive
 from cluster.bench.lengths import Fixed
 from cluster.bench.workload import Conversation, Synthetic
-from tests.cluster.bench.virtual_time import now, run_virtually
+from tests.cluster.bench.virtual_time import now, pass_time, run_virtually
 
 
 class Server:
@@ -102,6 +102,16 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 def test_an_open_loop_sends_nothing_after_its_time() -> None:
     server = driven(conversations(10**6), OpenLoop(10.0, None), 0.0, duration_s=2.05)
     assert len(server.begun) == 21
+
+
+def test_a_rate_that_cannot_be_kept_ends_in_time_too() -> None:
+    def made_slowly() -> Iterator[Conversation]:
+        for conversation in conversations(10**6):
+            pass_time(0.1)
+            yield conversation
+
+    server = driven(made_slowly(), OpenLoop(1e9, None), 0.0, duration_s=0.55)
+    assert len(server.begun) == 8  # in the 0.25 s before it begins, too
 
 
 def test_a_trace_is_sent_when_it_was_recorded() -> None:

@@ -25,10 +25,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now
 
+    def pass_time(self, seconds: float) -> None:
+        self._virtual.now += seconds
+
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def pass_time(seconds: float) -> None:
+    """In which nobody waits."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.pass_time(seconds)
 
 
 def now() -> float:
