@@ -33,7 +33,7 @@ class Norm:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Attention:
-    """One layer's attention, from the normed input to what is added to the residual."""
+    """One layer's attention, from the normed input to what `output` adds to the residual."""
 
     kernels: Kernels
     qkv: Linear
@@ -43,9 +43,7 @@ class Attention:
     head_norm: HeadNorm | None
     layer: int  # inside the group
 
-    def __call__(
-        self, x: torch.Tensor, batch: StepBatch, place: Place, wanted: torch.Tensor | None
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: StepBatch, place: Place) -> torch.Tensor:
         slab, group = place
         queries = self.kernels.rotate_and_write(
             self.qkv(x),
@@ -58,8 +56,7 @@ class Attention:
             group.slots,
         )
         mixed = self.kernels.attention(queries, self.spec, slab, self.layer, batch, group)
-        mixed = mixed.view(mixed.shape[0], -1)
-        return self.output(mixed if wanted is None else mixed.index_select(0, wanted))
+        return mixed.view(mixed.shape[0], -1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -94,7 +91,10 @@ class Layer:
         place: Place,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        x = self.attention(x, batch, place, wanted)
+        mixed = self.attention(x, batch, place)
+        if wanted is not None:  # both at once: kernels' calls are carried out for torch's
+            mixed, residual = mixed.index_select(0, wanted), residual.index_select(0, wanted)
+        x = self.attention.output(mixed)
         x = self._normed_sum(x, self.post_attention_norm, residual, self.mlp_norm)
         x = self.mlp(x)
         return self._normed_sum(x, self.post_mlp_norm, residual, self.next_norm)
@@ -162,8 +162,6 @@ class Decoder:
             x = self._kernels.rms_norm(residual, self._first_norm.weight, self._first_norm.eps)
             for layer in self._layers:
                 x = layer(x, residual, batch, places[layer.group])
-            if wanted is not None:
-                residual = residual.index_select(0, wanted)
             return last(x, residual, batch, places[last.group], wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -6,15 +6,15 @@ lies in memory of an `OutputPool`, where it stays.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels.cpu.emit import LINE_BYTES
@@ -24,7 +24,7 @@ PAGE_BYTES = 4096
 _ATEN = torch.ops.aten
 _VIEWS = (_ATEN.view, _ATEN.slice, _ATEN.select, _ATEN.alias, _ATEN.detach, _ATEN.transpose)
 
-Memory = npt.NDArray[np.uint8]
+Shape = tuple[int, ...]
 
 
 class Call(NamedTuple):
@@ -34,6 +34,34 @@ class Call(NamedTuple):
     words: tuple[float, ...]
 
 
+class _Piece:
+    """Memory of a pool's, and which tensors look at it: those count in its storage."""
+
+    def __init__(self, num_bytes: int) -> None:
+        memory = np.empty(num_bytes + PAGE_BYTES, np.uint8)
+        start = -memory.ctypes.data % PAGE_BYTES
+        self.num_bytes = num_bytes
+        self._bytes = torch.from_numpy(memory[start : start + num_bytes])
+        self._storage = self._bytes.untyped_storage()
+        self._whole: dict[torch.dtype, torch.Tensor] = {}
+        self._num_own = self._num_users()
+
+    @property
+    def is_seen(self) -> bool:
+        return self._num_users() > self._num_own
+
+    def seen_as(self, shape: Shape, strides: Shape, dtype: torch.dtype) -> torch.Tensor:
+        whole = self._whole.get(dtype)
+        if whole is None:
+            whole = self._whole[dtype] = self._bytes.view(dtype)
+            self._num_own += 1
+        return torch.as_strided(whole, shape, strides)
+
+    def _num_users(self) -> int:
+        """Torch has no word of its own for it; weak references took 3 us each to make."""
+        return torch._C._storage_Use_Count(self._storage._cdata)
+
+
 class OutputPool:
     """Memory for the outputs of recorded calls; recordings that use it do not run at once.
 
@@ -41,40 +69,44 @@ class OutputPool:
     """
 
     def __init__(self) -> None:
-        self._pieces: list[Memory] = []
-        self._taken: list[tuple[Memory, StorageWeakRef]] = []
-        self._free: list[Memory] = []
+        self._pieces: list[_Piece] = []
+        self._taken: list[_Piece] = []
+        self._free: defaultdict[int, list[_Piece]] = defaultdict(list)  # by their size
 
     def begin(self) -> None:
-        self._taken, self._free = [], list(self._pieces)
+        self._taken = []
+        self._free.clear()
+        for piece in self._pieces:
+            self._free[piece.num_bytes].append(piece)
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        count = int(np.prod(shape))
-        if count == 0:  # as of a prompt's part that nobody wants a token of
-            return torch.empty(shape, dtype=dtype)
-        # Powers of two, so that batches of many sizes do with few pieces.
-        num_bytes = 1 << (max(count * dtype.itemsize, PAGE_BYTES) - 1).bit_length()
-        self._take_back()
-        piece = next((p for p in self._free if p.nbytes == num_bytes), None)
-        if piece is None:
-            memory = np.empty(num_bytes + PAGE_BYTES, np.uint8)
-            start = -memory.ctypes.data % PAGE_BYTES
-            piece = memory[start : start + num_bytes]
-            self._pieces.append(piece)
-        else:
-            self._free = [p for p in self._free if p is not piece]
-        flat = torch.frombuffer(piece, dtype=dtype, count=count)
-        self._taken.append((piece, StorageWeakRef(flat.untyped_storage())))
-        return flat.view(shape)
+    def empty(self, shape: Shape, strides: Shape, dtype: torch.dtype) -> torch.Tensor:
+        # None of this is for the mode under which it happens, which would take longer over it.
+        with torch._C._DisableTorchDispatch():
+            count = shape[0] * strides[0]
+            if count == 0:  # as of a prompt's part that nobody wants a token of
+                return torch.empty_strided(shape, strides, dtype=dtype)
+            # Powers of two, so that batches of many sizes do with few pieces.
+            num_bytes = 1 << (max(count * dtype.itemsize, PAGE_BYTES) - 1).bit_length()
+            self._take_back()
+            piece = self._take(num_bytes)
+            return piece.seen_as(shape, strides, dtype)
 
     def _take_back(self) -> None:
-        alive = []
-        for piece, storage in self._taken:
-            if storage.expired():
-                self._free.append(piece)
-            else:
-                alive.append((piece, storage))
-        self._taken = alive
+        seen: list[_Piece] = []
+        for piece in self._taken:
+            place = seen if piece.is_seen else self._free[piece.num_bytes]
+            place.append(piece)
+        self._taken = seen
+
+    def _take(self, num_bytes: int) -> _Piece:
+        free = self._free[num_bytes]
+        if free:
+            piece = free.pop()
+        else:
+            piece = _Piece(num_bytes)
+            self._pieces.append(piece)
+        self._taken.append(piece)
+        return piece
 
 
 class _Noting(TorchDispatchMode):
@@ -132,7 +164,7 @@ class _Collector(_Noting):
             _of_thread.recorder = None  # carrying them out is a call, too
             self._carry_out(calls)
             _of_thread.recorder = self
-        self._computed.clear()
+            self._computed.clear()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -200,15 +232,20 @@ def current_recorder() -> _Noting | None:
     return _of_thread.recorder
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def empty(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     """For what a kernel returns."""
     recorder = _of_thread.recorder
     if recorder is None:
         return torch.empty(shape, dtype=dtype)
-    return recorder.pool.empty(shape, dtype)
+    strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+    return recorder.pool.empty(shape, strides, dtype)
 
 
 def empty_rows(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     """For rows that a product reads. From one to the next there is a line that nobody needs, or
     rows of some lengths would all lie in the same few places of the first cache level."""
-    return empty((rows, width + LINE_BYTES // dtype.itemsize), dtype)[:, :width]
+    shape, strides = (rows, width), (width + LINE_BYTES // dtype.itemsize, 1)
+    recorder = _of_thread.recorder
+    if recorder is None:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    return recorder.pool.empty(shape, strides, dtype)

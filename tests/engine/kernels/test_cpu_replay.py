@@ -9,7 +9,7 @@ import torch
 
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
-from engine.kernels.cpu.recording import OutputPool, recording
+from engine.kernels.cpu.recording import OutputPool, empty, recording
 from engine.kernels.interface import Activation
 
 ROWS, WIDTH = 100, 768  # enough for all kernels to share the work
@@ -130,17 +130,33 @@ def test_views_do_not_keep_calls_from_being_repeated() -> None:
     assert replay is not None
 
 
+def output(rows: int = 100) -> torch.Tensor:
+    return empty((rows, 100), torch.float32)
+
+
 @torch.inference_mode()
 def test_memory_is_used_again_only_when_no_tensor_looks_at_it() -> None:
+    with recording(OutputPool()):
+        kept = output()
+        view = output().view(-1)[5:]
+        assert view.untyped_storage().data_ptr() != kept.data_ptr()
+        gone = output().data_ptr()
+        assert output(90).data_ptr() == gone
+        assert empty((100, 200), torch.bfloat16).data_ptr() == gone
+        others = {kept.data_ptr(), view.untyped_storage().data_ptr()}
+        assert output().data_ptr() not in others
+
+
+@torch.inference_mode()
+def test_memory_in_use_stays_so_when_a_tensor_of_an_earlier_recording_goes() -> None:
     pool = OutputPool()
     with recording(pool):
-        kept = pool.empty((100, 100), torch.float32)
-        view = pool.empty((100, 100), torch.float32).view(-1)[5:]
-        assert view.untyped_storage().data_ptr() != kept.data_ptr()
-        gone = pool.empty((100, 100), torch.float32).data_ptr()
-        assert pool.empty((100, 90), torch.float32).data_ptr() == gone
-        others = {kept.data_ptr(), view.untyped_storage().data_ptr()}
-        assert pool.empty((100, 100), torch.float32).data_ptr() not in others
+        earlier = output()
+    with recording(pool):
+        now = output()
+        assert now.data_ptr() == earlier.data_ptr()
+        del earlier
+        assert output().data_ptr() != now.data_ptr()
 
 
 def test_only_the_own_threads_calls_are_recorded() -> None:
@@ -201,7 +217,30 @@ def test_torch_and_calls_that_are_carried_out_together_see_each_other(
     block.x.copy_(first)
     with kernels.together():
         result = run()
-        torch.full_like(first, torch.nan)  # where what torch made would lie, were it gone
+        spoil_what_is_free(first)
+    assert torch.equal(result, expected)
+
+
+def spoil_what_is_free(like: torch.Tensor) -> None:
+    """Of tensors of this size, without a word to whoever watches what torch computes."""
+    with torch._C._DisableTorchDispatch():
+        _ = [torch.full_like(like, torch.nan) for _ in range(8)]
+
+
+@torch.inference_mode()
+def test_what_torch_computes_stays_for_calls_that_come_after_more_of_it() -> None:
+    kernels = CpuKernels(OWN)
+    block = Block(kernels)
+
+    def run() -> torch.Tensor:
+        one = block.x + 1
+        _ = block.x + 2
+        return kernels.rms_norm(one, block.norm, 1e-5)
+
+    expected = run()
+    with kernels.together():
+        result = run()
+        spoil_what_is_free(block.x)
     assert torch.equal(result, expected)
 
 
