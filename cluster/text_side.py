@@ -6,9 +6,11 @@ from pathlib import Path
 
 from cluster.served_model import ServedModel
 from engine.config import EngineConfig
+from engine.errors import ConfigError, ModelError
 from engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from engine.model_source import ModelSource, resolve_model
 from engine.text.chat_template import ChatTemplate
+from engine.text.special_tokens import SpecialTokens
 from engine.text.tokenizer import Tokenizer
 
 
@@ -43,6 +45,14 @@ def load_text_side(
     if chat_template is None:
         template = ChatTemplate.from_folder(source.folder, special)
     else:
-        template = ChatTemplate.from_file(Path(chat_template), special)
+        template = _from_file(Path(chat_template), special)
     defaults = read_generation_defaults(source.folder)
     return TextSide(source, tokenizer, template, defaults, tuple(names) or (source.name,))
+
+
+def _from_file(path: Path, special: SpecialTokens) -> ChatTemplate:
+    """Of the user's, not of the model's."""
+    try:
+        return ChatTemplate.from_file(path, special)
+    except ModelError as error:
+        raise ConfigError("chat_template", str(error)) from error
