@@ -51,6 +51,9 @@ async def _fetch(client: Client, method: str, path: str, fields: Any = None) -> 
     if status in _NOT_THERE:
         return None
     text = body.decode(errors="replace")
+    if status == 401:
+        needed = "must name the variable that has a key which the server takes"
+        raise ConfigError("api_key_env", f"{needed}; {path} answers: {text[:200]}")
     if status != 200:
         raise ConfigError("url", f"{path} answers {status}: {text[:200]}")
     try:

@@ -356,6 +356,14 @@ async def test_a_tokenizer_that_makes_all_words_alike_is_said() -> None:
             await run_load(load)
 
 
+async def test_a_key_that_is_missing_is_asked_for_by_its_flag() -> None:
+    refused = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 15\r\n\r\na key is needed"
+    async with raw_server(refused) as (url, _):
+        load = Load(url, Synthetic(Fixed(3), Fixed(1)), num_requests=1)
+        with pytest.raises(ConfigError, match="^api_key_env: must .* answers: a key is needed$"):
+            await run_load(load)
+
+
 async def test_who_cannot_be_asked_is_named() -> None:
     async with raw_server(b"") as (url, _):
         pass
