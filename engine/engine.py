@@ -115,7 +115,8 @@ class Engine:
         check_host(config, shape, model, plan, available_memory(), weights)
         _compile_kernels(kernels, shape)
         loaded = _load(config, source, model, shape, kernels)
-        plan = size_cache(config, shape, model, memory_of(shape.device))
+        unused = memory_of(shape.device)
+        plan = size_cache(config, shape, model, unused)
         check_host(config, shape, model, plan, available_memory())
         info = EngineInfo(
             source=source,
@@ -128,7 +129,7 @@ class Engine:
             ),
         )
         engine = cls(info, assemble(config, info, loaded), config.seed)
-        _report(info, found, weights)
+        _report(info, found, weights, unused)
         logger.info("warming up; what is to be compiled is compiled on a machine's first start")
         engine.warm_up()
         cache = format_bytes(plan.num_bytes)
@@ -409,7 +410,9 @@ def _load_format(config: EngineConfig) -> LoadFormat:
     return "dummy" if config.load_format == "dummy" else "auto"
 
 
-def _report(info: EngineInfo, found: Memory, weights: int) -> None:
+def _report(info: EngineInfo, found: Memory, weights: int, unused: Memory) -> None:
+    """`unused` is what weights left. What the cache does cannot be measured yet: a CPU's is being
+    touched."""
     plan, shape = info.cache, info.shape
     logger.info(
         "%s of memory were available on %s: weights take %s, the cache %s, and %s are left",
@@ -417,7 +420,7 @@ def _report(info: EngineInfo, found: Memory, weights: int) -> None:
         shape.device,
         format_bytes(weights),
         format_bytes(plan.num_bytes),
-        format_bytes(memory_of(shape.device).available_bytes),
+        format_bytes(unused.available_bytes - plan.num_bytes),
     )
     logger.info(
         "the cache holds %d tokens in blocks of %d: %d sequences of %d tokens at once",
