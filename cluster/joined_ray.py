@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -16,6 +17,7 @@ from protos.address import Address
 from protos.errors import PlaneError
 
 _CONNECT_S = 2.0
+_ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # so many, to Ray's clients of it
 _REACH_S = 2.0  # between two looks at its head
 _MISSES = 2
 
@@ -26,20 +28,34 @@ def joined(ray_address: str, **options: Any) -> Iterator[None]:
     which it takes no signal."""
     check_reachable(ray_address)
     try:
-        init_ray(address=ray_address, log_to_driver=False, **options)
+        with _one_attempt():
+            init_ray(address=ray_address, log_to_driver=False, **options)
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError("RAY_ADDRESS", f"{ray_address} cannot be joined: {reason}") from error
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).splitlines()[0]
         raise UnavailableError(
-            f"no Ray cluster can be joined at {ray_address}: {reason}; where it asks for a token,"
-            " RAY_AUTH_MODE=token and ~/.ray/auth_token bring it"
+            f"no Ray cluster can be joined at {ray_address}: {reason}; the port is the `--port` of"
+            " `ray start --head`, and where a token is asked for, RAY_AUTH_MODE=token and"
+            " ~/.ray/auth_token bring it"
         ) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _one_attempt() -> Iterator[None]:
+    """Ray makes twenty, of which each takes 40 s where something else listens."""
+    given = os.environ.get(_ATTEMPTS)
+    os.environ.setdefault(_ATTEMPTS, "1")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_ATTEMPTS]
 
 
 def address() -> str:

@@ -45,6 +45,24 @@ def test_where_no_head_is_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
         joined(address).__enter__()
 
 
+def test_who_is_no_head_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would ask twenty times, and wait for each answer."""
+    asked: list[str] = []
+
+    def client(address: str, **_: object) -> None:
+        asked.append(address)
+        raise RuntimeError("it does not answer")
+
+    monkeypatch.setattr("ray._private.node.GcsClient", client)
+    before = dict(os.environ)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=f"can be joined at {address}"):
+            joined(address).__enter__()
+    assert len(asked) == 1
+    assert dict(os.environ) == before
+
+
 def test_ray_s_client_server_is_no_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would try for half a minute whether one is there."""
     monkeypatch.delattr(ray, "init")
