@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_machines_get_the_files_that_were_made_and_install_our_wheel(
     name: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the file's comments tell to make is there, and nothing else; then Ray's part is done."""
+    """What the file's comments tell to make is there, and nothing else; then Ray's part is done, on
+    a machine with another wheel of the same version, and with an older one in the folder."""
     home, there = tmp_path / "home", tmp_path / "there"
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(tmp_path)
@@ -84,14 +86,23 @@ def test_machines_get_the_files_that_were_made_and_install_our_wheel(
         target.parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if Path(source).is_dir() else shutil.copy
         copy(Path(source).expanduser(), target)
-    assert is_installed(config["setup_commands"], there)
+    older = there / "kvrelay-dist/kvrelay-0.0-py3-none-any.whl"
+    older.touch()
+    os.utime(older, (0, 0))
+    version = wheel.name.split("-")[1]
+    assert is_installed(config["setup_commands"], there, version)
 
 
-def is_installed(commands: list[str], home: Path) -> bool:
-    """Without what it depends on, into a folder of its own."""
-    site = home / "site"
+def is_installed(commands: list[str], home: Path, last: str) -> bool:
+    """In place of that version, without what it depends on, into an environment of its own."""
+    venv.create(home / "venv", with_pip=False)
+    (site,) = (home / "venv/lib").glob("python*/site-packages")
+    info = site / f"kvrelay-{last}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvrelay\nVersion: {last}\n")
+    (info / "RECORD").write_text(f"{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    pip = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_TARGET": str(site)}
+    pip = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_PYTHON": str(home / "venv/bin/python")}
     environment = {**os.environ, "HOME": str(home), "PATH": path, **pip}
     for command in commands:
         subprocess.run(["bash", "-c", command], check=True, env=environment, cwd=home)
