@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import ModelError
 from engine.models.decoder_config import DecoderConfig
@@ -131,11 +131,21 @@ def _biases(rows: dict[str, int], wanted: bool) -> Stack:
     return tuple(Part(f"{name}.bias", (n,)) for name, n in rows.items()) if wanted else ()
 
 
-def checkpoint_prefix(config: DecoderConfig, names: Iterable[str]) -> str:
-    """Which of the family's spellings this checkpoint uses."""
+def stored_tensors(config: DecoderConfig, names: Iterable[str]) -> DecoderTensors:
+    """As this checkpoint calls them."""
     present = set(names)
+    prefix = _prefix(config, present)
+    tensors, head = decoder_tensors(config, prefix), _head_name(prefix)
+    if config.tied_embeddings and tensors.embedding.name not in present and head in present:
+        # safetensors' save_model keeps a shared weight under the first of its names.
+        return replace(tensors, embedding=replace(tensors.embedding, name=head))
+    return tensors
+
+
+def _prefix(config: DecoderConfig, present: set[str]) -> str:
+    """Which of the family's spellings this checkpoint uses."""
     for prefix in config.style.prefixes:
-        if f"{prefix}embed_tokens.weight" in present:
+        if any(name.startswith(prefix) for name in present):
             return prefix
     return config.style.prefixes[0]
 

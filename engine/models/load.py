@@ -12,9 +12,9 @@ from engine.models.decoder_config import DecoderConfig
 from engine.models.decoder_loader import DecoderLoader, Reader
 from engine.models.decoder_tensors import (
     DecoderTensors,
-    checkpoint_prefix,
     decoder_tensors,
     refuse_unexpected,
+    stored_tensors,
 )
 from engine.models.interface import CausalModel, LoadFormat, ModelDescription
 from engine.models.parse_config import parse_decoder
@@ -71,7 +71,7 @@ def _open(
         random = RandomTensors(seed, config.initializer_range, norm)
         return decoder_tensors(config, config.style.prefixes[0]), random
     checkpoint = CheckpointTensors(source.folder)
-    tensors = decoder_tensors(config, checkpoint_prefix(config, checkpoint.stored))
+    tensors = stored_tensors(config, checkpoint.stored)
     refuse_unexpected(config, tensors, checkpoint.stored)
     _check_tied(source, config, tensors, checkpoint)
     return tensors, checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from engine import weights
 from engine.errors import ModelError
@@ -21,7 +21,15 @@ from engine.models.describe import describe
 from engine.models.interface import LoadFormat
 from engine.models.load import load_model
 from engine.weights import CheckpointTensors
-from tests.engine.models.cases import SMALL, VOCAB, dense_logits, make_model, prompt_tokens
+from tests.engine.models.cases import (
+    NATIVE_CASES,
+    SMALL,
+    VOCAB,
+    dense_logits,
+    make_model,
+    prompt_tokens,
+)
+from tests.engine.models.conftest import SavedModels
 from tests.engine.models.driver import Driver
 
 CPU = torch.device("cpu")
@@ -102,6 +110,18 @@ def test_harmless_extra_tensors_are_passed_over(folder: Path) -> None:
     rewrite(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq":
                                         torch.ones(8)}))  # fmt: skip
     assert logits(folder, [5, 6]).shape == (2, VOCAB)
+
+
+@pytest.mark.parametrize("name", ["gemma2-head96", "gemma3-with-vision"])
+def test_a_tied_weight_under_the_name_of_the_head_alone(
+    saved_models: SavedModels, tmp_path: Path, name: str
+) -> None:
+    saved = saved_models(next(case for case in NATIVE_CASES if case.name == name))
+    shutil.copy(saved.source.folder / "config.json", tmp_path)
+    save_model(saved.model, str(tmp_path / "model.safetensors"))
+    assert not any("embed_tokens" in name for name in load_file(tmp_path / "model.safetensors"))
+    tokens = saved.answers[0]
+    assert torch.equal(logits(tmp_path, tokens), logits(saved.source.folder, tokens))
 
 
 @pytest.mark.parametrize(
