@@ -19,6 +19,9 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
+# How tensors end that old checkpoints hold beside their weights, and every class makes for itself.
+NO_WEIGHTS = ("rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
+
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from engine.checkpoint import NO_WEIGHTS
 from engine.errors import ModelError
 from engine.models.decoder_config import DecoderConfig
 
@@ -166,7 +167,7 @@ def refuse_unexpected(config: DecoderConfig, tensors: DecoderTensors, names: Ite
 
 def _is_harmless(config: DecoderConfig, name: str) -> bool:
     return (
-        name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".masked_bias"))
+        name.endswith(NO_WEIGHTS)
         or (config.tied_embeddings and name.endswith("lm_head.weight"))
         or name.startswith(config.style.ignored_prefixes)
     )

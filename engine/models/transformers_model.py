@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint import open_checkpoint
+from engine.checkpoint import NO_WEIGHTS, open_checkpoint
 from engine.errors import ModelError
 from engine.kernels.interface import Kernels, StepBatch
 from engine.model_source import ModelSource
@@ -132,6 +132,8 @@ def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch
         )
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         found_names = sorted(str(name) for name in info.get(problem) or ())
+        if problem == "unexpected_keys":  # transformers knows some of these, by class and release
+            found_names = [name for name in found_names if not name.endswith(NO_WEIGHTS)]
         if found_names:
             what = problem.replace("_", " ").replace("keys", "tensors")
             raise ModelError(f"{source.folder}: {what}: {', '.join(found_names[:3])}")

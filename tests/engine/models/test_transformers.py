@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,22 @@ def test_random_weights_are_a_function_of_config_and_seed(tmp_path: Path) -> Non
         rows += driver.step([(driver.start([5, 6, 7]), 3)])
     assert torch.equal(rows[0], rows[1])
     assert not torch.allclose(rows[0], rows[2])
+
+
+def test_masks_in_a_checkpoint_are_passed_over(saved_models: SavedModels, tmp_path: Path) -> None:
+    saved = saved_models(next(case for case in SERVED_CASES if case.name == "gpt2"))
+    shutil.copy(saved.source.folder / "config.json", tmp_path)
+    tensors = load_file(saved.source.folder / "model.safetensors")
+    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 128, 128, dtype=torch.uint8)
+    tensors["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    source = ModelSource("with masks", tmp_path)
+    description = describe(source)
+    model = load_model(source, description, load_kernels("reference", CPU), torch.float32, CPU)
+    driver = Driver(model, description)
+    tokens = saved.answers[0]
+    (rows,) = driver.step([(driver.start(tokens), len(tokens))])
+    torch.testing.assert_close(rows, saved.logits[0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
