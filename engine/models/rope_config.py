@@ -136,6 +136,7 @@ def _parse_yarn(section: JsonConfig, context: RopeContext, original: int) -> Yar
         raise section.fail(
             "factor", f"{factor}, must be at most {MOST // original} with {original} positions"
         )
+    section.seen.add("finetuned")  # says how the weights were made
     attention = section.optional_number("attention_factor")
     mscale = section.optional_number("mscale")
     mscale_all_dim = section.optional_number("mscale_all_dim")

@@ -76,6 +76,13 @@ def test_rope_types() -> None:
     assert (yarn.original_max_positions, yarn.beta_fast, yarn.beta_slow) == (128, 32.0, 1.0)
 
 
+def test_yarn_is_the_same_finetuned_or_not() -> None:
+    said = [rope(LLAMA, rope_scaling={**YARN, "finetuned": value}) for value in (True, False)]
+    assert said == [rope(LLAMA, rope_scaling=YARN)] * 2
+    with pytest.raises(ModelError, match="rope_scaling: finetuned: is not supported"):
+        rope(LLAMA, rope_scaling={"type": "linear", "factor": 4.0, "finetuned": True})
+
+
 def test_old_phi3_names_of_longrope() -> None:
     for name in ("su", "yarn", "longrope"):
         factors = {"type": name, "short_factor": [1.0] * 8, "long_factor": [2] * 8}
