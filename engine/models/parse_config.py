@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.errors import ModelError
 from engine.models.config_keys import refuse_unsupported, warn_of_unused
 from engine.models.decoder_config import DecoderConfig, LayerConfig
@@ -49,7 +51,10 @@ def parse_decoder(config: JsonConfig) -> DecoderConfig:
         text = config.section("text_config")
         if text is None:
             raise config.fail("text_config", "missing, the config of the text model is needed")
-        return _parse(text, architecture, family, parse_dtype(text, dtype))
+        decoder = _parse(text, architecture, family, parse_dtype(text, dtype))
+        # transformers 5 writes both, and changes the outer one alone where a model is untied.
+        tied = config.flag("tie_word_embeddings", True) and decoder.tied_embeddings
+        return replace(decoder, tied_embeddings=tied)
     return _parse(config, architecture, family, dtype)
 
 

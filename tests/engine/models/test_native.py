@@ -24,6 +24,8 @@ from tests.engine.models.cases import (
     SMALL,
     Case,
     dense_logits,
+    make_model,
+    prompt_tokens,
 )
 from tests.engine.models.conftest import Saved, SavedModels
 from tests.engine.models.driver import Driver
@@ -116,6 +118,26 @@ def test_both_spellings_of_a_text_half_load(
     save_file(renamed, folder / "model.safetensors")
     driver = Driver(*loaded(replace(saved, source=ModelSource("renamed", folder))))
     assert driver.greedy(saved.prompts[0], NUM_TOKENS, chunk=64).tokens == saved.answers[0]
+
+
+def test_a_text_half_that_transformers_has_untied(tmp_path: Path) -> None:
+    """Its own section ties it still: transformers asks the outer one."""
+    case = next(c for c in NATIVE_CASES if c.name == "gemma3-with-vision")
+    config = case.make_config()
+    config.tie_word_embeddings = False
+    model = make_model(config)
+    model.save_pretrained(tmp_path)
+    source = ModelSource("untied", tmp_path)
+    section = source.config.section("text_config")
+    assert section is not None
+    assert section.flag("tie_word_embeddings", False)
+    description = describe(source)
+    assert not description.num_tied
+    tokens = prompt_tokens(0)
+    kernels = load_kernels("reference", CPU)
+    driver = Driver(load_model(source, description, kernels, torch.float32, CPU), description)
+    (rows,) = driver.step([(driver.start(tokens), len(tokens))])
+    torch.testing.assert_close(rows, dense_logits(model, tokens), rtol=0, atol=TOLERANCE)
 
 
 HEAD_SIZES = [16, 24, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256]
