@@ -91,10 +91,10 @@ class Layer:
         place: Place,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        mixed = self.attention(x, batch, place)
+        x = self.attention(x, batch, place)
         if wanted is not None:  # both at once: kernels' calls are carried out for torch's
-            mixed, residual = mixed.index_select(0, wanted), residual.index_select(0, wanted)
-        x = self.attention.output(mixed)
+            x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
+        x = self.attention.output(x)
         x = self._normed_sum(x, self.post_attention_norm, residual, self.mlp_norm)
         x = self.mlp(x)
         return self._normed_sum(x, self.post_mlp_norm, residual, self.next_norm)

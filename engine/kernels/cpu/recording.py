@@ -44,11 +44,11 @@ class _Piece:
         self._bytes = torch.from_numpy(memory[start : start + num_bytes])
         self._storage = self._bytes.untyped_storage()
         self._whole: dict[torch.dtype, torch.Tensor] = {}
-        self._num_own = self._num_users()
+        self._num_own = _num_users(self._storage)
 
     @property
     def is_seen(self) -> bool:
-        return self._num_users() > self._num_own
+        return _num_users(self._storage) > self._num_own
 
     def seen_as(self, shape: Shape, strides: Shape, dtype: torch.dtype) -> torch.Tensor:
         whole = self._whole.get(dtype)
@@ -56,10 +56,6 @@ class _Piece:
             whole = self._whole[dtype] = self._bytes.view(dtype)
             self._num_own += 1
         return torch.as_strided(whole, shape, strides)
-
-    def _num_users(self) -> int:
-        """Torch has no word of its own for it; weak references took 3 us each to make."""
-        return torch._C._storage_Use_Count(self._storage._cdata)
 
 
 class OutputPool:
@@ -156,7 +152,7 @@ class _Collector(_Noting):
     def __init__(self, pool: OutputPool, carry_out: Callable[[Sequence[Call]], None]) -> None:
         super().__init__(pool)
         self._carry_out = carry_out
-        self._computed: list[Any] = []  # by torch: the calls may read it when nobody else does
+        self._computed: list[torch.UntypedStorage] = []  # by torch; calls may be its last readers
 
     def finish(self) -> None:
         calls, self.calls = self.calls, []
@@ -164,7 +160,8 @@ class _Collector(_Noting):
             _of_thread.recorder = None  # carrying them out is a call, too
             self._carry_out(calls)
             _of_thread.recorder = self
-            self._computed.clear()
+            # What somebody has may be given to further calls, and let go before those.
+            self._computed = [storage for storage in self._computed if _num_users(storage) > 1]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -173,8 +170,15 @@ class _Collector(_Noting):
             return func(*args, **(kwargs or {}))
         self.finish()
         result = func(*args, **(kwargs or {}))
-        self._computed.append(result)
+        results = result if isinstance(result, tuple | list) else (result,)
+        self._computed += [one.untyped_storage() for one in results if _has_storage(one)]
         return result
+
+
+def _num_users(storage: torch.UntypedStorage) -> int:
+    """Whoever asks, and all tensors. Torch has no word of its own for it; weak references took 3 us
+    each to make."""
+    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def _is_view(result: Any, args: Sequence[Any]) -> bool:
@@ -244,8 +248,8 @@ def empty(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
 def empty_rows(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     """For rows that a product reads. From one to the next there is a line that nobody needs, or
     rows of some lengths would all lie in the same few places of the first cache level."""
-    shape, strides = (rows, width), (width + LINE_BYTES // dtype.itemsize, 1)
+    pitch = width + LINE_BYTES // dtype.itemsize
     recorder = _of_thread.recorder
     if recorder is None:
-        return torch.empty_strided(shape, strides, dtype=dtype)
-    return recorder.pool.empty(shape, strides, dtype)
+        return torch.empty((rows, pitch), dtype=dtype)[:, :width]
+    return recorder.pool.empty((rows, width), (pitch, 1), dtype)

@@ -3,9 +3,11 @@
 import ctypes
 from collections.abc import Callable, Iterator
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
@@ -217,31 +219,27 @@ def test_torch_and_calls_that_are_carried_out_together_see_each_other(
     block.x.copy_(first)
     with kernels.together():
         result = run()
-        spoil_what_is_free(first)
+        torch.full_like(first, torch.nan)  # where what torch made would lie, were it gone
     assert torch.equal(result, expected)
 
 
-def spoil_what_is_free(like: torch.Tensor) -> None:
-    """Of tensors of this size, without a word to whoever watches what torch computes."""
-    with torch._C._DisableTorchDispatch():
-        _ = [torch.full_like(like, torch.nan) for _ in range(8)]
-
-
+@pytest.mark.parametrize("called_between", [False, True])
 @torch.inference_mode()
-def test_what_torch_computes_stays_for_calls_that_come_after_more_of_it() -> None:
+def test_what_torch_computes_stays_until_the_last_call_that_may_read_it(
+    called_between: bool,
+) -> None:
     kernels = CpuKernels(OWN)
     block = Block(kernels)
-
-    def run() -> torch.Tensor:
-        one = block.x + 1
-        _ = block.x + 2
-        return kernels.rms_norm(one, block.norm, 1e-5)
-
-    expected = run()
     with kernels.together():
-        result = run()
-        spoil_what_is_free(block.x)
-    assert torch.equal(result, expected)
+        one = (block.x + 1)[1:]
+        memory: Any = StorageWeakRef(one.untyped_storage())  # type: ignore[no-untyped-call]
+        if called_between:
+            kernels.rms_norm(one, block.norm, 1e-5)
+        _ = block.x + 2  # for which the calls before it are carried out
+        kernels.rms_norm(one, block.norm, 1e-5)
+        del one
+        assert not memory.expired()
+    assert memory.expired()
 
 
 @torch.inference_mode()
