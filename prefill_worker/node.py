@@ -106,7 +106,7 @@ class Node:
         self.fetcher = Fetcher(self.engine, self.exchange, self.incarnation, patience_s)
         self.source.fetcher = self.fetcher
         self.description = self._describe()
-        self.reporter = Reporter(self)
+        self.reporter = await Reporter.start(self)
         add_HandOffServicer_to_server(self.exchange.holder, self.server)
         add_WorkerServicer_to_server(WorkerService(self), self.server)
         self.events = EventService(self.reporter)

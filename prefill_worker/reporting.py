@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
@@ -18,6 +18,7 @@ from protos.events_pb2 import BlockCounts, LoadReport, StepTimes
 # Three questions in a row and the time between two reports are less than what others take for
 # silence, however long a step lasts.
 ANSWER_S = 0.4
+Stats = tuple[SchedulerStats, CacheStats]
 Answer = TypeVar("Answer")
 
 
@@ -43,9 +44,14 @@ class Reporter:
     """Asks the engine's thread, and does not wait for the end of a long step: it is reported too,
     as a stuck engine is, with the last figures that were given."""
 
-    def __init__(self, worker: Reported) -> None:
+    def __init__(self, worker: Reported, first: Stats) -> None:
         self._worker = worker
-        self._last: tuple[SchedulerStats, CacheStats] | None = None
+        self._last = first
+
+    @classmethod
+    async def start(cls, worker: Reported) -> Self:
+        """Waits for the first figures, so that there is no report without any."""
+        return cls(worker, await worker.engine.ask(_stats))
 
     @property
     def incarnation(self) -> int:
@@ -66,8 +72,7 @@ class Reporter:
 
     async def load(self) -> LoadReport:
         worker, engine = self._worker, self._worker.engine.engine
-        stats = await self._ask(lambda engine: (engine.scheduler_stats(), engine.cache_stats()))
-        self._last = stats or self._last
+        self._last = await self._ask(_stats) or self._last
         report = LoadReport(
             incarnation=worker.incarnation,
             num_steps=engine.num_steps,
@@ -80,7 +85,7 @@ class Reporter:
             unhealthy=worker.problem() or "",
             num_prefix_tokens=worker.num_prefix_tokens,
             max_sequences=engine.limits.max_num_seqs,
-            max_step_tokens=_step_tokens(engine, self._last),
+            max_step_tokens=_step_tokens(engine, self._last[0]),
             max_model_len=engine.limits.max_model_len,
             block_size=engine.info.shape.block_size,
             still_s=worker.engine.still_s,
@@ -88,8 +93,7 @@ class Reporter:
         )
         if worker.cores is not None:
             worker.cores.write(report.cores)
-        if self._last is not None:
-            _add_stats(report, *self._last)
+        _add_stats(report, *self._last)
         figures = engine.figures()
         report.num_hit_tokens = figures.num_cached_tokens
         report.num_query_tokens = figures.num_prompt_tokens
@@ -103,11 +107,20 @@ class Reporter:
             return None
 
 
-def _step_tokens(engine: Engine, last: tuple[SchedulerStats, CacheStats] | None) -> int:
+def _stats(engine: Engine) -> Stats:
+    return engine.scheduler_stats(), engine.cache_stats()
+
+
+def _step_tokens(engine: Engine, stats: SchedulerStats) -> int:
     """Of a prompt that a step computes now: all that its budget allows, or what a pause does."""
     limits, block_size = engine.limits, engine.info.shape.block_size
-    drawing = (last[0].num_drawing, last[0].num_drawing_context) if last else (0, 0)
-    pace = Pace(engine.step_times.careful_costs, limits.max_pause_s, block_size, *drawing)
+    pace = Pace(
+        engine.step_times.careful_costs,
+        limits.max_pause_s,
+        block_size,
+        stats.num_drawing,
+        stats.num_drawing_context,
+    )
     return pace.most(0, limits.max_num_batched_tokens)
 
 

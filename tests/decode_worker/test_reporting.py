@@ -1,6 +1,7 @@
 """What a decode worker says of itself, to whoever routes or scales."""
 
 import asyncio
+import threading
 from importlib import metadata
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route, SubmittedRequest
 from decode_worker.worker import DecodeWorker
+from engine.engine import Engine
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from kv_transfer.faults import Faults
@@ -43,6 +45,24 @@ async def test_prompts_that_wait_to_be_computed_here_are_reported(tmp_path: Path
     assert report.num_queued_tokens == len(prompts[1]) + len(prompts[2])
     for stream in streams:
         stream.close()
+    await worker.stop()
+
+
+async def test_the_first_report_of_a_busy_worker_has_figures(tmp_path: Path) -> None:
+    """Nobody takes it for one without room, whatever its engine is at."""
+    engine = make_engine(str(make_tiny("llama", tmp_path).folder))
+    worker = Node(NodeConfig(connectors=("inprocess",)), engine, Faults())
+    await worker.start()
+    over = threading.Event()
+
+    def step(_: Engine) -> None:
+        over.wait(30)
+
+    worker.engine.call(step)
+    report = await worker.reporter.load()
+    over.set()
+    (blocks,) = report.blocks
+    assert blocks.total == blocks.free > 0
     await worker.stop()
 
 
