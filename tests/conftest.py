@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from tests.crossed import MARKER, leave_out_crossed
+from tests.standstill import AskAgain, Watch
 
 # Triton chooses when it is imported whether its kernels are interpreted or compiled.
 if not Path("/dev/nvidia0").exists():
@@ -51,6 +52,8 @@ def no_handler_stays() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+    if not hasattr(config.option, "numprocesses") or config.option.numprocesses is None:
+        config.pluginmanager.register(AskAgain(Watch()))
 
 
 def pytest_collection_finish() -> None:
