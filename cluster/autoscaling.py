@@ -29,6 +29,7 @@ _DEMAND_MEMORY_S = 10.0
 _SATURATED_S = 8.0  # a queue that lasts longer than what is averaged over
 _LEAST_CAPACITY = 0.1
 _HOLD_STARTS = 2.0  # starts of a replica that a hold outlasts
+_LONGEST_START_S = 600.0  # one that waited longer for a machine is not what the next one takes
 _MOST_PATIENCE = 16.0
 _SOON_HOLDS = 8.0
 _SHRINK = 4  # at most a quarter of a pool goes at a time
@@ -103,6 +104,8 @@ class PoolState(NamedTuple):
     estimated_at: float | None = None  # it was, with what was queued then
     capacity: float = 1.0  # of a worker that was never without work, in the same measure
     starting_since: float | None = None
+    running_then: int = 0  # those that start come beyond so many; 0 once one has come
+    startup_s: float | None = None  # of the last that came beside others
     high_since: float | None = None
     low_since: float | None = None
     peak: int = 0  # of the fewest replicas that would do, since fewer than there are would
@@ -216,13 +219,16 @@ def _go_down(
 
 
 def _hold_s(sample: PoolSample, state: PoolState) -> float:
-    shortest = max(sample.objectives.down_delay_s, _HOLD_STARTS * _startup_s(sample))
+    shortest = max(sample.objectives.down_delay_s, _HOLD_STARTS * _startup_s(sample, state))
     return shortest * state.patience
 
 
-def _startup_s(sample: PoolSample) -> float:
-    """Of a replica that comes now: a pool's first one may have had all to load and to compile."""
-    return statistics.median_low(load.startup_s for load in sample.loads)
+def _startup_s(sample: PoolSample, state: PoolState) -> float:
+    """Of a replica that comes now. Replicas tell what they took themselves, without the time until
+    there was a machine and a process; a pool's first one may have had all to load and to compile.
+    """
+    told_s = statistics.median_low(load.startup_s for load in sample.loads)
+    return max(told_s, state.startup_s or 0.0)
 
 
 def _within(sample: PoolSample, wanted: int) -> int:
@@ -230,11 +236,15 @@ def _within(sample: PoolSample, wanted: int) -> int:
 
 
 def _watch_starts(sample: PoolSample, state: PoolState, now: float) -> PoolState:
-    if sample.num_running >= sample.target:
+    num_running, since = sample.num_running, state.starting_since
+    if since is not None and num_running > state.running_then > 0:
+        startup_s = min(now - since, _LONGEST_START_S)
+        state = state._replace(startup_s=startup_s, running_then=0)
+    if num_running >= sample.target:
         return state._replace(starting_since=None)
-    return state._replace(
-        starting_since=now if state.starting_since is None else state.starting_since
-    )
+    if since is None:
+        return state._replace(starting_since=now, running_then=num_running)
+    return state
 
 
 def _estimate_demand(
@@ -286,7 +296,7 @@ def _at_routers(number: float) -> str:
 
 def _prompts_load(sample: PoolSample, num_prompts: float, state: PoolState, now: float) -> float:
     """For the wait of a prompt that comes now; none if it goes by before help could come."""
-    objective_s, startup_s = sample.objectives.ttft_s, _startup_s(sample)
+    objective_s, startup_s = sample.objectives.ttft_s, _startup_s(sample, state)
     demand = state.demand or 0.0
     late_s = state.queued_s - _soon_done_s(sample, state, now, demand, startup_s)
     if late_s <= objective_s * sample.target:

@@ -141,6 +141,23 @@ def test_one_slow_start_does_not_make_the_hold() -> None:
     assert pool.after(1, sample(2, first, later)) == 1
 
 
+@pytest.mark.parametrize(("came_after_s", "hold_s"), [(20, HOLD_S), (90, 180), (3600, 1200)])
+def test_a_start_is_counted_from_when_it_was_asked_for(came_after_s: int, hold_s: float) -> None:
+    """A replica of 5 s may wait for a machine much longer; not the next one, where it was hours."""
+    pool = Pool("decode")
+    assert pool.after(1, sample(1, busy(kv_use=0.95))) == 2
+    pool.after(came_after_s, sample(2, busy(kv_use=0.95), num_running=1))
+    assert pool.after(hold_s, sample(2, IDLE, IDLE)) == 2
+    assert pool.after(1, sample(2, IDLE, IDLE)) == 1
+
+
+def test_the_first_start_of_a_pool_is_not_what_the_next_takes() -> None:
+    pool = Pool("decode")
+    pool.after(300, sample(2, num_running=0))
+    assert pool.after(HOLD_S, sample(2, IDLE, IDLE)) == 2
+    assert pool.after(1, sample(2, IDLE, IDLE)) == 1
+
+
 def test_a_peak_begins_the_hold_anew() -> None:
     pool = Pool("decode")
     assert pool.after(HOLD_S - 1, sample(2, IDLE, IDLE)) == 2
