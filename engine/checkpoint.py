@@ -19,9 +19,6 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
-# How tensors end that old checkpoints hold beside their weights, and every class makes for itself.
-NO_WEIGHTS = ("rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
-
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -103,6 +100,16 @@ def _stored_tensor(path: Path, name: str, entry: object, data: int, size: int) -
 
 def _are_counts(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def is_no_weight(tensor: StoredTensor) -> bool:
+    """Whether it is one that old checkpoints hold beside weights, and every class makes for itself.
+    What masks are called may be a bias elsewhere, so their shapes have to be those of masks."""
+    if tensor.name.endswith(".attn.bias"):
+        return tensor.shape[:-2] == (1, 1)
+    if tensor.name.endswith(".masked_bias"):
+        return math.prod(tensor.shape) == 1
+    return tensor.name.endswith("rotary_emb.inv_freq")
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:

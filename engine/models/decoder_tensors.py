@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from engine.checkpoint import NO_WEIGHTS
+from engine.checkpoint import StoredTensor, is_no_weight
 from engine.errors import ModelError
 from engine.models.decoder_config import DecoderConfig
 
@@ -151,11 +151,15 @@ def _prefix(config: DecoderConfig, present: set[str]) -> str:
     return config.style.prefixes[0]
 
 
-def refuse_unexpected(config: DecoderConfig, tensors: DecoderTensors, names: Iterable[str]) -> None:
+def refuse_unexpected(
+    config: DecoderConfig, tensors: DecoderTensors, stored: Mapping[str, StoredTensor]
+) -> None:
     """A tensor that we would not use means that we would compute something else."""
     expected = {part.name for part in tensors.parts()}
     unexpected = sorted(
-        name for name in names if name not in expected and not _is_harmless(config, name)
+        name
+        for name, tensor in stored.items()
+        if name not in expected and not _is_harmless(config, tensor)
     )
     if unexpected:
         shown = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
@@ -165,9 +169,9 @@ def refuse_unexpected(config: DecoderConfig, tensors: DecoderTensors, names: Ite
         )
 
 
-def _is_harmless(config: DecoderConfig, name: str) -> bool:
+def _is_harmless(config: DecoderConfig, tensor: StoredTensor) -> bool:
     return (
-        name.endswith(NO_WEIGHTS)
-        or (config.tied_embeddings and name.endswith("lm_head.weight"))
-        or name.startswith(config.style.ignored_prefixes)
+        is_no_weight(tensor)
+        or (config.tied_embeddings and tensor.name.endswith("lm_head.weight"))
+        or tensor.name.startswith(config.style.ignored_prefixes)
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint import NO_WEIGHTS, open_checkpoint
+from engine.checkpoint import is_no_weight, open_checkpoint
 from engine.errors import ModelError
 from engine.kernels.interface import Kernels, StepBatch
 from engine.model_source import ModelSource
@@ -115,10 +115,11 @@ def load_transformers_model(
 
 
 def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch.dtype) -> Any:
-    for stored in open_checkpoint(source.folder).values():  # says which file is broken, and how
-        if stored.dtype in QUANTISED:  # which transformers would take for plain numbers
-            where = f"{stored.file}: {stored.name}"
-            raise ModelError(f"{where}: element type {stored.dtype} is not supported")
+    stored = open_checkpoint(source.folder)  # says which file is broken, and how
+    for tensor in stored.values():
+        if tensor.dtype in QUANTISED:  # which transformers would take for plain numbers
+            where = f"{tensor.file}: {tensor.name}"
+            raise ModelError(f"{where}: element type {tensor.dtype} is not supported")
     with reported(found.architecture):
         model, info = found.model_class.from_pretrained(
             source.folder,
@@ -133,7 +134,9 @@ def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         found_names = sorted(str(name) for name in info.get(problem) or ())
         if problem == "unexpected_keys":  # transformers knows some of these, by class and release
-            found_names = [name for name in found_names if not name.endswith(NO_WEIGHTS)]
+            found_names = [
+                name for name in found_names if name not in stored or not is_no_weight(stored[name])
+            ]
         if found_names:
             what = problem.replace("_", " ").replace("keys", "tensors")
             raise ModelError(f"{source.folder}: {what}: {', '.join(found_names[:3])}")

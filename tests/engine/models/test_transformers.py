@@ -147,6 +147,10 @@ def test_masks_in_a_checkpoint_are_passed_over(saved_models: SavedModels, tmp_pa
         (lambda t: t.pop("transformer.h.0.mlp.c_fc.weight"), "missing tensors: .*c_fc.weight"),
         (lambda t: t.update({"transformer.h.9.x": torch.ones(1)}), "unexpected tensors: .*h.9.x"),
         (
+            lambda t: t.update({"transformer.h.0.attn.masked_bias": torch.ones(32)}),
+            "unexpected tensors: .*h.0.attn.masked_bias",
+        ),
+        (
             lambda t: t.update({"transformer.wpe.weight": torch.ones(3, 3)}),
             "mismatched tensors: .*wpe",
         ),

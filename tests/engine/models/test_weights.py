@@ -107,8 +107,12 @@ def test_stored_types_are_converted(folder: Path) -> None:
 
 
 def test_harmless_extra_tensors_are_passed_over(folder: Path) -> None:
-    rewrite(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq":
-                                        torch.ones(8)}))  # fmt: skip
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+        "model.layers.0.attn.bias": torch.ones(1, 1, 128, 128, dtype=torch.bool),
+        "model.layers.0.attn.masked_bias": torch.tensor(-1e4),
+    }
+    rewrite(folder, lambda t: t.update(extra))
     assert logits(folder, [5, 6]).shape == (2, VOCAB)
 
 
@@ -131,6 +135,7 @@ def test_a_tied_weight_under_the_name_of_the_head_alone(
         (lambda t: t.update({Q_PROJ: torch.ones(64, 63)}), f"{Q_PROJ}: has shape \\[64, 63\\]"),
         (lambda t: t.update({Q_PROJ: t[Q_PROJ].int()}), f"{Q_PROJ}: element type I32"),
         (lambda t: t.update({"model.layers.0.extra": torch.ones(1)}), "model.layers.0.extra"),
+        (lambda t: t.update({"model.layers.0.attn.bias": torch.ones(64)}), "layers.0.attn.bias"),
         (lambda t: t.update({"model.layers.7.mlp.up_proj.weight": torch.ones(1)}), "layers.7"),
         (lambda t: t.pop("lm_head.weight"), "lm_head.weight: missing"),
     ],
