@@ -44,6 +44,7 @@ _GEMMA3 = Family(
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
     },
 )
 
@@ -84,6 +85,7 @@ FAMILIES: Mapping[str, Family] = {
             "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
             "sliding_window_pattern": 2,
+            "tie_word_embeddings": True,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },

@@ -101,10 +101,12 @@ class JsonConfig:
             raise self._missing(key, "a positive number")
         return value
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool | None = None) -> bool:
         value = self.raw(key)
         if value is None:
-            return default
+            value = default
+        if value is None:
+            raise self._missing(key, "true or false")
         if not isinstance(value, bool):
             raise self.fail(key, f"{value!r}, must be true or false")
         return value

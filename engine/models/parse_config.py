@@ -30,7 +30,7 @@ _ACTIVATIONS = {
 }
 
 # Of every class that does not say otherwise, for an absent key; no class takes a null for it.
-_DEFAULTS = {"rms_norm_eps": 1e-6}
+_DEFAULTS = {"rms_norm_eps": 1e-6, "initializer_range": 0.02, "tie_word_embeddings": False}
 
 
 def architecture_of(config: JsonConfig) -> str:
@@ -53,7 +53,8 @@ def parse_decoder(config: JsonConfig) -> DecoderConfig:
             raise config.fail("text_config", "missing, the config of the text model is needed")
         decoder = _parse(text, architecture, family, parse_dtype(text, dtype))
         # transformers 5 writes both, and changes the outer one alone where a model is untied.
-        tied = config.flag("tie_word_embeddings", True) and decoder.tied_embeddings
+        outer = config.overlaid_on({"tie_word_embeddings": True})
+        tied = outer.flag("tie_word_embeddings", False) and decoder.tied_embeddings
         return replace(decoder, tied_embeddings=tied)
     return _parse(config, architecture, family, dtype)
 
@@ -101,8 +102,8 @@ def _parse(own: JsonConfig, architecture: str, family: Family, dtype: DtypeName)
         head_norm=family.head_norm,
         sandwich_norms=family.gemma,
         norm_adds_one=family.gemma,
-        tied_embeddings=config.flag("tie_word_embeddings", family.gemma),
-        initializer_range=config.number("initializer_range", 0.02),
+        tied_embeddings=config.flag("tie_word_embeddings"),
+        initializer_range=config.number("initializer_range"),
         style=family.style,
     )
     warn_of_unused(config, architecture)

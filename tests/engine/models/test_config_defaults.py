@@ -98,14 +98,33 @@ def test_a_null_activation_is_the_class_s_own(architecture: str) -> None:
     assert read({name: None}) == read({})
 
 
+@pytest.mark.parametrize(
+    ("key", "needed"),
+    [
+        ("rms_norm_eps", "a positive number"),
+        ("initializer_range", "a positive number"),
+        ("tie_word_embeddings", "true or false"),
+    ],
+)
 @pytest.mark.parametrize("architecture", TYPES)
-def test_a_null_that_no_class_takes_is_refused(architecture: str, tmp_path: Path) -> None:
-    values = config(architecture, {"rms_norm_eps": None})
+def test_a_null_that_no_class_takes_is_refused(
+    architecture: str, key: str, needed: str, tmp_path: Path
+) -> None:
+    values = config(architecture, {key: None})
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(Exception, match="rms_norm_eps"):
+    with pytest.raises(Exception, match=key):
         in_words_of_transformers(tmp_path)
-    with pytest.raises(ModelError, match="rms_norm_eps: missing, a positive number is needed"):
+    with pytest.raises(ModelError, match=f"{key}: missing, {needed} is needed"):
         parse_decoder(JsonConfig(values, "config.json"))
+
+
+def test_a_null_outside_of_a_text_half_unties_it(tmp_path: Path) -> None:
+    values = config("Gemma3ForConditionalGeneration", {}) | {"tie_word_embeddings": None}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    from transformers import AutoConfig  # loads torch
+
+    assert not AutoConfig.from_pretrained(tmp_path).tie_word_embeddings
+    assert not parse_decoder(JsonConfig(values, "config.json")).tied_embeddings
 
 
 def config(architecture: str, said: dict[str, Any]) -> dict[str, Any]:
