@@ -51,6 +51,7 @@ class DecoderConfig:
     sandwich_norms: bool = False  # a norm behind attention and MLP too (Gemma)
     norm_adds_one: bool = False  # the stored norm weight is w - 1 (Gemma)
     tied_embeddings: bool = False
+    tied_without_head: bool = False  # tied also where no head is stored
     initializer_range: float = 0.02
     style: CheckpointStyle = CheckpointStyle()
 

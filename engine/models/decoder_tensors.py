@@ -140,6 +140,8 @@ def stored_tensors(config: DecoderConfig, names: Iterable[str]) -> DecoderTensor
     if config.tied_embeddings and tensors.embedding.name not in present and head in present:
         # safetensors' save_model keeps a shared weight under the first of its names.
         return replace(tensors, embedding=replace(tensors.embedding, name=head))
+    if config.tied_without_head and head not in present:
+        return replace(tensors, head=None)
     return tensors
 
 

@@ -52,10 +52,14 @@ def parse_decoder(config: JsonConfig) -> DecoderConfig:
         if text is None:
             raise config.fail("text_config", "missing, the config of the text model is needed")
         decoder = _parse(text, architecture, family, parse_dtype(text, dtype))
-        # transformers 5 writes both, and changes the outer one alone where a model is untied.
+        # transformers 5 writes both, and looks at the outer one alone; and for a head in the files.
         outer = config.overlaid_on({"tie_word_embeddings": True})
-        tied = outer.flag("tie_word_embeddings", False) and decoder.tied_embeddings
-        return replace(decoder, tied_embeddings=tied)
+        tied = outer.flag("tie_word_embeddings", False)
+        return replace(
+            decoder,
+            tied_embeddings=tied and decoder.tied_embeddings,
+            tied_without_head=tied,
+        )
     return _parse(config, architecture, family, dtype)
 
 

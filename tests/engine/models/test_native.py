@@ -1,6 +1,7 @@
 """The native decoder against transformers, for every covered family."""
 
 import copy
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -138,6 +139,31 @@ def test_a_text_half_that_transformers_has_untied(tmp_path: Path) -> None:
     driver = Driver(load_model(source, description, kernels, torch.float32, CPU), description)
     (rows,) = driver.step([(driver.start(tokens), len(tokens))])
     torch.testing.assert_close(rows, dense_logits(model, tokens), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_text_half_that_only_its_own_section_unties(
+    saved_models: SavedModels, tmp_path: Path, stored: bool
+) -> None:
+    """transformers ties it, unless a head is stored that is another."""
+    case = next(c for c in NATIVE_CASES if c.name == "gemma3-with-vision")
+    folder = shutil.copytree(saved_models(case).source.folder, tmp_path / "model")
+    values = json.loads((folder / "config.json").read_text())
+    values["text_config"]["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(values))
+    if stored:
+        tensors = load_file(folder / "model.safetensors")
+        embedding = tensors["language_model.model.embed_tokens.weight"]
+        tensors["language_model.lm_head.weight"] = embedding.flip(0).contiguous()
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    theirs = transformers.Gemma3ForConditionalGeneration.from_pretrained(folder).eval()
+    source = ModelSource("untied inside", folder)
+    description = describe(source)
+    kernels = load_kernels("reference", CPU)
+    driver = Driver(load_model(source, description, kernels, torch.float32, CPU), description)
+    tokens = prompt_tokens(0)
+    (rows,) = driver.step([(driver.start(tokens), len(tokens))])
+    torch.testing.assert_close(rows, dense_logits(theirs, tokens), rtol=0, atol=TOLERANCE)
 
 
 HEAD_SIZES = [16, 24, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256]
