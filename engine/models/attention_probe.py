@@ -6,6 +6,7 @@ ours would get wrong (a mask, a bias, a sink that it would ignore) is refused he
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -135,9 +136,7 @@ def probe_attention(
     with torch.inference_mode(), torch.device("meta"):
         model = instantiate(PROBE)
         recorder.names = {id(module): name for name, module in model.named_modules()}
-        for module in model.modules():
-            if getattr(module, "rope_type", None) == "dynamic":
-                module.rope_type = "default"  # or it looks how far positions go, and there are none
+        _turn_by_no_length(model)
         find_decoder(model)(
             input_ids=torch.zeros(shape, dtype=torch.int64),
             position_ids=torch.zeros(shape, dtype=torch.int64),
@@ -146,3 +145,12 @@ def probe_attention(
             use_cache=False,
         )
     return model, recorder.attentions
+
+
+def _turn_by_no_length(model: Any) -> None:
+    """Some rotations look how far positions go, and here there are none."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) in ("dynamic", "longrope"):
+            module.rope_type = "default"
+            module.config = copy.deepcopy(module.config)  # where that of PhiMoE looks
+            module.config.rope_parameters["rope_type"] = "default"

@@ -76,9 +76,13 @@ class ModelDescription:
         """Of prompt and answer together, where so much is asked for. ConfigError for more than the
         model handles."""
         if wanted is not None and wanted > self.max_model_len:
-            raise ConfigError(
-                "max_model_len", f"{wanted}, the model handles at most {self.max_model_len}"
-            )
+            problem = f"{wanted}, the model handles at most {self.max_model_len}"
+            if not self.native and self.max_model_len == self.longrope_limit:
+                problem += (
+                    " (original_max_position_embeddings): longrope's factors for more are"
+                    f" not supported for {self.architecture}"
+                )
+            raise ConfigError("max_model_len", problem)
         return wanted or self.max_model_len
 
     def weight_bytes(self, itemsize: int, copies_tied: bool) -> int:

@@ -92,12 +92,18 @@ def max_positions(architecture: str, config: Any) -> int:
             architecture,
             f"config.json: max_position_embeddings: {positions}, must be an integer of at least 2",
         )
+    return min(positions, longrope_limit(config) or positions)
+
+
+def longrope_limit(config: Any) -> int | None:
+    """Where its class changes factors, for a whole batch when one sequence grows beyond."""
     rope = getattr(config, "rope_parameters", None) or {}
-    for section in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if section.get("rope_type") == "longrope":
-            # Its class changes factors for a whole batch when one sequence grows beyond this.
-            positions = min(positions, int(section["original_max_position_embeddings"]))
-    return positions
+    limits = [
+        int(section["original_max_position_embeddings"])
+        for section in (rope, *(value for value in rope.values() if isinstance(value, dict)))
+        if section.get("rope_type") == "longrope"
+    ]
+    return min(limits, default=None)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from engine.models.parse_config import parse_dtype
 from engine.models.transformers_class import (
     TransformersClass,
     find_decoder,
+    longrope_limit,
     max_positions,
     reported,
     transformers_class,
@@ -39,6 +40,7 @@ def describe_transformers(source: ModelSource) -> ModelDescription:
             dtype=parse_dtype(source.config, "float32"),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             groups=attention_groups([attention.spec for attention in attentions]),
+            longrope_limit=longrope_limit(found.config),
         )
 
 

@@ -51,7 +51,7 @@ LLAMA3_ROPE = _rope(
 YARN_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=32)
 
 
-def _longrope(pairs: int) -> dict[str, Any]:
+def longrope(pairs: int) -> dict[str, Any]:
     return _rope(
         "longrope",
         short_factor=[1.0 + 0.1 * i for i in range(pairs)],
@@ -102,9 +102,9 @@ NATIVE_CASES = (
             layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
     _config("phi3-window", "Phi3Config", sliding_window=16),
     _config("phi3-longrope-short", "Phi3Config", max_model_len=64, partial_rotary_factor=0.5,
-            original_max_position_embeddings=64, rope_parameters=_longrope(4)),
+            original_max_position_embeddings=64, rope_parameters=longrope(4)),
     _config("phi3-longrope-long", "Phi3Config", original_max_position_embeddings=32,
-            rope_parameters=_longrope(8)),
+            rope_parameters=longrope(8)),
     _config("gemma2-head96", "Gemma2Config", head_dim=96, sliding_window=12, num_hidden_layers=4,
             query_pre_attn_scalar=48, attn_logit_softcapping=5.0, final_logit_softcapping=6.0),
     _config("gemma3", "Gemma3TextConfig", head_dim=32, sliding_window=12, num_hidden_layers=7,

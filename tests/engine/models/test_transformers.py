@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 from engine.kernels.registry import load_kernels
 from engine.model_source import ModelSource
 from engine.models.describe import describe
@@ -123,6 +123,16 @@ def test_random_weights_are_a_function_of_config_and_seed(tmp_path: Path) -> Non
         rows += driver.step([(driver.start([5, 6, 7]), 3)])
     assert torch.equal(rows[0], rows[1])
     assert not torch.allclose(rows[0], rows[2])
+
+
+def test_longrope_through_transformers_ends_where_its_factors_change(
+    saved_models: SavedModels,
+) -> None:
+    case = next(case for case in SERVED_CASES if case.name == "phimoe")
+    description = describe(saved_models(case).source)
+    assert description.length_for(None) == description.length_for(64) == 64
+    with pytest.raises(ConfigError, match=r"65, .* at most 64 .original_max_position_embeddings"):
+        description.length_for(65)
 
 
 def test_masks_in_a_checkpoint_are_passed_over(saved_models: SavedModels, tmp_path: Path) -> None:

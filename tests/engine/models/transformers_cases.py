@@ -5,7 +5,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
-from tests.engine.models.cases import SMALL, Case
+from tests.engine.models.cases import SMALL, Case, longrope
 
 
 def case(model_type: str, **changes: Any) -> Case:
@@ -51,6 +51,9 @@ SERVED_CASES = (
     case("exaone4", sliding_window=12, num_hidden_layers=4),
     case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=3,
          vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0),
+    case("phimoe", num_local_experts=2, original_max_position_embeddings=64,
+         rope_parameters={**longrope(8), "original_max_position_embeddings": 64,
+                          "short_mscale": 1.2, "long_mscale": 1.5}),
     case("mixtral", num_local_experts=4, num_experts_per_tok=2),
     case("qwen2_moe", num_experts=4, shared_expert_intermediate_size=32, **MOE),
     case("qwen3_moe", num_experts=4, head_dim=32, **MOE),
