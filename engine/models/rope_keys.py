@@ -28,8 +28,9 @@ def rope_pair(config: JsonConfig, context: RopeContext, separate: bool) -> RopeP
         FULL: _layer_section(config, FULL, "rope_theta"),
         SLIDING: _layer_section(config, SLIDING, "rope_local_base_freq"),
     }
+    own = replace(context, original_max_positions=None)  # their sections say it, or nobody
     full, local = (
-        parse_rope(sections[kind], replace(context, default_theta=GEMMA3_THETA[kind]))
+        parse_rope(sections[kind], replace(own, default_theta=GEMMA3_THETA[kind]))
         for kind in (FULL, SLIDING)
     )
     return RopePair(full, local)

@@ -110,6 +110,13 @@ def test_gemma3_local_and_global_layers_turn_differently_in_both_spellings() -> 
     assert classic.layers[0].rope == RopeConfig(1e4, 256)
 
 
+def test_gemma3_has_the_original_length_in_the_section_of_the_rotation() -> None:
+    """transformers looks for it nowhere else where layers turn differently."""
+    plain = parsed(GEMMA3, rope_scaling=LLAMA3_SCALING)
+    assert parsed(GEMMA3, rope_scaling=LLAMA3_SCALING, original_max_position_embeddings=64) == plain
+    assert plain.layers[5].rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+
+
 def test_groups_are_by_reach_with_full_attention_first() -> None:
     small = {"sliding_window": 12, "head_dim": 32, "num_key_value_heads": 2}
     assert parsed(GEMMA2, **small).groups == (
