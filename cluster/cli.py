@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from cluster.commands.console import OutputError, answer, say
-from engine.errors import EngineError, in_full
+from engine.errors import ConfigError, EngineError, in_full
 
 # Each is a module of cluster.commands with `add_arguments` and `run`; loaded when it is called
 # for, so that none pays for what another imports.
@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _interrupts_end_it():
             arguments = _parser(command).parse_args(words)
+            _check_folder()
             module = _module(arguments.command)
         status: int = module.run(arguments)
     except OutputError as error:
@@ -63,6 +64,15 @@ def _interrupts_end_it() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _check_folder() -> None:
+    """Where it has been removed, no relative path means anything, and neither torch nor Ray starts,
+    which say so in words of their own."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError("working directory", "it has been removed; go to another") from error
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,16 +11,19 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import ray
 
+from cluster import own_processes
+
 START_S = 240.0
 CONTROLLER = "ray::ServeController"
 _MARK = "KVRELAY_TEST_CLUSTER"
+_KILL_S = 60.0
 
 # A connection for each request, as by `httpx.get`, which loads all certificates for each of them:
 # 50 ms of a core.
@@ -181,15 +184,14 @@ class Cluster:
         return status
 
     def kill(self) -> None:
-        """Whatever is left of it."""
+        """Whatever is left of it. Its guard ends by itself, when it has removed the files."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        for pid in self.pids():
-            try:
+        for pid in set(self.pids()) - set(self.matching(own_processes.__file__)):
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        wait_until(lambda: not self.pids(), _KILL_S, self.left)
 
 
 def marked(variable: str) -> list[int]:
