@@ -389,6 +389,20 @@ def test_ctrl_c_while_a_command_is_imported(
     assert capsys.readouterr().err == "interrupted\n"
 
 
+@pytest.mark.parametrize("words", [["plan"], ["serve", "--check", "--api-key-file", "keys"]])
+def test_a_working_directory_that_is_gone(
+    tmp_path: Path,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert cli.main(words) == 2
+    reason = "working directory: it has been removed; go to another"
+    assert capsys.readouterr().err == f"kvrelay {words[0]}: {reason}\n"
+
+
 def test_an_address_in_use_is_told_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
