@@ -16,6 +16,7 @@ from engine.errors import ConfigError, UnavailableError
 from protos.address import Address
 from protos.errors import PlaneError
 
+CLIENT = "ray://"  # before the address of Ray's client server
 _CONNECT_S = 2.0
 _ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # so many, to Ray's clients of it
 _REACH_S = 2.0  # between two looks at its head
@@ -30,10 +31,7 @@ def joined(ray_address: str, **options: Any) -> Iterator[None]:
     try:
         with _one_attempt():
             init_ray(address=ray_address, log_to_driver=False, **options)
-    except ValueError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError("RAY_ADDRESS", f"{ray_address} cannot be joined: {reason}") from error
-    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+    except (ValueError, ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         reason = str(error).splitlines()[0]
         raise UnavailableError(
             f"no Ray cluster can be joined at {ray_address}: {reason}; the port is the `--port` of"
@@ -74,10 +72,13 @@ def init_ray(**options: Any) -> None:
 
 
 def check_reachable(ray_address: str) -> None:
+    if ray_address == "auto":
+        return  # Ray knows where, on this machine
     try:
-        address = Address.parse(ray_address)
-    except PlaneError:
-        return  # "auto", or a way in of Ray's own
+        address = Address.parse(ray_address.removeprefix(CLIENT))
+    except PlaneError as error:
+        message = f"{ray_address}, must be the HOST:PORT of Ray's head, like 192.0.2.1:6379"
+        raise ConfigError("RAY_ADDRESS", message) from error
     try:
         with socket.create_connection((address.host, address.port), _CONNECT_S):
             pass

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from cluster.front_address import FrontAddress
 from cluster.head_watch import HeadWatch
-from cluster.joined_ray import ReachWatch, address, init_ray, joined
+from cluster.joined_ray import CLIENT, ReachWatch, address, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.own_processes import own_processes
 from cluster.replica_words import stop_listening
@@ -37,7 +37,6 @@ logger = logging.getLogger("kvrelay.ray")
 # each for itself, and does so with SO_REUSEPORT: where two clusters have the same ports, either
 # answers the other's callers, whatever keys those have.
 _GRPC_PORTS = 200
-_CLIENT = "ray://"
 _LAST_BYTES_S = 0.5  # for a front to hand on what ingresses have said
 
 # Serve's own processes read these from their environment.
@@ -84,7 +83,7 @@ _OWN_SETTINGS = {
 @contextmanager
 def ray_cluster(ray_address: str, say: Callable[[str], None]) -> Iterator[None]:
     """Of others. `say` is told when its head cannot be reached."""
-    if ray_address.startswith(_CLIENT):
+    if ray_address.startswith(CLIENT):
         message = f"{ray_address}, must be the head's HOST:PORT, not that of Ray's client server"
         raise ConfigError("RAY_ADDRESS", message)
     with joined(ray_address):

@@ -37,10 +37,11 @@ def test_a_head_that_is_away_is_told_and_that_it_is_back(monkeypatch: pytest.Mon
     assert said.empty()
 
 
-def test_where_no_head_is_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_where_no_head_is_nobody_waits_for_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ray, "init")
     with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = f"127.0.0.1:{gone.getsockname()[1]}"
+        address = f"{scheme}127.0.0.1:{gone.getsockname()[1]}"
     with pytest.raises(UnavailableError, match=f"no Ray cluster answers at {address}"):
         joined(address).__enter__()
 
@@ -63,8 +64,16 @@ def test_who_is_no_head_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(os.environ) == before
 
 
-def test_ray_s_client_server_is_no_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray would try for half a minute whether one is there."""
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "head", "local", "ray://head"])
+def test_what_is_no_address_of_a_head_is_told(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(ray, "init")
+    with pytest.raises(ConfigError, match=f"^RAY_ADDRESS: {address}, must be the HOST:PORT of"):
+        joined(address).__enter__()
+
+
+def test_ray_s_client_server_is_no_way_in_to_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ray, "init")
     with pytest.raises(ConfigError, match="^RAY_ADDRESS: ray://head:10001, must be the"):
         ray_cluster("ray://head:10001", print).__enter__()
