@@ -14,8 +14,8 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.app import IMPORT_PATH, SCALING_POLICY, application_of
 from cluster.cluster_args import ClusterArgs
-from cluster.serve_details import APP_NAME, serve_details
-from engine.errors import ConfigError
+from cluster.serve_details import APP_NAME, UNREACHED, serve_details
+from engine.errors import ConfigError, UnavailableError
 
 logger = logging.getLogger("kvrelay.deployment")
 
@@ -28,11 +28,16 @@ _LOGGING = {"enable_access_log": False}
 @contextmanager
 def deployed(args: ClusterArgs, *, to_stay: bool) -> Iterator[None]:
     """For as long as the block runs, or until Serve itself ends. What others have deployed stays,
-    in our application's place, too: ConfigError where there is no room for ours."""
-    check_room(args, serve_details() or {})
-    deploy(args)
-    # None of an application that was deployed as an object.
-    ours = (_application() or {}).get("deployed_app_config")
+    in our application's place, too: ConfigError where there is no room for ours. UnavailableError
+    where Serve's controller is lost meanwhile."""
+    try:
+        check_room(args, serve_details() or {})
+        deploy(args)
+        # None of an application that was deployed as an object.
+        ours = (_application() or {}).get("deployed_app_config")
+    except UNREACHED as error:
+        message = f"Serve's controller has not said that {APP_NAME} is deployed: {error}"
+        raise UnavailableError(message) from error
     try:
         yield
     finally:

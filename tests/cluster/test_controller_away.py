@@ -14,6 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 import cluster.ray_cluster
 import cluster.serve_details
+from cluster import deployment
 from cluster.cluster_args import ClusterArgs
 from cluster.commands import serve_application
 from cluster.commands.serve_application import (
@@ -148,3 +149,21 @@ def test_ingresses_are_known_without_the_controller(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray.serve.api, "_get_global_client", lambda: client)
     assert cast(object, met_ingresses()) is client.ingresses
     assert client.ingresses.asked == ["broadcast", "results"]
+
+
+@pytest.mark.parametrize("num_answers", [0, 1])
+def test_one_that_is_lost_in_a_deployment_is_told(
+    num_answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[dict[str, Any]] = [{}] * num_answers
+
+    def serve_details() -> object:
+        if answers:
+            return answers.pop()
+        raise AWAY
+
+    monkeypatch.setattr(deployment, "serve_details", serve_details)
+    monkeypatch.setattr(deployment, "deploy", lambda _: None)
+    with pytest.raises(UnavailableError, match="not said that kvrelay is deployed: .*restarts"):
+        deployment.deployed(ClusterArgs(), to_stay=False).__enter__()
+    assert not answers
