@@ -23,7 +23,7 @@ def check_access(
         )
     if num_nodes > 1:
         raise ConfigError(
-            "api_key_file",
+            "front.api_key_file",
             f"none, and the cluster has {num_nodes} nodes: anyone on any of them could use the "
             f"server; {_REMEDY}",
         )

@@ -22,12 +22,12 @@ from cluster.log_format import LogArgs
 from cluster.openai.request_limits import RequestLimits
 from cluster.router_args import RouterArgs
 from cluster.scaling_args import ScalingArgs
-from cluster.validation import AbsolutePath, checked, one_of
-from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
+from cluster.validation import AbsolutePath, checked, in_place, one_of
+from cluster.worker_config import ConnectorChoice, WorkerConfig, merged, plane_of
 from decode_worker.answerer import LocalPrefill
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from protos.rpc import FILES
+from protos.rpc import FILES, Plane, RpcConfig
 from router.choosing import AIMED
 from router.config import RouterConfig
 from router.workers import Leg
@@ -195,6 +195,13 @@ class ClusterArgs(HttpArgs):
     @property
     def local_prefill_mode(self) -> LocalPrefill:
         return LocalPrefill[self.local_prefill.upper()]
+
+    def keys(self, environ: Mapping[str, str]) -> ApiKeys | None:
+        with in_place("front", FrontArgs.model_fields):
+            return self.front.keys(environ)
+
+    def plane(self) -> Plane:
+        return plane_of(RpcConfig(**self.rpc))
 
     def request_limits(self, keys: ApiKeys | None) -> RequestLimits:
         """With what decode workers would refuse, so that no router gives it a place in its line."""

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.cluster_args import ClusterArgs
+from cluster.front_args import FrontArgs
 from cluster.served_model import ServedModel
+from cluster.validation import in_place
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelError
 from engine.generation_defaults import GenerationDefaults, read_generation_defaults
@@ -48,6 +51,13 @@ def load_text_side(
         template = _from_file(Path(chat_template), special)
     defaults = read_generation_defaults(source.folder)
     return TextSide(source, tokenizer, template, defaults, tuple(names) or (source.name,))
+
+
+def cluster_text_side(args: ClusterArgs, *, weights: bool) -> TextSide:
+    with in_place("front", FrontArgs.model_fields):
+        return load_text_side(
+            args.engine_config, args.served_model_name, args.front.chat_template, weights=weights
+        )
 
 
 def _from_file(path: Path, special: SpecialTokens) -> ChatTemplate:

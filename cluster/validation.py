@@ -3,7 +3,8 @@ words of requests are shared as far as YAML and JSON have the same."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
+from protos.errors import PlaneError
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -49,6 +51,17 @@ def rule(error: ErrorDetails, own: Mapping[str, str]) -> str | None:
     only the error's own message says."""
     words = own.get(error["type"]) or _OF_ANY.get(error["type"])
     return words and words.format(**error.get("ctx", {}))
+
+
+@contextmanager
+def in_place(place: str, names: Collection[str]) -> Iterator[None]:
+    """ConfigError names what stands there as `checked` does. What is none of the names, as a
+    variable of the environment, keeps its own."""
+    try:
+        yield
+    except (ConfigError, PlaneError) as error:
+        name = f"{place}.{error.field}" if error.field in names else error.field
+        raise ConfigError(name, error.message) from error
 
 
 def one_of(value: str, choices: Collection[str]) -> str:

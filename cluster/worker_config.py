@@ -1,6 +1,7 @@
 """What `kvrelay worker` needs to know: a YAML file, flags, or both."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any, Self, TypeVar
 
 import yaml
 
+from cluster.validation import in_place
 from engine.config import EngineConfig, type_words
 from engine.errors import ConfigError
 from kv_transfer.config import ExchangeConfig
 from protos.address import MAX_PORT, Address
 from protos.errors import PlaneError
-from protos.rpc import RpcConfig
+from protos.rpc import Plane, RpcConfig
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -102,6 +104,16 @@ class WorkerConfig:
         _check_type("data_port", values, int)
         _check_type("drain_s", values, int, float)
         return cls(**values)
+
+
+def in_rpc() -> AbstractContextManager[None]:
+    """What is wrong with connections is told as `rpc` has it."""
+    return in_place("rpc", [knob.name for knob in fields(RpcConfig)])
+
+
+def plane_of(config: RpcConfig) -> Plane:
+    with in_rpc():
+        return Plane.load(config)
 
 
 class _Loader(yaml.SafeLoader):

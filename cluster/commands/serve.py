@@ -15,12 +15,7 @@ from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import say
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
 from cluster.commands.front_flags import add_front_flags, given_front_flags, given_http_flags
-from cluster.commands.plane_flags import (
-    add_plane_flags,
-    given_plane_flags,
-    load_plane,
-    plane_errors_as_config_errors,
-)
+from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
 from cluster.commands.seen_flags import (
     add_log_flags,
     add_metrics_flags,
@@ -33,13 +28,12 @@ from cluster.commands.serve_front import WishedFront
 from cluster.commands.serve_stop import LOST, ended_in_time, stop_signals
 from cluster.front_address import LOOPBACK, FrontAddress
 from cluster.metrics.targets import write_document
-from cluster.text_side import TextSide, load_text_side
-from cluster.worker_config import ConnectorChoice, WorkerConfig, merged
+from cluster.text_side import TextSide, cluster_text_side
+from cluster.worker_config import ConnectorChoice, WorkerConfig, in_rpc, merged
 from decode_worker.answerer import LocalPrefill
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.describe import describe
-from protos.rpc import RpcConfig
 from router.workers import Leg
 
 
@@ -88,12 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.config
     file = ServeFile({}) if path is None else ServeFile.read(Path(path))
     args = cluster_args(arguments, file.args)
-    front = args.front
     wished = WishedFront.of(arguments, file)
     if _starts_ray():
         wished.check_here()
     host = wished.host or LOOPBACK
-    check_access(front.keys(os.environ), front.allow_unauthenticated, host=host)
+    check_access(args.keys(os.environ), args.front.allow_unauthenticated, host=host)
     if arguments.check:
         return _check(args)
     file.check_only_ours()
@@ -166,11 +159,10 @@ def _run(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> in
 def _text_side(args: ClusterArgs, *, weights: bool) -> TextSide:
     """What a replica would fail on, sooner."""
     if _starts_ray():  # on a cluster of others' each machine has files of its own
-        plane = load_plane(RpcConfig(**args.rpc))
-        with plane_errors_as_config_errors():
+        plane = args.plane()
+        with in_rpc():
             plane.check_listen(f"{LOOPBACK}:0")
-    names, template = args.served_model_name, args.front.chat_template
-    text = load_text_side(args.engine_config, names, template, weights=weights)
+    text = cluster_text_side(args, weights=weights)
     model = describe(text.source)
     for engine in _engines(args):
         model.length_for(engine.max_model_len)

@@ -83,7 +83,7 @@ def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> 
     from cluster.serve_details import front_address, serve_details
 
     def check(front: FrontAddress) -> None:
-        keys, is_open = args.front.keys(os.environ), args.front.allow_unauthenticated
+        keys, is_open = args.keys(os.environ), args.front.allow_unauthenticated
         check_access(keys, is_open, host=front.host, num_nodes=num_nodes())
 
     details = serve_details()

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.commands.console import answer, say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
-from cluster.commands.plane_flags import (
-    add_plane_flags,
-    given_plane_flags,
-    load_plane,
-    plane_errors_as_config_errors,
-)
+from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
 from cluster.commands.seen_flags import add_log_flags
 from cluster.garbage import leave_out_what_stays
 from cluster.log_format import LogArgs
@@ -30,7 +25,9 @@ from cluster.worker_config import (
     ConnectorChoice,
     WorkerConfig,
     WorkerRole,
+    in_rpc,
     merged,
+    plane_of,
     read_options,
 )
 from protos.address import Address
@@ -78,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = worker_config(arguments)
-    plane = load_plane(config.rpc)
+    plane = plane_of(config.rpc)
     # Before the model, so that an address in use is told at once.
     with claimed_ports(config, plane):
         show_progress(log=LogArgs(format=arguments.log_format or "text"))
@@ -95,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 def claimed_ports(config: WorkerConfig, plane: Plane) -> Iterator[None]:
     """ConfigError where one of them cannot be had."""
     with ExitStack() as claims:
-        with plane_errors_as_config_errors():
+        with in_rpc():
             claims.enter_context(claimed(plane.check_listen(config.listen), "listen"))
             if config.data_port and config.connector is not ConnectorChoice.NIXL:
                 data = Address(config.host, config.data_port)
@@ -126,7 +123,7 @@ def worker_config(arguments: argparse.Namespace) -> WorkerConfig:
 async def _serve(config: WorkerConfig, plane: Plane, engine: Engine) -> None:
     worker = await start_worker(config, plane, engine)
     try:
-        with plane_errors_as_config_errors():
+        with in_rpc():
             address = await worker.serve()
         labels = labels_of(engine.info.source.name, config.role, address)
         metrics = MetricsServer(process_page(labels, worker_collectors(worker)).render)

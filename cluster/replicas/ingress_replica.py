@@ -42,10 +42,9 @@ from cluster.replicas.token_service import TokenService, on_this_machine
 from cluster.replicas.worker_replica import node_address, replica_id, worker_host
 from cluster.routing_view import routing_view
 from cluster.succession import Succession
-from cluster.text_side import load_text_side
+from cluster.text_side import cluster_text_side
 from cluster.token_front import TokenFront
 from engine.errors import UnavailableError
-from protos.rpc import Plane, RpcConfig
 from router.router import Router
 from router.workers import Leg
 
@@ -65,17 +64,13 @@ class IngressReplica(TokenService):
         bound_all()
         args = ClusterArgs.model_validate(options)
         show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
-        keys = args.front.keys(os.environ)
+        keys = args.keys(os.environ)
         check = await asyncio.to_thread(_access_check, keys, args)
         await asyncio.to_thread(check)
         text = await asyncio.to_thread(
-            load_text_side,
-            args.engine_config,
-            args.served_model_name,
-            args.front.chat_template,
-            weights=args.engine_config.load_format != "dummy",
+            cluster_text_side, args, weights=args.engine_config.load_format != "dummy"
         )
-        plane = Plane.load(RpcConfig(**args.rpc))
+        plane = args.plane()
         self._pools = Pools(plane, args.release, Router(args.router_config, Random()))
         self._resources.push_async_callback(self._pools.close)
         self._succession = Succession(args.release)

@@ -25,7 +25,7 @@ from cluster.replicas.load_meter import LoadMeter
 from cluster.succession import SUCCESSION_S
 from engine.errors import UnavailableError
 from protos.errors import PlaneError
-from protos.rpc import Plane, RpcConfig
+from protos.rpc import Plane
 from protos.secret import VARIABLE
 from router.workers import Leg, Worker
 
@@ -48,7 +48,7 @@ class WorkerReplica:
         self._release = args.release
         self._drain_s = args.drain_s
         self._objectives = args.objectives
-        plane = Plane.load(RpcConfig(**args.rpc))
+        plane = args.plane()
         host = await asyncio.to_thread(worker_host, args, plane)
         config = args.worker(Leg(leg), host)
         check_reach(plane, config.listen)

@@ -108,6 +108,14 @@ def test_arguments_hold_a_path_and_never_a_key(tmp_path: Path) -> None:
         ClusterArgs.checked({"front": {"api_keys": [KEY]}})
 
 
+def test_a_cluster_s_keys_are_named_where_they_are_said(tmp_path: Path) -> None:
+    path = key_file(tmp_path, "")
+    with pytest.raises(ConfigError, match=r"^front\.api_key_file: holds no key"):
+        ClusterArgs.checked({"front": {"api_key_file": path}}).keys({})
+    with pytest.raises(ConfigError, match=rf"^{VARIABLE}: holds no key"):
+        ClusterArgs().keys({VARIABLE: ""})
+
+
 def test_an_ingress_without_the_keys_it_needs_does_not_start() -> None:
     with pytest.raises(ConfigError, match="there is no API key here"):
         FrontArgs(require_api_key=True).keys({})

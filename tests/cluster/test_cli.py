@@ -130,7 +130,7 @@ def test_sizes_that_are_none(text: str) -> None:
         (["serve", "--host", "example.org"], "host: example.org is beyond"),
         (["local", "--host", "0.0.0.0"], "host: 0.0.0.0 is beyond this machine"),
         (["local", "--api-key-file", "/no/file"], "api_key_file: /no/file cannot be read"),
-        (["serve", "--api-key-file", "/no/file"], "api_key_file: /no/file cannot be read"),
+        (["serve", "--api-key-file", "/no/file"], "front.api_key_file: /no/file cannot be read"),
         (["local", "--max-n", "0"], "max_n: must be at least 1"),
         (["serve", "--max-n", "0"], "front.max_n: must be at least 1"),
         (["local", "--allowed-origins", "*", "http://a/"], "allowed_origins: 'http://a/', must be"),
@@ -167,8 +167,8 @@ def test_sizes_that_are_none(text: str) -> None:
             "grpc_port: 9, which is the other",
         ),
         (["serve", "--check", "--grpc-port", "8000"], "grpc_port: 8000, which is the other one's"),
-        (["serve", "--port", "0", "--secret-file", "/no/file"], "secret_file: /no/file cannot be"),
-        (["serve", "--check", "--tls-key", "/no/file"], "tls_certificate: "),
+        (["serve", "--port", "0", "--secret-file", "/no/file"], "rpc.secret_file: /no/file cannot"),
+        (["serve", "--check", "--tls-key", "/no/file"], "rpc.tls_certificate: "),
         (["serve", "--port", "0", "--max-model-len", "9999"], "max_model_len: 9999, the model"),
         (
             ["serve", "--check", "--gpu-memory-utilization", "0.5"],
@@ -189,7 +189,7 @@ def test_sizes_that_are_none(text: str) -> None:
         ),
         (
             ["serve", "--chat-template", "/no/file", "--port", "0"],
-            "chat_template: /no/file: cannot",
+            "front.chat_template: /no/file: cannot",
         ),
     ],
 )
@@ -218,7 +218,7 @@ def test_certificates_that_no_worker_could_start_with_are_told_before(
         assert cli.main(["serve", "--check", *paths]) == 2
         return capsys.readouterr().err
 
-    assert told(*ca).startswith("kvrelay serve: tls_certificate: a worker needs one, with tls_key")
+    assert told(*ca).startswith("kvrelay serve: rpc.tls_certificate: a worker needs one, with")
     assert "other.key is not the key of" in told(*ca, *certificate, "--tls-key", "other.key")
 
 
