@@ -1,11 +1,11 @@
 """Where compiled kernels are kept between processes."""
 
-import atexit
 import contextlib
 import hashlib
 import logging
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -25,13 +25,13 @@ UNUSED_AFTER_S = 30 * 24 * 3600.0
 @cache
 def cache_home() -> Path | None:
     """NUMBA_CACHE_DIR if that is set, else the user's cache. If it cannot be written, it has to
-    be complete, as that of a container's image; or it is a folder that goes with this process.
-    None if there is no place for that either."""
+    be complete, as that of a container's image; or it is this user's own folder among temporary
+    ones. None if there is no place for that either."""
     try:
         home = Path(numba.config.CACHE_DIR or _user_cache())
         _prepare_unless_complete(home)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
-        logger.warning("%s; so every start compiles its kernels anew", error)
+        logger.warning("%s; so compiled kernels are kept with temporary files", error)
         return _temporary_home()
     return home
 
@@ -69,12 +69,17 @@ def prepare(home: Path) -> None:
 
 
 def _temporary_home() -> Path | None:
+    """What is kept there is run: a folder that others may write to is none."""
+    home = Path(tempfile.gettempdir(), f"kvrelay-kernels-{os.getuid()}")
     try:
-        home = Path(tempfile.mkdtemp(prefix="kvrelay-kernels-"))
+        home.mkdir(exist_ok=True, mode=0o700)
+        status = home.lstat()
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
+            raise PermissionError(f"{home} is not this user's own")
         prepare(home)
-    except OSError:
+    except OSError as error:
+        logger.warning("%s", error)
         return None
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home
 
 

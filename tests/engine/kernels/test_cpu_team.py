@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import shutil
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -161,12 +162,34 @@ def a_kept_kernel(folder: Path) -> Kept:
     return kept
 
 
-async def test_without_a_home_kernels_are_kept_for_the_process(tmp_path: Path) -> None:
+async def test_without_a_home_kernels_are_kept_with_temporary_files(tmp_path: Path) -> None:
     place, temporary = tmp_path / "a-file", tmp_path / "temporary"
     place.write_text("not a directory")
     temporary.mkdir()
     assert await cache_hits(place, TMPDIR=str(temporary)) == 0
-    assert not list(temporary.iterdir())
+    (home,) = temporary.iterdir()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert await cache_hits(place, TMPDIR=str(temporary)) == 1
+
+
+@pytest.mark.parametrize("whose", ["open", "linked", "somebody else's"])
+def test_no_kernels_are_run_that_others_may_have_written(
+    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("engine.kernels.cpu.cache.numba.config.CACHE_DIR", "/dev/null")
+    home = cache_home.__wrapped__()
+    assert home == tmp_path / f"kvrelay-kernels-{os.getuid()}"
+    match whose:
+        case "open":
+            home.chmod(0o770)
+        case "linked":
+            home.symlink_to(home.rename(tmp_path / "elsewhere"))
+        case _:
+            another = os.getuid() + 1
+            home.rename(tmp_path / f"kvrelay-kernels-{another}")
+            monkeypatch.setattr("os.getuid", lambda: another)
+    assert cache_home.__wrapped__() is None
 
 
 def test_a_cache_that_cannot_be_written_will_do_if_it_is_complete(
