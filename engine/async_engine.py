@@ -99,7 +99,8 @@ class AsyncEngine:
         assert request.hand_over is None, "there is `hand_over` for these"
         finished = {i for i, choice in enumerate(request.sent) if choice.finished}
         choices = set(range(request.params.n)) - finished
-        return self._begin(request, EngineStream(self, request.request_id, choices))
+        # Without any it is refused, which its stream has to be there for.
+        return self._begin(request, EngineStream(self, request.request_id, choices or {0}))
 
     def hand_over(self, request: GenerationRequest) -> HandOverStream:
         """Chunks of a prompt for another engine. What was read is dropped by `drop_holds`."""

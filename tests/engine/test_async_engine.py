@@ -16,7 +16,7 @@ from engine.async_streams import EngineStream
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
-from engine.request import FinishReason, GenerationRequest, RequestId
+from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, RequestId
 from engine.sampler.edits import is_edited
 from engine.sampler.interface import Draws
 from engine.sampler.reference import ReferenceSampler
@@ -180,6 +180,14 @@ async def test_refusals_come_from_the_stream(serving: AsyncEngine) -> None:
     for stream in streams:
         stream.close()
     await idle(serving)
+
+
+async def test_with_nothing_left_to_go_on_with_it_is_refused_aloud(serving: AsyncEngine) -> None:
+    sent = (ChoiceSoFar([4], finished=True), ChoiceSoFar([5], finished=True))
+    stream = serving.submit(replace(request("over", n=2), sent=sent))
+    with pytest.raises(RequestError, match="all choices have finished"):
+        await read(stream)
+    assert stream.has_ended
 
 
 async def test_a_refused_twin_leaves_the_first_request_alone(serving: AsyncEngine) -> None:
