@@ -6,15 +6,20 @@ from dataclasses import dataclass
 from engine.errors import RequestError
 from engine.handoff import Delivered, FirstToken, Reservation
 from engine.request import GenerationRequest, PromptTimes
+from engine.sampling import SamplingParams
+from engine.step import TokenLogprobs
 from engine.wire.logprobs import decode_logprobs
 from engine.wire.params import encode_params
 from engine.wire.reading import checked_seconds
 from kv_transfer.errors import TransferError
 from kv_transfer.puller import Pulled
 from prefill_worker.named_workers import MAX_NAMED, PrefixSource, encode_sources
+from protos import generation_pb2
 from protos import handoff_pb2 as wire
 from protos.handoff_pb2 import Ask, Compute
 from protos.rpc import PROTOCOL
+
+HIGHEST_LOGPROB = 0.01  # 0, and what rounding adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,8 @@ def read_prompt(pulled: Pulled, reservation: Reservation, vocab_size: int) -> De
         raise TransferError(f"{len(prompt_logprobs)} prompt logprobs came, {wanted} were wanted")
     try:
         return Delivered(
-            tuple(_first_token(token, vocab_size) for token in tokens),
-            decode_logprobs(prompt_logprobs, "prompt_logprobs", vocab_size),
+            tuple(_first_token(token, params, vocab_size) for token in tokens),
+            _logprobs(prompt_logprobs, "prompt_logprobs", vocab_size),
             num_cached_tokens=pulled.num_cached_tokens,
             times=PromptTimes(checked_seconds(pulled.queued_s), checked_seconds(pulled.prefill_s)),
         )
@@ -109,10 +114,24 @@ def read_prefix(pulled: Pulled, reservation: Reservation) -> Delivered:
     return Delivered(end=pulled.end)
 
 
-def _first_token(token: wire.FirstToken, vocab_size: int) -> FirstToken:
+def _first_token(token: wire.FirstToken, params: SamplingParams, vocab_size: int) -> FirstToken:
     if token.token_id >= vocab_size:
         raise RequestError("token_id", f"{token.token_id}, must be below {vocab_size}")
+    if token.HasField("logprobs") != (params.logprobs is not None):
+        raise RequestError("logprobs", "came without being asked for, or did not come")
     if not token.HasField("logprobs"):
         return FirstToken(token.token_id, None)
-    (logprobs,) = decode_logprobs([token.logprobs], "logprobs", vocab_size)
+    (logprobs,) = _logprobs([token.logprobs], "logprobs", vocab_size)
     return FirstToken(token.token_id, logprobs)
+
+
+def _logprobs(
+    messages: Sequence[generation_pb2.TokenLogprobs], field: str, vocab_size: int
+) -> list[TokenLogprobs]:
+    """No answer can say one that is not a number."""
+    entries = decode_logprobs(messages, field, vocab_size)
+    for entry in entries:
+        for value in (entry.logprob, *(value for _, value in entry.top)):
+            if not value < HIGHEST_LOGPROB:
+                raise RequestError(field, f"{value} is the logarithm of no probability")
+    return entries

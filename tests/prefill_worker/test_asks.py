@@ -1,5 +1,8 @@
 """What is believed of what a holder says beside the blocks."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from engine.handoff import Reservation
@@ -23,15 +26,18 @@ RESERVATION = Reservation(
 )
 GOOD = TokenLogprobs(token_id=9, top_token_ids=[9], top_logprobs=[-0.1])
 ALIEN = TokenLogprobs(token_id=9, top_token_ids=[10], top_logprobs=[-0.1])
+NO_NUMBER = TokenLogprobs(token_id=9, logprob=math.nan)
+CERTAIN_AND_MORE = TokenLogprobs(token_id=9, top_token_ids=[9], top_logprobs=[1.0])
+NEVER = TokenLogprobs(token_id=9, logprob=-math.inf)
 MANY = TokenLogprobs(token_id=9, top_token_ids=[1] * 30, top_logprobs=[0.0] * 30)
 
 
-def pulled(token_id: int, logprobs: TokenLogprobs, prompt: TokenLogprobs) -> Pulled:
+def pulled(token_id: int, logprobs: TokenLogprobs | None, prompt: TokenLogprobs) -> Pulled:
     return Pulled(3, [FirstToken(token_id=token_id, logprobs=logprobs)], [prompt] * 2, 0)
 
 
 def test_an_answer_is_read() -> None:
-    delivered = read_prompt(pulled(9, GOOD, GOOD), RESERVATION, VOCAB)
+    delivered = read_prompt(pulled(9, GOOD, NEVER), RESERVATION, VOCAB)
     assert [token.token_id for token in delivered.first_tokens] == [9]
     assert len(delivered.prompt_logprobs) == 2
 
@@ -44,9 +50,18 @@ def test_an_answer_is_read() -> None:
         pulled(9, GOOD, ALIEN),
         pulled(9, MANY, GOOD),
         pulled(9, GOOD, MANY),
+        pulled(9, None, GOOD),
+        pulled(9, NO_NUMBER, GOOD),
+        pulled(9, GOOD, CERTAIN_AND_MORE),
     ],
 )
-def test_what_is_not_of_the_vocabulary_is_the_holders_failure(answer: Pulled) -> None:
+def test_what_cannot_be_is_the_holders_failure(answer: Pulled) -> None:
     """Another holder is asked then; the request does not fail for it."""
     with pytest.raises(TransferError, match="makes no sense"):
         read_prompt(answer, RESERVATION, VOCAB)
+
+
+def test_logprobs_that_nobody_asked_for_are_the_holders_failure() -> None:
+    unasked = replace(RESERVATION, params=SamplingParams(prompt_logprobs=1))
+    with pytest.raises(TransferError, match="makes no sense"):
+        read_prompt(pulled(9, GOOD, GOOD), unasked, VOCAB)
