@@ -212,9 +212,7 @@ class HandOff:
     def _start(self, now: float, chunk: Chunk) -> None:
         runs = [RemoteRun(r.group, r.first_entry, r.blocks, r.checksums) for r in chunk.blocks]
         copies = self._pull.note_chunk(now, chunk.start, chunk.end, runs, chunk.next_s)
-        self._prompt_logprobs += chunk.prompt_logprobs
-        if len(self._prompt_logprobs) > len(self._ask.token_ids):
-            raise TransferError("more prompt logprobs came than the prompt has tokens")
+        self._keep(chunk.prompt_logprobs)
         for copy in copies:
             began = time.perf_counter()
             read, patience_s = self._link.begin_read(
@@ -225,6 +223,18 @@ class HandOff:
             unfinished = Unfinished(copy.group, copy.local_blocks, read)
             self._reads[read.ended] = _Reading(copy, unfinished, now, now + patience_s)
         self._faults.reach("puller.reading")
+
+    def _keep(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """No more than was asked for: a holder that goes on and on fills no memory of ours."""
+        params = self._ask.compute.params
+        num_wanted = len(self._ask.token_ids) if params.HasField("prompt_logprobs") else 0
+        if len(self._prompt_logprobs) + len(logprobs) > num_wanted:
+            raise TransferError("more prompt logprobs came than were asked for")
+        for one in logprobs:
+            num_top = max(len(one.top_token_ids), len(one.top_logprobs))
+            if num_top > params.prompt_logprobs:
+                raise TransferError(f"a prompt logprob came with {num_top} alternatives")
+        self._prompt_logprobs += logprobs
 
     @property
     def _first_late(self) -> float:

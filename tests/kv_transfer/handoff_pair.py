@@ -65,7 +65,7 @@ class Pair:
             puller_incarnation=PULLER,
             token_ids=range(wanted.end),
             first_token=wanted.start,
-            compute=Compute(params=SamplingParams(seed=7), draw=True),
+            compute=Compute(params=SamplingParams(seed=7, prompt_logprobs=1), draw=True),
         )
         for name, value in changes.items():
             setattr(ask, name, value)

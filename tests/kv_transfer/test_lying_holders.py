@@ -106,10 +106,28 @@ async def test_a_holder_that_computed_too_little_is_not_believed(pair: Pair) -> 
         await run(pair, pair.hand_off(WANTED), act)
 
 
-async def test_more_logprobs_than_the_prompt_has_tokens_are_not_kept(pair: Pair) -> None:
+ONE = TokenLogprobs(token_id=1, top_token_ids=[1], top_logprobs=[-0.5])
+WIDE = TokenLogprobs(token_id=1, top_token_ids=range(100_000))
+DEEP = TokenLogprobs(token_id=1, top_logprobs=[-0.5] * 2)
+
+
+@pytest.mark.parametrize(
+    ("entries", "wants_any", "match"),
+    [
+        ([ONE] * (WANTED.end + 1), True, "more prompt logprobs"),
+        ([ONE], False, "more prompt logprobs"),
+        ([ONE, WIDE], True, "100000 alternatives"),
+        ([DEEP], True, "2 alternatives"),
+    ],
+)
+async def test_more_logprobs_than_were_asked_for_are_not_kept(
+    pair: Pair, entries: list[TokenLogprobs], wants_any: bool, match: str
+) -> None:
     async def act() -> None:
-        entries = [TokenLogprobs(token_id=1)] * (WANTED.end + 1)
         pair.source.streams[0].put(CHUNKS[0]._replace(prompt_logprobs=entries))
 
-    with pytest.raises(TransferError, match="more prompt logprobs"):
-        await run(pair, pair.hand_off(WANTED), act)
+    ask = pair.ask(WANTED)
+    if not wants_any:
+        ask.compute.params.ClearField("prompt_logprobs")
+    with pytest.raises(TransferError, match=match):
+        await run(pair, pair.hand_off(WANTED, ask), act)
