@@ -22,6 +22,7 @@ from kv_transfer.socket_wire import MAX_REQUEST_BLOCKS
 NAME = "socket"
 _MIN_PIECE_BYTES = 1 << 20
 _MAX_PIECE_BYTES = 32 << 20
+_JOIN_S = 0.5
 _HOST = re.compile(rb"[A-Za-z0-9.:%_-]{1,255}")
 _PORT = struct.Struct("<H")
 
@@ -127,7 +128,9 @@ class SocketConnector:
         for stream in self._streams:
             stream.interrupt(None)
         for stream in self._streams:
-            await asyncio.to_thread(stream.join)
+            while stream.alive:
+                stream.interrupt(None)  # again, where it had just taken a piece, or changed sockets
+                await asyncio.to_thread(stream.join, _JOIN_S)
         await asyncio.to_thread(self._server.close)
 
     def _forget(self, backlog: Backlog[BlockPairs]) -> None:

@@ -61,8 +61,8 @@ class Stream:
                 self._cut = True
                 _shut(self._sock)
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
 
     @property
     def alive(self) -> bool:
