@@ -43,20 +43,35 @@ def transformers_class(source: ModelSource) -> TransformersClass:
     architecture = architecture_of(config_json)
     if config_json.raw("quantization_config") is not None:
         raise config_json.fail("quantization_config", "quantised checkpoints are not supported")
-    if not hasattr(transformers, architecture):
+    class_name, config_name = _names(architecture, config_json.optional_text("model_type"))
+    if not hasattr(transformers, class_name):
         remote = " (it comes with code of its own, which is not run)"
         note = remote if config_json.raw("auto_map") else ""
         raise _refusal(architecture, f"transformers has no such class{note}")
-    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+    if class_name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         raise _refusal(architecture, "is not a causal language model")
-    model_class = getattr(transformers, architecture)
-    names = model_class.config_class.attribute_map  # of what the class calls otherwise
+    model_class = getattr(transformers, class_name)
+    config_class = getattr(transformers, config_name) if config_name else model_class.config_class
+    names = config_class.attribute_map  # of what the class calls otherwise
     for name in ("num_hidden_layers", names.get("num_hidden_layers", "num_hidden_layers")):
         config_json.optional_integer(name, maximum=MOST_LAYERS)
     with reported(architecture):
-        config = model_class.config_class.from_pretrained(source.folder)
+        config = config_class.from_pretrained(source.folder)
     _refuse(architecture, model_class, config)
     return TransformersClass(architecture, model_class, config)
+
+
+def _names(architecture: str, model_type: str | None) -> tuple[str, str | None]:
+    """Of the class, and of its config where that is not the class's own: transformers has some
+    models, such as InternLM 3 and EXAONE, as a config for another's class."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config_name = CONFIG_MAPPING_NAMES.get(model_type)
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if class_name and config_name == architecture.replace("ForCausalLM", "Config"):
+        return class_name, config_name
+    return architecture, None
 
 
 def _refuse(architecture: str, model_class: Any, config: Any) -> None:

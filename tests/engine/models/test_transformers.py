@@ -18,10 +18,18 @@ from engine.kernels.registry import load_kernels
 from engine.model_source import ModelSource
 from engine.models.describe import describe
 from engine.models.load import load_model
-from tests.engine.models.cases import NUM_TOKENS, PROMPT_LEN, SMALL, Case, make_model
+from tests.engine.models.cases import (
+    NUM_TOKENS,
+    PROMPT_LEN,
+    SMALL,
+    Case,
+    dense_logits,
+    make_model,
+    prompt_tokens,
+)
 from tests.engine.models.conftest import SavedModels
 from tests.engine.models.driver import Driver
-from tests.engine.models.transformers_cases import REFUSED, SERVED_CASES
+from tests.engine.models.transformers_cases import REFUSED, SERVED_CASES, case
 
 CPU = torch.device("cpu")
 
@@ -52,6 +60,34 @@ def test_greedy_tokens_and_logits_are_those_of_dense_attention(
         assert sequence.tokens == saved.answers[index]
         ours = torch.cat(rows[index])
         torch.testing.assert_close(ours, saved.logits[index], rtol=0, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.parametrize("name", ["InternLM3", "Exaone"])
+def test_a_config_for_the_class_of_another_model(tmp_path: Path, name: str) -> None:
+    """Their checkpoints name a class that came with them, and the tensors are as it called them."""
+    model = make_model(case(name.lower()).make_config())
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "architectures": [f"{name}ForCausalLM"]}))
+    source = ModelSource(name, tmp_path)
+    description = describe(source)
+    assert description.architecture == f"{name}ForCausalLM"
+    assert not description.native
+    kernels = load_kernels("reference", CPU)
+    driver = Driver(load_model(source, description, kernels, torch.float32, CPU), description)
+    prompt = prompt_tokens(0)
+    (rows,) = driver.step([(driver.start(prompt), len(prompt))])
+    torch.testing.assert_close(rows, dense_logits(model, prompt), rtol=0, atol=1e-4)
+
+
+def test_a_class_of_its_own_is_not_taken_for_the_one_it_resembles(tmp_path: Path) -> None:
+    """Its tensors may be named alike, and computed with otherwise."""
+    config = case("internlm3").make_config()
+    config.architectures = ["InternLM3MedusaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="transformers has no such class"):
+        describe(ModelSource("refused", tmp_path))
 
 
 @pytest.mark.parametrize(
