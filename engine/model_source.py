@@ -45,17 +45,20 @@ def resolve_model(
     weights: bool = True,
 ) -> ModelSource:
     """Finds or downloads a model; without `weights` only config and tokenizer are asked for."""
-    folder = _local_folder(model)
-    if folder is not None:
-        if revision is not None:
+    try:
+        folder = _local_folder(model)
+        if folder is None:
+            source = _download(model, revision, download_dir, weights)
+        elif revision is None:
+            source = ModelSource(model, folder)
+        else:
             raise ModelError(f"revision: {revision!r} means nothing for the folder {model}")
-        source = ModelSource(model, folder)
-    else:
-        source = _download(model, revision, download_dir, weights)
-    if not (source.folder / "config.json").is_file():
-        raise ModelError(f"{source.folder}: config.json: missing")
-    if weights:
-        weight_files(source.folder)
+        if not (source.folder / "config.json").is_file():
+            raise ModelError(f"{source.folder}: config.json: missing")
+        if weights:
+            weight_files(source.folder)
+    except OSError as error:  # somebody else's folder, or a name too long for any
+        raise ModelError(f"{model}: cannot be read: {error}") from error
     return source
 
 

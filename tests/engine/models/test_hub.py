@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,27 @@ def test_folders(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no weights: model.safetensors"):
         resolve_model(str(tmp_path))
     assert resolve_model(str(tmp_path), weights=False).commit is None
+
+
+def test_a_folder_that_cannot_be_looked_into(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    folder.chmod(0)
+    with as_nobody(), pytest.raises(ModelError, match=f"^{folder}: "):
+        resolve_model(str(folder), weights=False)
+    folder.chmod(0o700)
+    with pytest.raises(ModelError, match="^x{300}: "):
+        resolve_model("x" * 300)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may look into every folder."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
