@@ -16,6 +16,13 @@ from engine.models.describe import describe
 if TYPE_CHECKING:
     from engine.capacity import Capacity
 
+# of an engine's knobs those that decide what is left for the cache
+_KNOBS = {
+    "gpu_memory_utilization": (float, "share of a GPU's memory for weights and cache"),
+    "max_num_seqs": (int, "sequences that run at once"),
+    "max_num_batched_tokens": (int, "tokens computed in one step"),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="bundled", help="folder, Hugging Face id")
@@ -34,15 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--block-size", type=int, help="tokens in a cache block; default: the device's"
     )
+    for name, (kind, text) in _KNOBS.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, help=f"{text}; default: the engine's")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """1 where no format of the cache that is served has room for a sequence."""
     # the engine's own checks of the knobs that both have
-    config = EngineConfig(
-        device=arguments.device, dtype=arguments.dtype, block_size=arguments.block_size
-    )
+    given = {name: getattr(arguments, name) for name in ("device", "dtype", "block_size", *_KNOBS)}
+    config = EngineConfig(**{name: value for name, value in given.items() if value is not None})
     memory = None
     if arguments.memory is not None:
         memory = parse_bytes("memory", arguments.memory)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,28 @@ def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert bf16["num_sequences"] == (num_blocks - 1) // blocks_of_one
 
 
+def test_the_knobs_of_an_engine_that_leave_the_cache_more_or_less(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def planned(*arguments: str) -> dict[str, Any]:
+        assert plan("--memory", "8GiB", "--context", "1024", "--json", *arguments) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    usual, half = (
+        planned("--device", "cuda", *share) for share in ((), ("--gpu-memory-utilization", "0.5"))
+    )
+    assert usual["gpu_memory_utilization"] == 0.9
+    assert half["cache_bytes"] == (4 << 30) - half["weight_bytes"] - half["step_bytes"]
+    more = planned("--device", "cuda", "--max-num-seqs", "2048", "--max-num-batched-tokens", "8192")
+    assert more["step_bytes"] > usual["step_bytes"]
+    assert more["cache_bytes"] + more["step_bytes"] == usual["cache_bytes"] + usual["step_bytes"]
+    few, many = (planned("--device", "cpu", "--max-num-seqs", count) for count in ("64", "128"))
+    per_sequence = (many["table_bytes"] - few["table_bytes"]) // 64
+    assert per_sequence > 1024 * 4, "of every token its id"
+    assert many["cache_bytes"] == few["cache_bytes"] - 64 * per_sequence
+
+
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
 def test_served_is_what_an_engine_would_take(
     capsys: pytest.CaptureFixture[str], dtype: str
@@ -75,6 +98,10 @@ def test_served_is_what_an_engine_would_take(
         (["--block-size", "17"], "block_size"),
         (["--dtype", "int8"], "dtype"),
         (["--device", "tpu"], "device"),
+        (["--device", "cuda", "--memory", "1GiB", "--gpu-memory-utilization", "2"], "utilization"),
+        (["--device", "cpu", "--gpu-memory-utilization", "0.5"], "gpu_memory_utilization"),
+        (["--max-num-seqs", "0"], "max_num_seqs"),
+        (["--max-num-seqs", "4096"], "max_num_batched_tokens: 2048, must be at least"),
     ],
 )
 def test_a_wrong_value_is_named(
