@@ -6,7 +6,7 @@ from engine.errors import ModelError
 from engine.model_source import ModelSource
 from engine.models.decoder_config import DecoderConfig
 from engine.models.decoder_tensors import decoder_tensors
-from engine.models.families import FAMILIES
+from engine.models.families import is_covered
 from engine.models.interface import ModelDescription
 from engine.models.parse_config import architecture_of, parse_decoder
 from kv_cache.layout import LayoutError
@@ -14,7 +14,8 @@ from kv_cache.layout import LayoutError
 
 def describe(source: ModelSource) -> ModelDescription:
     """Imports torch and transformers only for models that the native decoder does not cover."""
-    if architecture_of(source.config) in FAMILIES:
+    model_type = source.config.optional_text("model_type")
+    if is_covered(architecture_of(source.config), model_type):
         return describe_decoder(parse_decoder(source.config))
     from engine.models.transformers_describe import describe_transformers
 

@@ -105,3 +105,10 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
 }
+
+# Models that transformers has in the class of a family, and whose checkpoints name other tensors.
+OTHER_TENSORS = frozenset({"exaone"})
+
+
+def is_covered(architecture: str, model_type: str | None) -> bool:
+    return architecture in FAMILIES and model_type not in OTHER_TENSORS

@@ -12,6 +12,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.model_source import ModelSource
+from engine.models.families import OTHER_TENSORS
 from engine.models.layer_types import MOST_LAYERS
 from engine.models.parse_config import architecture_of
 
@@ -69,7 +70,8 @@ def _names(architecture: str, model_type: str | None) -> tuple[str, str | None]:
 
     config_name = CONFIG_MAPPING_NAMES.get(model_type)
     class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
-    if class_name and config_name == architecture.replace("ForCausalLM", "Config"):
+    own_config = architecture.replace("ForCausalLM", "Config")
+    if class_name and (config_name == own_config or model_type in OTHER_TENSORS):
         return class_name, config_name
     return architecture, None
 

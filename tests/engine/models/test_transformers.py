@@ -62,17 +62,26 @@ def test_greedy_tokens_and_logits_are_those_of_dense_attention(
         torch.testing.assert_close(ours, saved.logits[index], rtol=0, atol=1e-4, check_dtype=False)
 
 
-@pytest.mark.parametrize("name", ["InternLM3", "Exaone"])
-def test_a_config_for_the_class_of_another_model(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("internlm3", "InternLM3ForCausalLM"),
+        ("exaone", "ExaoneForCausalLM"),
+        ("exaone", "LlamaForCausalLM"),  # as transformers saves it
+    ],
+)
+def test_a_config_for_the_class_of_another_model(
+    tmp_path: Path, model_type: str, architecture: str
+) -> None:
     """Their checkpoints name a class that came with them, and the tensors are as it called them."""
-    model = make_model(case(name.lower()).make_config())
+    model = make_model(case(model_type).make_config())
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "architectures": [f"{name}ForCausalLM"]}))
-    source = ModelSource(name, tmp_path)
+    path.write_text(json.dumps({**config, "architectures": [architecture]}))
+    source = ModelSource(model_type, tmp_path)
     description = describe(source)
-    assert description.architecture == f"{name}ForCausalLM"
+    assert description.architecture == architecture
     assert not description.native
     kernels = load_kernels("reference", CPU)
     driver = Driver(load_model(source, description, kernels, torch.float32, CPU), description)
