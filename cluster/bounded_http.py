@@ -14,6 +14,15 @@ MAX_UNANSWERED = 64  # requests of one connection, whose client does not wait fo
 HEADER_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 60.0
 _LINE_BYTES = 4  # of a header's line beside name and value
+_REQUEST_ID = b"x-request-id"
+_OF_SERVE = frozenset(
+    (
+        b"x-request-timeout-seconds",
+        b"x-request-disconnect-disabled",
+        b"x-session-id",
+        b"serve-multiplexed-model-id",
+    )
+)
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -130,6 +139,20 @@ class BoundedHttp(HttpToolsProtocol):
             self._timer = None
 
 
+class ReplicaHttp(BoundedHttp):
+    """Of the servers that Serve starts, which reads some of a caller's header before us: a time
+    after which it cuts the answer off where it is, and words in UTF-8, or else its answer is a 500
+    in plain text."""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key = name.lower().replace(b"_", b"-")
+        if key in _OF_SERVE:
+            return
+        if key == _REQUEST_ID and not value.isascii():
+            value = value.decode("latin-1").encode()  # no id either way, which we say ourselves
+        super().on_header(name, value)
+
+
 class ReadHttp(BoundedHttp):
     """Whose client must read, too, what is written to it; where a front stands before the server,
     that is the front's business."""
@@ -176,4 +199,4 @@ class _Parser(HttpRequestParser):
 
 def bound_all() -> None:
     """Also the servers that Serve starts in this process."""
-    HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedHttp.__name__}"
+    HTTP_PROTOCOLS["auto"] = f"{__name__}:{ReplicaHttp.__name__}"

@@ -7,11 +7,14 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster import bounded_http
-from cluster.bounded_http import BoundedHttp, ReadHttp
+from cluster.bounded_http import BoundedHttp, ReadHttp, ReplicaHttp
 from cluster.http import build_app
 from cluster.metrics.server import MetricsServer
+from cluster.request_ids import is_request_id
 from engine.request import GenerationRequest
 from tests.cluster.fakes import FakeBackend, Step, say, small_model
 
@@ -21,9 +24,12 @@ WHOLE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @asynccontextmanager
 async def connected(
-    backend: FakeBackend | None = None, http: type[BoundedHttp] = BoundedHttp
+    backend: FakeBackend | None = None,
+    http: type[BoundedHttp] = BoundedHttp,
+    app: ASGIApp | None = None,
 ) -> AsyncIterator[Connection]:
-    app, _ = build_app(backend or FakeBackend(), small_model())
+    if app is None:
+        app, _ = build_app(backend or FakeBackend(), small_model())
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http=http))
     listener = socket.create_server(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve([listener]))
@@ -197,7 +203,23 @@ def test_others_servers_get_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     bounded_http.bound_all()
     config = uvicorn.Config(lambda: None)
     config.load()
-    assert config.http_protocol_class is BoundedHttp
+    assert config.http_protocol_class is ReplicaHttp
+
+
+async def test_what_serve_reads_of_a_header_is_not_the_caller_s_to_say() -> None:
+    names = (b"x-request-timeout-seconds", b"X-Session-ID", b"serve_multiplexed_model_id")
+    said = b"".join(b"%b: \xff\r\n" % name for name in names)
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend(scope["headers"])
+        await PlainTextResponse("")(scope, receive, send)
+
+    async with connected(app=app, http=ReplicaHttp) as (reader, writer):
+        writer.write(WHOLE[:-2] + said + b"X-Request-Id: \xff\r\n\r\n")
+        assert (await in_time(reader.readuntil(b"\r\n"))).startswith(b"HTTP/1.1 200")
+    assert [name for name, _ in seen] == [b"host", b"x-request-id"]
+    assert not is_request_id(seen[-1][1].decode())
 
 
 def endless(request: GenerationRequest) -> Iterator[Step]:

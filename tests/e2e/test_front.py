@@ -232,6 +232,38 @@ def test_what_is_no_http_is_a_bad_request(cluster: Cluster, data: bytes) -> None
 
 
 GOOD = b'{"prompt": "x", "max_tokens": 1}'
+STREAM = b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": true}'
+
+
+OF_SERVE = (
+    b"X-Request-Timeout-Seconds",
+    b"X-Request-Disconnect-Disabled",
+    b"X-Session-Id",
+    b"serve_multiplexed_model_id",
+)
+
+
+@pytest.mark.parametrize("value", [b"0.01", b"\xff"])
+def test_serve_itself_reads_nothing_of_a_caller_s_header(cluster: Cluster, value: bytes) -> None:
+    """The first of these would have it cut an answer off, with no error to read."""
+    said = b"".join(b"%b: %b\r\n" % (name, value) for name in OF_SERVE)
+    answer = answer_of(cluster, STREAM, said)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_an_id_that_is_no_text_is_told_in_openai_s_shape(cluster: Cluster) -> None:
+    answer = answer_of(cluster, GOOD, b"X-Request-Id: \xff\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"param": "X-Request-Id"' in answer
+
+
+def answer_of(cluster: Cluster, body: bytes, header: bytes) -> bytes:
+    whole = with_key(body).replace(POST, POST + b"Connection: close\r\n" + header)
+    with dial(cluster, whole) as connection:
+        return everything(connection)
+
+
 # A chunk of 16 choices with 20 logprobs each: megabytes a second.
 LONG = {"prompt": "x", "n": 16, "max_tokens": 1900, "ignore_eos": True}
 FLOOD = json.dumps({**LONG, "logprobs": 20, "stream": True}).encode()
