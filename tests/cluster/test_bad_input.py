@@ -7,6 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.types.chat.completion_create_params import (
+    CompletionCreateParamsBase as ChatCreateParamsBase,
+)
+from openai.types.completion_create_params import CompletionCreateParamsBase
 
 from cluster.http_exchange import HttpLimits
 from cluster.openai.body import Body
@@ -284,14 +288,17 @@ OF_CHAT = words("""
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"),
-    [(CompletionRequest, COMMON + OF_COMPLETIONS), (ChatRequest, COMMON + OF_CHAT)],
+    ("kind", "names", "of_client"),
+    [
+        (CompletionRequest, COMMON + OF_COMPLETIONS, CompletionCreateParamsBase),
+        (ChatRequest, COMMON + OF_CHAT, ChatCreateParamsBase),
+    ],
 )
 def test_every_parameter_that_clients_know_is_taken_or_refused_as_such(
-    kind: type[CompletionRequest | ChatRequest], names: list[str]
+    kind: type[CompletionRequest | ChatRequest], names: list[str], of_client: type
 ) -> None:
-    """OpenAI's and vLLM's: none of them is "unknown"."""
-    for name in names:
+    """OpenAI's, by the official client, and vLLM's: none of them is "unknown"."""
+    for name in {*names, *of_client.__annotations__}:
         assert (name in kind.model_fields) != (name in kind.not_supported), name
 
 
