@@ -106,6 +106,7 @@ class ChatMessage(Part):
 
 
 Messages = Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Document = Annotated[dict[str, str], Field(fail_fast=True)]
 
 
@@ -123,7 +124,6 @@ class ChatRequest(SamplingFields):
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
-        "reasoning_effort": (),
         "verbosity": (),
         "web_search_options": (),
     }
@@ -136,6 +136,7 @@ class ChatRequest(SamplingFields):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: _Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: No = False
     documents: Annotated[list[_Document], Field(fail_fast=True)] | None = None
@@ -149,6 +150,7 @@ class ChatRequest(SamplingFields):
             documents=self.documents,
             add_generation_prompt=not self.continue_final_message if prompt is None else prompt,
             continue_final_message=self.continue_final_message,
+            reasoning_effort=self.reasoning_effort,
             template_kwargs=self.chat_template_kwargs,
         )
 

@@ -37,6 +37,7 @@ class ChatOptions:
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    reasoning_effort: str | None = None  # None: what the template has by default
     template_kwargs: Mapping[str, Any] | None = None
 
 
@@ -81,9 +82,9 @@ class ChatTemplate:
             if name in (options.template_kwargs or ()):
                 raise RequestError("chat_template_kwargs", f"{name} is a field of its own")
         template = self._choose(options)
-        for name in ("tools", "documents"):
+        for name, what in (("tools", "them"), ("documents", "them"), ("reasoning_effort", "it")):
             if getattr(options, name) is not None and name not in template.variables:
-                raise RequestError(name, "this model's chat template has no place for them")
+                raise RequestError(name, f"this model's chat template has no place for {what}")
         chat = [prepare(message) for message in messages]
         if not template.reads_parts:
             chat = [flatten_content(message) for message in chat]
@@ -109,6 +110,8 @@ class ChatTemplate:
             "documents": options.documents,
             "add_generation_prompt": options.add_generation_prompt,
         }
+        if options.reasoning_effort is not None:
+            variables["reasoning_effort"] = options.reasoning_effort
         try:
             return template.compiled.render(variables)
         except Exception as error:

@@ -243,7 +243,7 @@ async def test_rules_are_told_in_words(
     [
         (COMPLETIONS, ["best_of", "suffix", "use_beam_search", "bad_words", "vllm_xargs"]),
         (COMPLETIONS, ["guided_whitespace_pattern", "truncate_prompt_tokens"]),
-        (CHAT, ["guided_decoding_backend", "functions", "reasoning_effort", "modalities", "echo"]),
+        (CHAT, ["guided_decoding_backend", "functions", "modalities", "echo"]),
         (CHAT, ["chat_template", "web_search_options", "audio", "prediction", "service_tier"]),
     ],
 )

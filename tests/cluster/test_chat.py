@@ -123,6 +123,18 @@ async def test_template_options_reach_the_template(server: Server) -> None:
     assert "user\na\nb<|im_end|>" in prompt_of(server)
 
 
+async def test_an_effort_reaches_a_template_that_reads_it(server: Server) -> None:
+    special = SpecialTokens({}, (), ())
+    template = ChatTemplate({"default": "{{ reasoning_effort }}"}, special, "x")
+    thinker = make_server(model=replace(small_model(), chat_template=template))
+    await thinker.ok(PATH, messages=HELLO, reasoning_effort="xhigh")
+    assert prompt_of(thinker) == "xhigh"
+    for asked, effort in ((server, "low"), (thinker, "a lot")):
+        response = await asked.post(PATH, messages=HELLO, reasoning_effort=effort)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "reasoning_effort"
+
+
 async def test_messages_of_earlier_answers_are_taken_back(server: Server) -> None:
     """As the official client dumps them, with their nulls."""
     earlier = {

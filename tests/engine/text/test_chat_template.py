@@ -293,6 +293,33 @@ def test_what_the_template_would_ignore_is_refused(name: str) -> None:
     assert caught.value.field == name
 
 
+EFFORT = """\
+{%- if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif -%}
+{{ reasoning_effort }}: {{ messages[0].content }}"""
+
+
+@pytest.mark.parametrize(
+    ("options", "effort"),
+    [
+        (ChatOptions(), "medium"),
+        (ChatOptions(reasoning_effort="low"), "low"),
+        (ChatOptions(template_kwargs={"reasoning_effort": "low"}), "low"),
+        (ChatOptions(reasoning_effort="max", template_kwargs={"reasoning_effort": "low"}), "max"),
+    ],
+)
+def test_an_effort_is_the_template_s_own_unless_it_is_said(
+    options: ChatOptions, effort: str
+) -> None:
+    words = CHATS["one"][0]["content"]
+    assert ours(EFFORT).render(CHATS["one"], options) == f"{effort}: {words}"
+
+
+def test_an_effort_that_no_template_reads_is_refused() -> None:
+    with pytest.raises(RequestError, match="has no place for it") as caught:
+        ours(TURNS).render(CHATS["one"], ChatOptions(reasoning_effort="low"))
+    assert caught.value.field == "reasoning_effort"
+
+
 def test_named_templates_choose_the_one_for_tools() -> None:
     sources = {"default": "plain", "tool_use": "with tools{{ tools and '' }}"}
     template = ChatTemplate(sources, SPECIAL, "here")
