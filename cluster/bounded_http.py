@@ -148,9 +148,16 @@ class ReplicaHttp(BoundedHttp):
         key = name.lower().replace(b"_", b"-")
         if key in _OF_SERVE:
             return
-        if key == _REQUEST_ID and not value.isascii():
-            value = value.decode("latin-1").encode()  # no id either way, which we say ourselves
-        super().on_header(name, value)
+        super().on_header(name, _in_utf_8(value) if key == _REQUEST_ID else value)
+
+
+def _in_utf_8(value: bytes) -> bytes:
+    """What was none is no id either way, which we say ourselves."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1").encode()
+    return value
 
 
 class ReadHttp(BoundedHttp):
