@@ -6,11 +6,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray.job_config import JobConfig
 
 from engine.errors import ConfigError, UnavailableError
 from protos.address import Address
@@ -61,12 +63,23 @@ def address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
+class _OwnPath(list[str]):
+    """Where a job's processes look for modules before all else. Ray adds the folder that the
+    command runs in, and with it somebody's `engine.py` would stand for our package."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        here, ours = os.getcwd(), str(Path(__file__).parents[1])
+        super().extend(folder for folder in folders if folder != here or here == ours)
+
+
 def init_ray(**options: Any) -> None:
     """Ray takes SIGTERM for itself, in Python and then in C++, where it would end the process with
     all that is under way; it is given back."""
+    job = JobConfig()
+    job._py_driver_sys_path = _OwnPath()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(**options)
+        ray.init(job_config=job, **options)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -19,6 +19,7 @@ import httpx
 import ray
 
 from cluster import own_processes
+from tests.processes import ROOT
 
 START_S = 240.0
 CONTROLLER = "ray::ServeController"
@@ -31,17 +32,24 @@ http = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
 
 
 class Cluster:
-    """Started when made. Its processes are known by a variable that they all inherit."""
+    """Started when made, in the log's folder. Its processes are known by a variable that they all
+    inherit."""
 
     def __init__(self, log: Path, *words: str, **environment: str) -> None:
         self._mark = uuid.uuid4().hex
         self._log = log
-        command = [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", *words]
-        inherited = {**os.environ, **environment, _MARK: self._mark}
+        # As the command does, `-P` looks for nothing in the folder that it is run in.
+        command = [sys.executable, "-P", "-m", "cluster.cli", "serve", "--port", "0", *words]
+        inherited = {**os.environ, "PYTHONPATH": str(ROOT), **environment, _MARK: self._mark}
         inherited.pop("RAY_ADDRESS", None)
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                command, env=inherited, stderr=file, stdout=file, start_new_session=True
+                command,
+                env=inherited,
+                stderr=file,
+                stdout=file,
+                start_new_session=True,
+                cwd=log.parent,
             )
         try:
             self.url = self._wait_for_address()

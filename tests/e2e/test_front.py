@@ -27,6 +27,7 @@ from protos.ingress_pb2 import GenerateRequest
 from protos.ingress_pb2_grpc import GenerationStub
 from tests.cluster.test_hostile import GOOD as STRANGE_BODIES
 from tests.cluster.test_hostile import PATHS, broken, check
+from tests.deploy.wheel import ROOT
 from tests.e2e.cluster import (
     CONTROLLER,
     Cluster,
@@ -61,9 +62,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     words += ["--allowed-origins", PAGE]
     words += ["--colocated", "--max-body-bytes", "2000000", "--ingress-replicas", "2"]
     patience = {"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(CLIENT_S)}
+    write_modules_of_our_names(folder)
     cluster = Cluster(folder / "log", "--grpc-port", "0", *words, *SMALL, **patience)
     yield cluster
     cluster.kill()
+
+
+def write_modules_of_our_names(folder: Path) -> None:
+    """Somebody's own, where the command is run: no process may take them for ours."""
+    names = [package.parent.name for package in ROOT.glob("*/__init__.py")]
+    assert "engine" in names
+    for name in names:
+        (folder / f"{name}.py").write_text("raise ImportError('not yours')\n")
 
 
 def post(cluster: Cluster, content: bytes, **headers: str) -> httpx.Response:
