@@ -108,7 +108,7 @@ def _make_runner(
     slots = SlotTable(config.max_num_seqs, shape.max_model_len, shape.block_size, len(slabs))
     sampler = load_sampler(config.kernels, shape.device, parameters)
     eos = info.defaults.eos_below(info.model.vocab_size)
-    grammars = GrammarTable(info.model.vocab_size)
+    grammars = GrammarTable(info.model.vocab_size, eos)
     return ModelRunner(model, sampler, parameters, slots, grammars, slabs, host_slabs, eos)
 
 

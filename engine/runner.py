@@ -114,7 +114,7 @@ class ModelRunner:
             self._eos_token_ids,
         )
         output = sequence.token_ids[sequence.num_prompt_tokens :]
-        self._grammars.enter(sequence.slot, sequence.grammar, output)
+        self._grammars.enter(sequence.slot, sequence.grammar, output, sequence.params.reasoning)
 
     def _forward(
         self, batch: StepBatch, wanted: Rows | None, on_written: Callable[[], None]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from engine.errors import RequestError
-from engine.grammar.value import Grammar
+from engine.grammar.value import Grammar, Reasoning
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -24,7 +24,8 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch the filter off.
     `seed` None lets the engine draw one; choice i of a request draws from (seed, i, position).
     `stop` strings are the detokenizer's business; the engine stops on token ids alone.
-    An answer with a `grammar` ends where that is complete, also before `min_tokens`.
+    An answer with a `grammar` ends where that is complete, also before `min_tokens`; `reasoning`
+    is what it may begin with.
     """
 
     n: int = 1
@@ -38,6 +39,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     grammar: Grammar | None = None
+    reasoning: Reasoning | None = None
     seed: int | None = None
     max_tokens: int | None = None  # None: up to the model's length
     min_tokens: int = 0
@@ -95,6 +97,11 @@ class SamplingParams:
             _check_type("grammar", self.grammar, Grammar, "a Grammar")
             if self.ignore_eos:
                 raise RequestError("ignore_eos", "does not go with a grammar, which has an end")
+        if self.reasoning is not None:
+            _check_type("reasoning", self.reasoning, Reasoning, "a Reasoning")
+            _check_token_ids("reasoning", self.reasoning.token_ids)
+            if self.grammar is None:
+                raise RequestError("reasoning", "goes with a grammar alone, which it comes before")
 
     @property
     def greedy(self) -> bool:
@@ -123,6 +130,7 @@ class SamplingParams:
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
             "stop_token_ids": self.stop_token_ids,
+            "reasoning": self.reasoning.token_ids if self.reasoning is not None else (),
         }
         for name, token_ids in named.items():
             for token in token_ids:

@@ -18,6 +18,8 @@ from cluster.openai.reading.formats import (
 from cluster.openai.reading.parts import PlainReader, Reader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
 from cluster.openai.tool_choice import ToolChoice
+from engine.errors import RequestError
+from engine.grammar.value import Reasoning
 from engine.text.chat_template import ChatTemplate
 from engine.text.pieces import Pieces, pieces_of
 from engine.text.tokenizer import Tokenizer
@@ -66,38 +68,61 @@ class ChatFormat:
         """None: answers are content and nothing else. `continued` is the message's text that the
         answer goes on with, if it does."""
         tools = choice.parameters
-        if choice.must_call:
-            return Reading(tools, must_call=True, only_call=choice.name, one_call=one_call)
-        if self.tools is None:
+        if self.tools is None and not choice.must_call:
             tools = None
         if tools is None and self.reasoning is None:
             return None
         is_open = self.reasoning is not None and self.reasoning.is_open_in(prompt, continued)
         return Reading(
             tools,
+            must_call=choice.must_call,
+            only_call=choice.name,
             one_call=one_call,
             reasoning_is_open=is_open,
             shows_reasoning=shows_reasoning,
         )
 
+    def reasoning_before(self, prompt: str, continued: str = "") -> Reasoning | None:
+        """What an answer that must fit a grammar may begin with. RequestError where it has to, and
+        nobody can tell where that ends."""
+        marks = self.reasoning
+        if marks is None:
+            return None
+        start, end = map(self.tokenizer.token_id, marks)
+        if marks.is_open_in(prompt, continued):
+            if end is None:
+                raise RequestError(
+                    "grammar",
+                    f"the prompt begins the model's reasoning, and {marks.end}, which would end it,"
+                    " is no token of its own; turn reasoning off, by chat_template_kwargs where"
+                    " the template can",
+                )
+            return Reasoning(end)
+        if start is None or end is None or not marks.may_begin_after(prompt, continued):
+            return None
+        return Reasoning(end, start)
+
     def reader(self, reading: Reading) -> Reader:
-        if reading.must_call:
-            only = reading.only_call
-            return ArrayReader() if only is None else NamedReader(only)
-        reader: Reader = PlainReader()
-        if self.tools is not None and reading.tools is not None:
-            reader = self.tools.make(reading.tools)
+        reader = self._content_reader(reading)
         if self.reasoning is None:
             return reader
         return ReasoningReader(self.reasoning, reader, is_open=reading.reasoning_is_open)
+
+    def _content_reader(self, reading: Reading) -> Reader:
+        if reading.must_call:
+            only = reading.only_call
+            return ArrayReader() if only is None else NamedReader(only)
+        if self.tools is not None and reading.tools is not None:
+            return self.tools.make(reading.tools)
+        return PlainReader()
 
     def pieces(self, reading: Reading | None) -> Pieces:
         """Special tokens show nothing, but for the marks that the reader goes by."""
         if reading is None:
             return self.tokenizer.visible_pieces
-        if reading.must_call:
-            return self.tokenizer.visible_pieces
-        return self._pieces_with_tools if reading.tools is not None else self._pieces
+        if reading.must_call or reading.tools is None:
+            return self._pieces
+        return self._pieces_with_tools
 
     def new_call_id(self) -> str:
         return self.tools.new_id() if self.tools else long_id()

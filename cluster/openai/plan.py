@@ -108,20 +108,20 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
         params = request.sampling_params(model.defaults, max_tokens=wanted, logprobs=logprobs)
     except RequestError as error:
         raise error.renamed(limit if error.field == "max_tokens" else error.field) from None
+    continued = _continued(request)
     reading = model.chat_format.reading(
         text,
         request.wanted_calls,
         one_call=request.one_call,
         shows_reasoning=request.include_reasoning is not False,
-        continued=_continued(request),
+        continued=continued,
     )
-    named = request.named_grammar
-    if named is not None and reading is not None and reading.reasoning_is_open:
-        raise RequestError(
-            named.field,
-            "the prompt begins the model's reasoning, which would have to fit it too; turn that"
-            " off, by chat_template_kwargs where the template can",
-        )
+    if request.named_grammar is not None:
+        try:
+            reasoning = model.chat_format.reasoning_before(text, continued)
+        except RequestError as error:
+            raise error.renamed(request.named_grammar.field) from None
+        params = replace(params, reasoning=reasoning)
     options = replace(_options(request, logprobs), reading=reading)
     return _checked(Plan((prompt,), params, options, *_beside(request)), model, most, limit)
 

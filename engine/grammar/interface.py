@@ -1,15 +1,23 @@
 """What the runner needs of a compiled grammar, whichever library made it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # ingresses try grammars, and load no numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Bits = npt.NDArray[np.int32]
 
 
 class GrammarState(Protocol):
     """Where one sequence is in its grammar. Used by one thread."""
 
-    def fill(self, address: int, num_bytes: int) -> str | None:
-        """Writes what may come next, to memory that the caller keeps: bit i of 32-bit word j is
-        for token 32 * j + i. A text says why that cannot be known."""
+    def fill(self, bits: Bits) -> str | None:
+        """Writes what may come next: bit i of word j is for token 32 * j + i. A text says why that
+        cannot be known."""
         ...
 
     def accept(self, token_id: int) -> str | None:

@@ -3,10 +3,13 @@
 What a grammar may take is bounded, for compiling and for each step; past a bound it is an error.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -14,6 +17,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 from engine.errors import RequestError
 from engine.grammar.plain_tokenizer import plain_tokenizer
 from engine.grammar.value import Grammar, GrammarKind
+
+if TYPE_CHECKING:
+    from engine.grammar.interface import Bits
 
 # Between JSON's tokens: endless white space would fit otherwise, and models are fond of it.
 _JSON_SPACE = r"( |\r?\n[ \t]{0,32})?"
@@ -39,7 +45,7 @@ class Vocabulary:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
 
-    def compile(self, grammar: Grammar) -> "Template":
+    def compile(self, grammar: Grammar) -> Template:
         """RequestError for what is no grammar, or too large a one. Deeply nested ones take a
         large stack."""
         text = _as_library_text(grammar)
@@ -71,7 +77,7 @@ class Template:
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
-    def start(self, token_ids: Sequence[int]) -> "State":
+    def start(self, token_ids: Sequence[int]) -> State:
         state = State(self._matcher.deep_copy())
         if token_ids:
             state.consume(list(token_ids))
@@ -87,8 +93,8 @@ class State:
     def consume(self, token_ids: list[int]) -> None:
         self._matcher.consume_tokens(token_ids)
 
-    def fill(self, address: int, num_bytes: int) -> str | None:
-        self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
+    def fill(self, bits: Bits) -> str | None:
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return _problem(self._matcher)
 
     def accept(self, token_id: int) -> str | None:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from engine.grammar.interface import CompiledGrammar, GrammarState
+from engine.grammar.reasoned import ReasonedState
+from engine.grammar.value import Reasoning
 from engine.sampler.interface import Draws, IntArray
 from engine.step import Sample
 
@@ -16,17 +18,27 @@ class GrammarTable:
     to its slot (a fork, the end of a preemption, an answer that another engine began) is the
     same here. A state that nobody uses any more stays until its slot is entered again."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
         self._num_words = -(-vocab_size // 32)
+        self._eos_token_ids = eos_token_ids
         self._states: dict[int, GrammarState] = {}
         self._problems: dict[int, str] = {}
 
-    def enter(self, slot: int, grammar: CompiledGrammar | None, output: Sequence[int]) -> None:
+    def enter(
+        self,
+        slot: int,
+        grammar: CompiledGrammar | None,
+        output: Sequence[int],
+        reasoning: Reasoning | None = None,
+    ) -> None:
         """`output` is what the sequence has said so far."""
         if grammar is None:
             self._states.pop(slot, None)
-        else:
+        elif reasoning is None:
             self._states[slot] = grammar.start(output)
+        else:
+            ends = self._eos_token_ids
+            self._states[slot] = ReasonedState(grammar, reasoning, ends, output)
 
     def masks(self, draws: Draws) -> IntArray | None:
         """[rows of logits, words], or None where no draw has a grammar. Draws from one row are
@@ -43,7 +55,7 @@ class GrammarTable:
             return None
         masks = np.full((int(draws.logit_rows.max()) + 1, self._num_words), _ALL)
         for row, slot in rows.items():
-            problem = self._states[slot].fill(masks[row].ctypes.data, masks[row].nbytes)
+            problem = self._states[slot].fill(masks[row])
             if problem is not None:
                 self._problems[slot] = problem
                 masks[row] = _ALL

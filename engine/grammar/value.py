@@ -1,4 +1,5 @@
-"""The grammar that an answer must fit, as it travels with its request: plain data."""
+"""The grammar that an answer must fit, and what may stand before that, as they travel with a
+request: plain data."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,6 +37,18 @@ class Grammar:
             raise RequestError(
                 "grammar", f"{num_bytes} bytes, must be 1 to {MAX_GRAMMAR_BYTES}{_as(self.kind)}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Tokens between which a model reasons first, in any words; what follows must fit."""
+
+    end: int
+    start: int | None = None  # None: its prompt has begun it
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return (self.end,) if self.start is None else (self.start, self.end)
 
 
 def _as(kind: GrammarKind) -> str:

@@ -29,7 +29,9 @@ class Fetches:
             next(self._attempts),
             tuple(sequence.tokens),
             held,
-            replace(params, seed=request.seed, prompt_logprobs=wanted, grammar=None),
+            replace(
+                params, seed=request.seed, prompt_logprobs=wanted, grammar=None, reasoning=None
+            ),
             # what was sent counts as generated, which the other side takes for prompt; a grammar
             # is compiled here alone
             draw=not request.has_sent and params.grammar is None,

@@ -5,11 +5,18 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from engine.errors import RequestError
-from engine.grammar.value import Grammar, GrammarKind
+from engine.grammar.value import Grammar, GrammarKind, Reasoning
 from engine.sampling import SamplingParams
 from protos import generation_pb2 as pb
 
-_COLLECTIONS = ("logit_bias", "allowed_token_ids", "stop", "stop_token_ids", "grammar")
+_COLLECTIONS = (
+    "logit_bias",
+    "allowed_token_ids",
+    "stop",
+    "stop_token_ids",
+    "grammar",
+    "reasoning",
+)
 _DEFAULTS = {
     f.name: f.default
     for f in fields(SamplingParams)
@@ -24,12 +31,17 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
     return Grammar(GrammarKind(kind), getattr(message, kind))
 
 
+def _decode_reasoning(message: pb.Reasoning) -> Reasoning:
+    return Reasoning(message.end, message.start if message.HasField("start") else None)
+
+
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "logit_bias": dict,
     "allowed_token_ids": lambda message: tuple(message.token_ids),
     "stop": tuple,
     "stop_token_ids": tuple,
     "grammar": _decode_grammar,
+    "reasoning": _decode_reasoning,
 }
 
 
@@ -39,6 +51,9 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
         message.allowed_token_ids.CopyFrom(pb.TokenSet(token_ids=params.allowed_token_ids))
     if params.grammar is not None:
         setattr(message.grammar, params.grammar.kind, params.grammar.text)
+    if params.reasoning is not None:
+        reasoning = pb.Reasoning(end=params.reasoning.end, start=params.reasoning.start)
+        message.reasoning.CopyFrom(reasoning)
     try:
         message.stop.extend(params.stop)
     except UnicodeEncodeError:

@@ -17,13 +17,15 @@ from cluster.local_engine import LocalEngine, load_local_engine
 from cluster.served_model import ServedModel
 from engine.config import EngineConfig
 from engine.generation_defaults import GenerationDefaults
-from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind
+from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind, Reasoning
+from engine.request import FinishReason, GenerationRequest, GenerationUpdate
 from engine.text.chat_template import ChatTemplate
 from engine.text.special_tokens import SpecialTokens
 from tests.cluster.conftest import Server, make_server, read_events
-from tests.cluster.fakes import say, small_model
+from tests.cluster.fakes import delta, prompt_report, say, small_model
 from tests.cluster.live_server import live_server
 from tests.engine.grammar.cases import BOMB, PERSON, choice, regex
+from tests.engine.text.small_tokenizers import byte_level, wrapped
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SMALL: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -216,16 +218,106 @@ async def check_choices(client: httpx.AsyncClient) -> None:
     assert all(choice["text"].startswith("{") for choice in answer["choices"])
 
 
-async def test_reasoning_and_a_grammar_do_not_go_together() -> None:
-    source = "{{ messages[0].content }}<think>{% if closed %}</think>{% endif %}"
-    template = ChatTemplate({"default": source}, SpecialTokens({}, (), ()), "tests")
-    model = replace(small_model(EOS), chat_template=template)
+SOURCE = (
+    "{% for one in messages %}{{ one.content }}{% endfor %}{{ tools }}"
+    "{% if open %}<think>\n{% endif %}{% if closed %}<think></think>{% endif %}{# </think> #}"
+)
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SMALL}}
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def thinking_model(*marks: str) -> ServedModel:
+    """These are tokens of their own, and special ones."""
+    backend = byte_level()
+    backend.add_special_tokens(list(marks))
+    template = ChatTemplate({"default": SOURCE}, SpecialTokens({}, (), ()), "tests")
+    return replace(small_model(EOS), tokenizer=wrapped(backend), chat_template=template)
+
+
+@pytest.mark.parametrize(
+    ("marks", "how", "begins"),
+    [
+        (("<think>", "</think>"), {}, ("<think>", "</think>")),
+        (("<think>", "</think>"), {"open": True}, (None, "</think>")),
+        (("</think>",), {"open": True}, (None, "</think>")),
+        (("<think>", "</think>"), {"closed": True}, None),
+        (("</think>",), {}, None),
+        ((), {}, None),
+        ((), {"closed": True}, None),
+    ],
+)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"guided_regex": "a"},
+        {"tools": [WEATHER], "tool_choice": "required"},
+        {"response_format": {"type": "json_object"}, "tools": [WEATHER]},
+    ],
+)
+async def test_an_answer_that_must_fit_may_begin_with_reasoning(
+    marks: tuple[str, ...],
+    how: dict[str, Any],
+    begins: tuple[str | None, str] | None,
+    asked: dict[str, Any],
+) -> None:
+    model = thinking_model(*marks)
+    expected = None
+    if begins is not None:
+        start, end = begins
+        end_id = model.tokenizer.token_id(end)
+        assert end_id is not None
+        expected = Reasoning(end_id, None if start is None else model.tokenizer.token_id(start))
     server = make_server(model=model)
-    asked = {"messages": [{"role": "user", "content": "Hi"}], "guided_regex": "a"}
     async with server.client:
+        await server.ok(CHAT, **HI, **asked, chat_template_kwargs=how)
+        assert server.backend.last.params.reasoning == expected
+        begun = {"role": "assistant", "content": "Well"}
+        continued = {"messages": [*HI["messages"], begun], "continue_final_message": True}
+        await server.ok(CHAT, **{**continued, **asked})
+        assert server.backend.last.params.reasoning is None, "in the middle of a message"
+    model.grammar_trial.close()
+
+
+async def test_reasoning_whose_end_is_no_token_does_not_go_with_a_grammar() -> None:
+    model = thinking_model()
+    server = make_server(model=model)
+    async with server.client:
+        asked = {**HI, "guided_regex": "a", "chat_template_kwargs": {"open": True}}
         response = await server.post(CHAT, **asked)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_regex")
-        await server.ok(CHAT, **asked, chat_template_kwargs={"closed": True})
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["param"] == "guided_regex"
+        assert "</think>" in error["message"]
+    model.grammar_trial.close()
+
+
+@pytest.mark.parametrize(
+    ("choice", "said", "call"),
+    [
+        ("required", '[{"name": "weather", "arguments": {"a": 1}}]', '{"a": 1}'),
+        ({"type": "function", "function": {"name": "weather"}}, '{"a":1}', '{"a":1}'),
+    ],
+)
+async def test_calls_that_must_be_are_read_behind_reasoning(
+    choice: Any, said: str, call: str
+) -> None:
+    model = thinking_model("<think>", "</think>")
+    tokenizer = model.tokenizer
+    text = f"Hm.</think>\n\n{said}"
+    token_ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id or 0]
+
+    def script(request: GenerationRequest) -> Iterator[GenerationUpdate]:
+        deltas = [delta(request, 0, token_ids, FinishReason.STOP)]
+        yield GenerationUpdate(deltas, prompt_report(request))
+
+    server = make_server(script, model)
+    async with server.client:
+        asked = {**HI, "tools": [WEATHER], "tool_choice": choice}
+        answer = await server.ok(CHAT, **asked, chat_template_kwargs={"open": True})
+        message = answer["choices"][0]["message"]
+        assert message["reasoning_content"] == "Hm."
+        assert [one["function"]["arguments"] for one in message["tool_calls"]] == [call]
+        assert not message["content"]
     model.grammar_trial.close()
 
 

@@ -19,6 +19,11 @@ class Marks(NamedTuple):
             return True
         return continued.lstrip().startswith(self.start) and self.end not in continued
 
+    def may_begin_after(self, prompt: str, continued: str = "") -> bool:
+        """Whether the answer may begin with it: not where the prompt has ended it, as templates do
+        that are told to do without, nor in the middle of a message."""
+        return not continued and not prompt.rstrip().endswith(self.end)
+
 
 class _State(Enum):
     OPENING = auto()

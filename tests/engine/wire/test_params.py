@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
-from engine.grammar.value import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from engine.grammar.value import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, Reasoning
 from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.sampling import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from engine.wire.params import decode_params, encode_params
@@ -39,7 +39,11 @@ PARAMS = st.builds(
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
-) | st.builds(SamplingParams, grammar=st.builds(Grammar, st.sampled_from(GrammarKind), TEXT))
+) | st.builds(
+    SamplingParams,
+    grammar=st.builds(Grammar, st.sampled_from(GrammarKind), TEXT),
+    reasoning=st.none() | st.builds(Reasoning, TOKENS, st.none() | TOKENS),
+)
 REQUESTS = st.builds(
     GenerationRequest,
     request_id=st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=256),
@@ -105,6 +109,7 @@ def test_the_message_has_every_parameter() -> None:
         ("grammar", {"grammar": generation_pb2.Grammar()}),
         ("grammar", {"grammar": generation_pb2.Grammar(regex="")}),
         ("grammar", {"grammar": generation_pb2.Grammar(choice="x" * (MAX_GRAMMAR_BYTES + 1))}),
+        ("reasoning", {"reasoning": generation_pb2.Reasoning(end=1)}),
         ("ignore_eos", {"grammar": generation_pb2.Grammar(regex="a"), "ignore_eos": True}),
     ],
 )

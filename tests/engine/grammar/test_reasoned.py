@@ -1,0 +1,131 @@
+"""Reasoning before an answer that fits: any words between two tokens, and the grammar behind."""
+
+import re
+
+import pytest
+
+from engine.engine import Engine
+from engine.errors import RequestError
+from engine.grammar.table import GrammarTable
+from engine.grammar.value import Reasoning
+from engine.request import ChoiceSoFar, FinishReason
+from engine.step import Sample
+from tests.engine.grammar.cases import (
+    DATE,
+    EOS,
+    VOCAB_SIZE,
+    hot,
+    make_engine,
+    prompt,
+    regex,
+    said,
+    spelt,
+    vocabulary,
+)
+from tests.engine.grammar.test_library import allowed
+from tests.engine.pair import Pair
+from tests.engine.sampler.cases import all_draws
+from tests.engine.test_exact import run
+from tests.engine.test_hand_over import answer
+
+START, END = spelt(":")[0], spelt("\n")[0]
+A, Z = spelt("aZ")  # of which no token is made
+ANY = set(range(VOCAB_SIZE)) - set(EOS)
+BEGUN, MAY_BEGIN = Reasoning(END), Reasoning(END, START)
+
+
+def may_follow(table: GrammarTable) -> set[int]:
+    masks = table.masks(all_draws(1))
+    assert masks is not None
+    return allowed(masks[0])
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "tokens", "allowed_after"),
+    [
+        (BEGUN, [], [ANY]),
+        (BEGUN, [Z, START, END], [ANY, ANY, ANY, {A}]),
+        (BEGUN, [END, A, Z], [ANY, {A}, {Z}, set(EOS)]),
+        (MAY_BEGIN, [START, Z, END, A], [{START} | {A}, ANY, ANY, {A}, {Z}]),
+        (MAY_BEGIN, [A, Z], [{START} | {A}, {Z}, set(EOS)]),
+    ],
+)
+def test_what_may_follow(
+    reasoning: Reasoning, tokens: list[int], allowed_after: list[set[int]]
+) -> None:
+    """Token by token, and for a sequence that comes to its slot with them."""
+    compiled, stepwise = vocabulary().compile(regex("aZ")), GrammarTable(VOCAB_SIZE, EOS)
+    stepwise.enter(0, compiled, (), reasoning)
+    for count, expected in enumerate(allowed_after):
+        entered = GrammarTable(VOCAB_SIZE, EOS)
+        entered.enter(0, compiled, tokens[:count], reasoning)
+        assert may_follow(stepwise) == may_follow(entered) == expected
+        complete = [0] if expected == set(EOS) else []
+        assert stepwise.complete([0]) == entered.complete([0]) == complete
+        for token in tokens[count : count + 1]:
+            assert stepwise.accept([Sample(0, token, None)]) == {}
+
+
+def test_every_end_is_kept_out_of_it() -> None:
+    """Also the one whose bit is a word's sign."""
+    table = GrammarTable(VOCAB_SIZE, (31, 32, 4095))
+    table.enter(0, vocabulary().compile(regex("aZ")), (), BEGUN)
+    assert may_follow(table) == set(range(VOCAB_SIZE)) - {31, 32, 4095}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return make_engine()
+
+
+def parts(tokens: list[int]) -> tuple[list[int], list[int]]:
+    cut = tokens.index(END)
+    return tokens[:cut], tokens[cut + 1 :]
+
+
+def test_answers_fit_behind_their_reasoning(engine: Engine) -> None:
+    jobs = {str(i): (prompt(f"{i}: "), hot(regex(DATE), i, reasoning=BEGUN)) for i in range(12)}
+    ended = [told for told in run(engine, jobs).values() if END in told.tokens[0]]
+    assert len(ended) > len(jobs) / 2
+    lengths = set()
+    for told in ended:
+        reasoning, rest = parts(told.tokens[0])
+        lengths.add(len(reasoning))
+        assert not set(EOS) & set(reasoning)
+        assert told.reasons[0] is FinishReason.STOP
+        assert re.fullmatch(DATE, said(rest))
+    assert len(lengths) > 2
+
+
+def test_a_model_may_reason_or_not(engine: Engine) -> None:
+    likely = {START: 17.0, END: 17.0}
+    told = answer(
+        engine, prompt(), hot(regex(DATE), 1, n=16, reasoning=MAY_BEGIN, logit_bias=likely)
+    )
+    begun = [told.tokens[i][0] == START for i in range(16)]
+    assert len(set(begun)) == 2
+    for i, has_begun in enumerate(begun):
+        rest = parts(told.tokens[i])[1] if has_begun else told.tokens[i]
+        assert re.fullmatch(DATE, said(rest))
+
+
+def test_it_goes_on_wherever_it_was(engine: Engine) -> None:
+    params = hot(regex(DATE), 3, reasoning=BEGUN)
+    whole = answer(engine, prompt(), params).tokens[0]
+    num_reasoning = len(parts(whole)[0])
+    for cut in {0, 1, num_reasoning, num_reasoning + 1, num_reasoning + 3}:
+        told = answer(engine, prompt(), params, (ChoiceSoFar(whole[:cut]),))
+        assert told.tokens[0] == whole[cut:]
+
+
+def test_a_prompt_from_another_engine(engine: Engine) -> None:
+    params = hot(regex(DATE), 3, reasoning=BEGUN)
+    pair = Pair(make_engine(max_num_batched_tokens=24), make_engine())
+    told = pair.run({"r": (prompt(), params)})["r"]
+    assert told.tokens == answer(engine, prompt(), params).tokens
+
+
+def test_its_tokens_are_the_models() -> None:
+    for wrong in (Reasoning(VOCAB_SIZE), Reasoning(END, VOCAB_SIZE)):
+        with pytest.raises(RequestError, match=f"reasoning: token {VOCAB_SIZE}"):
+            hot(regex("a"), reasoning=wrong).check_token_ids(VOCAB_SIZE)
