@@ -72,14 +72,15 @@ class _OwnPath(list[str]):
         super().extend(folder for folder in folders if folder != here or here == ours)
 
 
-def init_ray(**options: Any) -> None:
+def init_ray(address: str | None = None, **options: Any) -> None:
     """Ray takes SIGTERM for itself, in Python and then in C++, where it would end the process with
     all that is under way; it is given back."""
-    job = JobConfig()
-    job._py_driver_sys_path = _OwnPath()
+    if not (address or "").startswith(CLIENT):  # whose job is the server's
+        options["job_config"] = job = JobConfig()
+        job._py_driver_sys_path = _OwnPath()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(job_config=job, **options)
+        ray.init(address=address, **options)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -79,6 +79,20 @@ def test_ray_s_client_server_is_no_way_in_to_serve(monkeypatch: pytest.MonkeyPat
         ray_cluster("ray://head:10001", print).__enter__()
 
 
+@pytest.mark.parametrize(
+    ("address", "is_ours"), [(None, True), ("127.0.0.1:1", True), ("ray://127.0.0.1:1", False)]
+)
+def test_a_client_servers_job_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, is_ours: bool
+) -> None:
+    """Ray would send a job's config there, and cannot."""
+    given: dict[str, object] = {}
+    monkeypatch.setattr(ray, "init", lambda **options: given.update(options))
+    init_ray(address=address)
+    assert given["address"] == address
+    assert ("job_config" in given) == is_ours
+
+
 def test_what_ends_the_command_still_does_when_it_has_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
