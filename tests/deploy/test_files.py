@@ -180,6 +180,11 @@ def test_the_ray_service_s_groups_are_those_that_its_pools_ask_for() -> None:
         "decode": args.decode.label_selector,
         "ingress": args.ingress.label_selector,
     }
+    sizes = {
+        one["groupName"]: one["replicas"] for one in spec["rayClusterConfig"]["workerGroupSpecs"]
+    }
+    assert args.ingress.replicas == sizes["ingress"] == 2
+    assert args.ingress.max_replicas_per_node == 1, "one may die"
     assert spec["rayClusterDeletionDelaySeconds"] >= shutdown_limit_s(args)
     for pod in ray_service_pods(spec):
         assert pod["terminationGracePeriodSeconds"] >= shutdown_limit_s(args)
