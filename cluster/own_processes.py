@@ -6,7 +6,6 @@ This file is also the program of a guard beside the command, and so imports litt
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -15,33 +14,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 # In the environment of every process of the cluster: PID-FOLDER, of the command and of the files.
 _MARK = "KVRELAY_CLUSTER"
-_PREFIX = "kvrelay-serve-"
 _KILL_S = 2.0
 
 
 @contextmanager
 def own_processes(files: Iterable[Path] = ()) -> Iterator[Path]:
-    """What is started in the block ends with it, or with this process, should that be killed, or
-    with the next such block, should the guard be killed, too. The folder that it yields goes with
-    it, and so do `files`, be they there by then."""
-    _end_unowned()
-    folder, lock = _new_folder()
+    """What is started in the block ends with it, or with this process, should that be killed. The
+    folder that it yields goes with it, and so do `files`, be they there by then."""
+    folder = tempfile.mkdtemp(prefix="kvrelay-front-")  # HAProxy's sockets bear no longer a name
     # Not isolated, it would take `cluster/http.py` for Python's; without the mark, it stays.
     words = [sys.executable, "-I", "-S", __file__, folder, *map(str, files)]
-    guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[lock])
+    guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     os.environ[_MARK] = f"{os.getpid()}-{folder}"
     try:
         yield Path(folder)
     finally:
         kill_processes()
         guard.communicate()
-        os.close(lock)
 
 
 def kill_processes() -> set[int]:
@@ -61,29 +56,6 @@ def begin_again(environment: Mapping[str, str]) -> NoReturn:
     while os.waitpid(-1, os.WNOHANG)[0]:
         pass
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environment))
-
-
-def _new_folder() -> tuple[str, int]:
-    """Its owners are this process and the guard, which have it open and locked."""
-    while True:
-        folder = tempfile.mkdtemp(prefix=_PREFIX)  # HAProxy's sockets bear no longer a name
-        lock = os.open(folder, os.O_RDONLY)
-        with suppress(OSError):  # where files cannot be locked
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        if os.path.exists(folder):  # nobody took it for one without an owner just before
-            return folder, lock
-        os.close(lock)
-
-
-def _end_unowned() -> None:
-    """What this user's clusters have left whose owners were both killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError), ExitStack() as stack:  # it is owned, or not this user's to open
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_uid == os.getuid():
-                _end(str(folder))
 
 
 def _end(folder: str) -> set[int]:

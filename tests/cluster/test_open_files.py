@@ -111,7 +111,7 @@ def test_serve_says_so_before_anything_is_started(
     *_, last = done.stderr.splitlines()
     assert "open_files: " in last
     assert "1,024" in last
-    assert not list(tmp_path.glob("kvrelay-serve-*"))
+    assert not list(tmp_path.glob("kvrelay-front-*"))
 
 
 def test_a_soft_limit_is_raised_as_far_as_it_may() -> None:

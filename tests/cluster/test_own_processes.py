@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,7 +44,11 @@ def test_what_a_command_started_ends_with_it(is_killed: bool, status: int, tmp_p
     """With whoever sees to that: all of them have the command's output open."""
     file = tmp_path / "secret"
     file.touch()
-    with running([sys.executable, "-c", COMMAND, str(file)]) as (command, folder):
+    words = [sys.executable, "-c", COMMAND, str(file)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as command:
+        assert command.stdout is not None
+        folder = Path(command.stdout.readline().strip())
         assert folder.is_dir()
         if is_killed:
             command.kill()
@@ -56,45 +56,6 @@ def test_what_a_command_started_ends_with_it(is_killed: bool, status: int, tmp_p
     assert command.returncode == status
     assert not folder.exists()
     assert not file.exists()
-
-
-def test_what_is_left_where_the_guard_is_killed_too_ends_with_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which leaves a cluster alone that runs."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    words = [sys.executable, "-c", COMMAND, str(tmp_path / "secret")]
-    with running(words) as (killed, folder), running(words) as (_, other):
-        for pid in (killed.pid, guard_of(folder)):
-            os.kill(pid, signal.SIGKILL)
-        killed.wait(GONE_S)
-        assert folder.is_dir()
-        subprocess.run(words, input="\n", stdout=subprocess.PIPE, text=True, timeout=GONE_S)
-        killed.communicate(timeout=GONE_S)  # what it had started has its output open
-        assert not folder.exists()
-        assert other.is_dir()
-    assert list(tmp_path.iterdir()) == []
-
-
-@contextmanager
-def running(words: list[str]) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A command and its folder."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as command:
-        assert command.stdout is not None
-        yield command, Path(command.stdout.readline().strip())
-        if command.poll() is None:
-            command.communicate("\n", timeout=GONE_S)
-
-
-def guard_of(folder: Path) -> int:
-    """Who is told of it in words; what it guards has it in the environment."""
-    (found,) = (
-        int(entry.name)
-        for entry in Path("/proc").glob("[0-9]*")
-        if str(folder) in (entry / "cmdline").read_text()
-    )
-    return found
 
 
 def test_a_command_begins_again_as_if_it_had_not_begun() -> None:
