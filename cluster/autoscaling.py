@@ -104,8 +104,9 @@ class PoolState(NamedTuple):
     estimated_at: float | None = None  # it was, with what was queued then
     capacity: float = 1.0  # of a worker that was never without work, in the same measure
     starting_since: float | None = None
-    running_then: int = 0  # those that start come beyond so many; 0 once one has come
-    startup_s: float | None = None  # of the last that came beside others
+    asked_at: float | None = None  # for more than `running_then`, of whom none has come yet
+    running_then: int = 0
+    startup_s: float = 0.0  # that the last took to come which was asked for
     high_since: float | None = None
     low_since: float | None = None
     peak: int = 0  # of the fewest replicas that would do, since fewer than there are would
@@ -162,6 +163,8 @@ def decide(
         if target != sample.target:
             change = f"{sample.target} -> {target}: {state.why}"
             state = state._replace(changed_at=now, change=change)
+        if target > sample.target and state.asked_at is None:
+            state = state._replace(asked_at=now, running_then=sample.num_running)
         targets[pool], after[pool] = target, state._replace(at=now)
     return targets, after
 
@@ -219,16 +222,14 @@ def _go_down(
 
 
 def _hold_s(sample: PoolSample, state: PoolState) -> float:
-    shortest = max(sample.objectives.down_delay_s, _HOLD_STARTS * _startup_s(sample, state))
-    return shortest * state.patience
+    start_s = max(_startup_s(sample), state.startup_s)
+    return max(sample.objectives.down_delay_s, _HOLD_STARTS * start_s) * state.patience
 
 
-def _startup_s(sample: PoolSample, state: PoolState) -> float:
-    """Of a replica that comes now. Replicas tell what they took themselves, without the time until
-    there was a machine and a process; a pool's first one may have had all to load and to compile.
-    """
-    told_s = statistics.median_low(load.startup_s for load in sample.loads)
-    return max(told_s, state.startup_s or 0.0)
+def _startup_s(sample: PoolSample) -> float:
+    """Of a replica that comes now, where there is a machine for it: a pool's first one may have had
+    all to load and to compile."""
+    return statistics.median_low(load.startup_s for load in sample.loads)
 
 
 def _within(sample: PoolSample, wanted: int) -> int:
@@ -236,15 +237,14 @@ def _within(sample: PoolSample, wanted: int) -> int:
 
 
 def _watch_starts(sample: PoolSample, state: PoolState, now: float) -> PoolState:
-    num_running, since = sample.num_running, state.starting_since
-    if since is not None and num_running > state.running_then > 0:
-        startup_s = min(now - since, _LONGEST_START_S)
-        state = state._replace(startup_s=startup_s, running_then=0)
-    if num_running >= sample.target:
+    if state.asked_at is not None and sample.num_running > state.running_then:
+        startup_s = min(now - state.asked_at, _LONGEST_START_S)
+        state = state._replace(asked_at=None, startup_s=startup_s)
+    if sample.num_running >= sample.target:
         return state._replace(starting_since=None)
-    if since is None:
-        return state._replace(starting_since=now, running_then=num_running)
-    return state
+    return state._replace(
+        starting_since=now if state.starting_since is None else state.starting_since
+    )
 
 
 def _estimate_demand(
@@ -296,7 +296,7 @@ def _at_routers(number: float) -> str:
 
 def _prompts_load(sample: PoolSample, num_prompts: float, state: PoolState, now: float) -> float:
     """For the wait of a prompt that comes now; none if it goes by before help could come."""
-    objective_s, startup_s = sample.objectives.ttft_s, _startup_s(sample, state)
+    objective_s, startup_s = sample.objectives.ttft_s, _startup_s(sample)
     demand = state.demand or 0.0
     late_s = state.queued_s - _soon_done_s(sample, state, now, demand, startup_s)
     if late_s <= objective_s * sample.target:

@@ -142,18 +142,27 @@ def test_one_slow_start_does_not_make_the_hold() -> None:
 
 
 @pytest.mark.parametrize(("came_after_s", "hold_s"), [(20, HOLD_S), (90, 180), (3600, 1200)])
-def test_a_start_is_counted_from_when_it_was_asked_for(came_after_s: int, hold_s: float) -> None:
+def test_a_hold_outlasts_what_came_late_too(came_after_s: int, hold_s: float) -> None:
     """A replica of 5 s may wait for a machine much longer; not the next one, where it was hours."""
     pool = Pool("decode")
     assert pool.after(1, sample(1, busy(kv_use=0.95))) == 2
-    pool.after(came_after_s, sample(2, busy(kv_use=0.95), num_running=1))
+    pool.after(came_after_s - 1, sample(2, busy(kv_use=0.95), num_running=1))
     assert pool.after(hold_s, sample(2, IDLE, IDLE)) == 2
     assert pool.after(1, sample(2, IDLE, IDLE)) == 1
 
 
-def test_the_first_start_of_a_pool_is_not_what_the_next_takes() -> None:
+def test_one_that_came_late_is_no_reason_to_ask_for_none() -> None:
+    """There may be a machine for the next."""
+    pool, late = Pool("prefill"), busy(queued_s=100.0, busy=1.0)
+    first = pool.after(1, sample(1, late))
+    pool.after(600, sample(first, late, num_running=1))
+    assert pool.after(1, sample(2, late, late)) == Pool("prefill").after(1, sample(2, late, late))
+
+
+def test_one_that_is_replaced_was_not_asked_for() -> None:
+    """In an upgrade a replica that drains runs no more, long before the new one does."""
     pool = Pool("decode")
-    pool.after(300, sample(2, num_running=0))
+    pool.after(500, sample(2, busy(kv_use=0.95), num_running=1))
     assert pool.after(HOLD_S, sample(2, IDLE, IDLE)) == 2
     assert pool.after(1, sample(2, IDLE, IDLE)) == 1
 
