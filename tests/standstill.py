@@ -18,6 +18,7 @@ from _pytest.runner import runtestprotocol
 PERIOD_S = 0.05
 LATE_S = 0.3  # less than any time for which a worker waits for another's answer
 MOST_TURNS = 3
+MOST_S = 120.0  # of a turn: the next one has what is left of the test's time
 
 _WATCH = """
 import os, sys, time
@@ -80,7 +81,7 @@ class AskAgain:
             began = time.monotonic()
             reports = runtestprotocol(item, nextitem=nextitem, log=False)
             failed = [report for report in reports if report.failed]
-            if not failed or turn == MOST_TURNS:
+            if not failed or turn == MOST_TURNS or time.monotonic() - began > MOST_S:
                 break
             lasted = self._watch.longest_since(began)
             if not lasted:
@@ -90,7 +91,7 @@ class AskAgain:
                 f"{lasted:.1f} s ({failed[0].longreprtext.splitlines()[-1]})",
                 stacklevel=2,
             )
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):
                 item.session._setupstate.teardown_exact(None)
         return reports
 

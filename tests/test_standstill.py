@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import standstill
 from tests.standstill import LATE_S, MOST_TURNS, AskAgain, Watch
 
 pytest_plugins = "pytester"
@@ -84,3 +85,13 @@ def test_what_failed_meanwhile_is_asked_again(
     result.assert_outcomes(**outcomes, warnings=num_warnings)
     if num_warnings:
         result.stdout.fnmatch_lines(["*test_this is asked again: * stood still for 1.5 s*"])
+
+
+def test_what_took_most_of_its_time_is_not(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that hangs ends by its time limit, which holds once."""
+    monkeypatch.setattr(standstill, "MOST_S", 0.0)
+    pytester.makepyfile(FAILS_AT_FIRST.format(num_failures=1))
+    result = pytester.runpytest_inprocess("-p", "no:asyncio", plugins=[AskAgain(Told(1.5))])
+    result.assert_outcomes(passed=1, failed=1)
