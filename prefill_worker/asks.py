@@ -122,6 +122,9 @@ def _first_token(token: wire.FirstToken, params: SamplingParams, vocab_size: int
     if not token.HasField("logprobs"):
         return FirstToken(token.token_id, None)
     (logprobs,) = _logprobs([token.logprobs], "logprobs", vocab_size)
+    assert params.logprobs is not None
+    if logprobs.token_id != token.token_id or len(logprobs.top) > params.logprobs:
+        raise RequestError("logprobs", "are of another token, or more than were asked for")
     return FirstToken(token.token_id, logprobs)
 
 

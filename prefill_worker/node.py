@@ -21,7 +21,7 @@ from kv_transfer.faults import Faults
 from kv_transfer.registry import ConnectorConfig, open_connector
 from kv_transfer.worker_service import WorkerService
 from prefill_worker.fetching import Fetcher
-from prefill_worker.reporting import Reporter
+from prefill_worker.reporting import Reporter, stats_of
 from prefill_worker.source import EngineSource
 from protos.address import Address
 from protos.cores import Cores
@@ -81,6 +81,7 @@ class Node:
 
     async def start(self) -> None:
         """Everything but the server, which begins with `serve`."""
+        stats = stats_of(self.engine.engine)  # while its thread has not begun
         self.engine.start()
         regions = _regions(self.engine.engine)
         connectors = await self._open_connectors(regions)
@@ -106,7 +107,7 @@ class Node:
         self.fetcher = Fetcher(self.engine, self.exchange, self.incarnation, patience_s)
         self.source.fetcher = self.fetcher
         self.description = self._describe()
-        self.reporter = await Reporter.start(self)
+        self.reporter = Reporter(self, stats)
         add_HandOffServicer_to_server(self.exchange.holder, self.server)
         add_WorkerServicer_to_server(WorkerService(self), self.server)
         self.events = EventService(self.reporter)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 from engine.async_engine import AsyncEngine
 from engine.engine import Engine
@@ -45,13 +45,9 @@ class Reporter:
     as a stuck engine is, with the last figures that were given."""
 
     def __init__(self, worker: Reported, first: Stats) -> None:
+        """`first`: no report is without figures, whatever the engine is at by then."""
         self._worker = worker
         self._last = first
-
-    @classmethod
-    async def start(cls, worker: Reported) -> Self:
-        """Waits for the first figures, so that there is no report without any."""
-        return cls(worker, await worker.engine.ask(_stats))
 
     @property
     def incarnation(self) -> int:
@@ -72,7 +68,7 @@ class Reporter:
 
     async def load(self) -> LoadReport:
         worker, engine = self._worker, self._worker.engine.engine
-        self._last = await self._ask(_stats) or self._last
+        self._last = await self._ask(stats_of) or self._last
         report = LoadReport(
             incarnation=worker.incarnation,
             num_steps=engine.num_steps,
@@ -107,7 +103,7 @@ class Reporter:
             return None
 
 
-def _stats(engine: Engine) -> Stats:
+def stats_of(engine: Engine) -> Stats:
     return engine.scheduler_stats(), engine.cache_stats()
 
 

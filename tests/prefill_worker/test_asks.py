@@ -26,6 +26,7 @@ RESERVATION = Reservation(
 )
 GOOD = TokenLogprobs(token_id=9, top_token_ids=[9], top_logprobs=[-0.1])
 ALIEN = TokenLogprobs(token_id=9, top_token_ids=[10], top_logprobs=[-0.1])
+TWO = TokenLogprobs(token_id=9, top_token_ids=[9, 8], top_logprobs=[-0.1, -3.0])
 NO_NUMBER = TokenLogprobs(token_id=9, logprob=math.nan)
 CERTAIN_AND_MORE = TokenLogprobs(token_id=9, top_token_ids=[9], top_logprobs=[1.0])
 NEVER = TokenLogprobs(token_id=9, logprob=-math.inf)
@@ -48,6 +49,8 @@ def test_an_answer_is_read() -> None:
         pulled(10, GOOD, GOOD),
         pulled(9, ALIEN, GOOD),
         pulled(9, GOOD, ALIEN),
+        pulled(8, GOOD, GOOD),
+        pulled(9, TWO, GOOD),
         pulled(9, MANY, GOOD),
         pulled(9, GOOD, MANY),
         pulled(9, None, GOOD),
