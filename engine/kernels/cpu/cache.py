@@ -74,7 +74,8 @@ def _temporary_home() -> Path | None:
     try:
         home.mkdir(exist_ok=True, mode=0o700)
         status = home.lstat()
-        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+        if not is_ours or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise PermissionError(f"{home} is not this user's own")
         prepare(home)
     except OSError as error:

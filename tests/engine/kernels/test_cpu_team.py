@@ -166,9 +166,10 @@ async def test_without_a_home_kernels_are_kept_with_temporary_files(tmp_path: Pa
     place, temporary = tmp_path / "a-file", tmp_path / "temporary"
     place.write_text("not a directory")
     temporary.mkdir()
+    temporary.chmod(0o2700)  # whose folders have its group
     assert await cache_hits(place, TMPDIR=str(temporary)) == 0
     (home,) = temporary.iterdir()
-    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert stat.S_IMODE(home.stat().st_mode) == 0o2700
     assert await cache_hits(place, TMPDIR=str(temporary)) == 1
 
 
