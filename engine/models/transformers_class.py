@@ -65,13 +65,16 @@ def transformers_class(source: ModelSource) -> TransformersClass:
 def _names(architecture: str, model_type: str | None) -> tuple[str, str | None]:
     """Of the class, and of its config where that is not the class's own: transformers has some
     models, such as InternLM 3 and EXAONE, as a config for another's class."""
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config_name = CONFIG_MAPPING_NAMES.get(model_type)
     class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     own_config = architecture.replace("ForCausalLM", "Config")
-    if class_name and (config_name == own_config or model_type in OTHER_TENSORS):
+    saved_as = class_name if model_type in OTHER_TENSORS else None  # by transformers
+    is_own = config_name == own_config and not hasattr(transformers, architecture)
+    if class_name and (is_own or architecture == saved_as):
         return class_name, config_name
     return architecture, None
 

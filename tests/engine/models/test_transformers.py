@@ -90,10 +90,16 @@ def test_a_config_for_the_class_of_another_model(
     torch.testing.assert_close(rows, dense_logits(model, prompt), rtol=0, atol=1e-4)
 
 
-def test_a_class_of_its_own_is_not_taken_for_the_one_it_resembles(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("internlm3", "InternLM3MedusaForCausalLM"), ("exaone", "ExaoneMedusaForCausalLM")],
+)
+def test_a_class_of_its_own_is_not_taken_for_the_one_it_resembles(
+    tmp_path: Path, model_type: str, architecture: str
+) -> None:
     """Its tensors may be named alike, and computed with otherwise."""
-    config = case("internlm3").make_config()
-    config.architectures = ["InternLM3MedusaForCausalLM"]
+    config = case(model_type).make_config()
+    config.architectures = [architecture]
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="transformers has no such class"):
         describe(ModelSource("refused", tmp_path))
