@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.app import IMPORT_PATH, SCALING_POLICY, application_of
@@ -35,8 +35,11 @@ def deployed(args: ClusterArgs, *, to_stay: bool) -> Iterator[None]:
         deploy(args)
         # None of an application that was deployed as an object.
         ours = (_application() or {}).get("deployed_app_config")
+    except RayTaskError as error:
+        raise UnavailableError(f"Serve does not deploy {APP_NAME}: {error.cause}") from error
     except UNREACHED as error:
-        message = f"Serve's controller has not said that {APP_NAME} is deployed: {error}"
+        reason = str(error).splitlines()[0]
+        message = f"Serve's controller has not said that {APP_NAME} is deployed: {reason}"
         raise UnavailableError(message) from error
     try:
         yield

@@ -55,7 +55,7 @@ class Rig:
             self.sampler,
             parameters,
             self._slots,
-            GrammarTable(description.vocab_size),
+            GrammarTable(description.vocab_size, ()),
             [self.slab],
             [],
             (),

@@ -18,7 +18,7 @@ class GrammarTable:
     to its slot (a fork, the end of a preemption, an answer that another engine began) is the
     same here. A state that nobody uses any more stays until its slot is entered again."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._num_words = -(-vocab_size // 32)
         self._eos_token_ids = eos_token_ids
         self._states: dict[int, GrammarState] = {}

@@ -7,6 +7,8 @@ import queue
 import signal
 import socket
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -16,6 +18,7 @@ from cluster.commands.serve_stop import stop_signals
 from cluster.joined_ray import ReachWatch, init_ray, joined
 from cluster.ray_cluster import ray_cluster
 from engine.errors import ConfigError, UnavailableError
+from tests.processes import ROOT
 
 SAID_S = 30.0
 
@@ -77,6 +80,21 @@ def test_ray_s_client_server_is_no_way_in_to_serve(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(ray, "init")
     with pytest.raises(ConfigError, match="^RAY_ADDRESS: ray://head:10001, must be the"):
         ray_cluster("ray://head:10001", print).__enter__()
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_job_s_processes_look_for_no_modules_where_the_command_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_ours: bool
+) -> None:
+    """But for our own source tree."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "init", lambda **options: given.update(options))
+    init_ray()
+    here = ROOT if is_ours else tmp_path
+    monkeypatch.chdir(here)
+    folders = given["job_config"]._py_driver_sys_path
+    folders.extend([str(here), "/elsewhere"])
+    assert folders == ([str(here), "/elsewhere"] if is_ours else ["/elsewhere"])
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_texts_are_bounded(text: str) -> None:
 @pytest.mark.parametrize("beyond", [0, 1, 4, 31, 33])
 def test_logits_beyond_the_tokenizer_are_never_allowed(beyond: int) -> None:
     wide = Vocabulary(tokenizer().to_json(), VOCAB_SIZE + beyond, EOS)
-    table = GrammarTable(VOCAB_SIZE + beyond)
+    table = GrammarTable(VOCAB_SIZE + beyond, EOS)
     table.enter(0, wide.compile(regex("(?s:.*)")), ())
     masks = table.masks(all_draws(1))
     assert masks is not None
@@ -78,7 +78,7 @@ def test_logits_beyond_the_tokenizer_are_never_allowed(beyond: int) -> None:
 
 
 def test_the_end_is_allowed_only_where_the_grammar_has_one() -> None:
-    table = GrammarTable(VOCAB_SIZE)
+    table = GrammarTable(VOCAB_SIZE, EOS)
     table.enter(3, vocabulary().compile(regex("ab")), spelt("a"))
     draws = Draws(np.array([3], np.int32), np.array([0], np.int32))
     masks = table.masks(draws)
@@ -95,7 +95,7 @@ def test_the_end_is_allowed_only_where_the_grammar_has_one() -> None:
 
 def test_a_token_takes_no_more_work_than_a_batch_can_wait_for() -> None:
     """Each is read in many more ways than the one before."""
-    table = GrammarTable(VOCAB_SIZE)
+    table = GrammarTable(VOCAB_SIZE, EOS)
     text = 'start: x\nx: x x | "a" | "b" | "aa" | "ab" | "ba" | "bb" | " "'
     table.enter(0, vocabulary().compile(Grammar(GrammarKind.GRAMMAR, text)), ())
     (long,) = spelt(" " * 35)
@@ -110,7 +110,7 @@ def test_a_token_takes_no_more_work_than_a_batch_can_wait_for() -> None:
 
 
 def test_a_slot_without_a_grammar_is_free() -> None:
-    table = GrammarTable(VOCAB_SIZE)
+    table = GrammarTable(VOCAB_SIZE, EOS)
     compiled = vocabulary().compile(choice("a"))
     for slot in range(3):
         table.enter(slot, compiled, ())
@@ -125,7 +125,7 @@ def test_a_slot_without_a_grammar_is_free() -> None:
 
 def test_the_samplers_twins_draw_the_same_of_it() -> None:
     torch.manual_seed(1)
-    table = GrammarTable(VOCAB_SIZE)
+    table = GrammarTable(VOCAB_SIZE, EOS)
     compiled = vocabulary().compile(schema(PERSON))
     starts = ["", "{", '{"name": "', '{"name":"x","age":', '{"name":"x","age":1,"boss":null}']
     for slot, start in enumerate(starts):
@@ -156,7 +156,7 @@ def test_every_kind_of_tokenizer(kind: str) -> None:
     told = set()
     for seed in range(8):
         rng, tokens = np.random.default_rng(seed), list[int]()
-        table = GrammarTable(small.vocab_size)
+        table = GrammarTable(small.vocab_size, (end,))
         table.enter(0, compiled, ())
         while not tokens or tokens[-1] != end:
             masks = table.masks(all_draws(1))

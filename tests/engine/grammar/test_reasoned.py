@@ -125,7 +125,9 @@ def test_a_prompt_from_another_engine(engine: Engine) -> None:
     assert told.tokens == answer(engine, prompt(), params).tokens
 
 
-def test_its_tokens_are_the_models() -> None:
+def test_it_begins_and_ends_with_two_tokens_of_the_models() -> None:
+    with pytest.raises(RequestError, match="reasoning: begins and ends with the same token"):
+        hot(regex("a"), reasoning=Reasoning(END, END))
     for wrong in (Reasoning(VOCAB_SIZE), Reasoning(END, VOCAB_SIZE)):
         with pytest.raises(RequestError, match=f"reasoning: token {VOCAB_SIZE}"):
             hot(regex("a"), reasoning=wrong).check_token_ids(VOCAB_SIZE)

@@ -42,7 +42,9 @@ PARAMS = st.builds(
 ) | st.builds(
     SamplingParams,
     grammar=st.builds(Grammar, st.sampled_from(GrammarKind), TEXT),
-    reasoning=st.none() | st.builds(Reasoning, TOKENS, st.none() | TOKENS),
+    reasoning=st.none()
+    | st.builds(Reasoning, TOKENS)
+    | st.lists(TOKENS, min_size=2, max_size=2, unique=True).map(lambda pair: Reasoning(*pair)),
 )
 REQUESTS = st.builds(
     GenerationRequest,
