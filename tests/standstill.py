@@ -1,8 +1,9 @@
-"""What a test says that failed while the whole machine stood still: nothing, so it is asked again.
+"""What a test says that failed while its machine stood still: nothing, so it is asked again.
 
-A shared machine may stand still for a second or two. That is as long as silence that our workers
-take for a peer's death, and within a test such a death has consequences that it did not ask for.
-A process of its own tells of it, since one that tests might itself be what holds them up.
+A shared machine may stand still for a second or two, or leave all that a test runs in without a
+core. That is as long as silence that our workers take for a peer's death, and within a test such a
+death has consequences that it did not ask for. A process of its own tells of it, which does nothing
+but sleep: one that tests might itself be what holds them up.
 """
 
 import contextlib
