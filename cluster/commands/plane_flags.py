@@ -45,6 +45,7 @@ def load_plane(config: RpcConfig) -> Plane:
 
 @contextmanager
 def plane_errors_as_config_errors() -> Iterator[None]:
+    """By the flag's own name; what stands in a file has a place (`worker_config.in_rpc`)."""
     try:
         yield
     except PlaneError as error:
