@@ -26,12 +26,14 @@ _FIT = 0.8
 # Of decode workers' time for their sequences: beyond it, chance arrivals pile up.
 _MOST_SHARE = 0.7
 _DEMAND_MEMORY_S = 10.0
+_CAPACITY_MEMORY_S = 1800.0  # what held workers up once is over some time
 _SATURATED_S = 8.0  # a queue that lasts longer than what is averaged over
 _LEAST_CAPACITY = 0.1
 _HOLD_STARTS = 2.0  # starts of a replica that a hold outlasts
 _LONGEST_START_S = 600.0  # one that waited longer for a machine is not what the next one takes
 _MOST_PATIENCE = 16.0
 _SOON_HOLDS = 8.0
+_LONGEST_PAUSE_S = 60.0  # after which, as after a clock set back, no time goes on since before
 _SHRINK = 4  # at most a quarter of a pool goes at a time
 
 logger = logging.getLogger("ray.serve")
@@ -102,7 +104,7 @@ class PoolState(NamedTuple):
     late_since: float | None = None  # prompts wait too long, without a pause
     demand: float | None = None  # prompts that come, in seconds of work a second
     estimated_at: float | None = None  # it was, with what was queued then
-    capacity: float = 1.0  # of a worker that was never without work, in the same measure
+    capacity: float = 1.0  # of a worker that is never without work, in the same measure
     starting_since: float | None = None
     asked_at: float | None = None  # for more than `running_then`, of whom none has come yet
     running_then: int = 0
@@ -158,7 +160,7 @@ def decide(
 ) -> tuple[dict[str, int], dict[str, PoolState]]:
     targets, after = {}, {}
     for pool, sample in samples.items():
-        before = states.get(pool, PoolState())
+        before = _going_on(states.get(pool, PoolState()), now)
         target, state = _decide(pool, sample, samples.get(INGRESS), before, now)
         if target != sample.target:
             change = f"{sample.target} -> {target}: {state.why}"
@@ -167,6 +169,19 @@ def decide(
             state = state._replace(asked_at=now, running_then=sample.num_running)
         targets[pool], after[pool] = target, state._replace(at=now)
     return targets, after
+
+
+def _going_on(state: PoolState, now: float) -> PoolState:
+    if state.at is None or 0 <= now - state.at <= _LONGEST_PAUSE_S:
+        return state
+    return state._replace(
+        late_since=None,
+        starting_since=None,
+        asked_at=None,
+        high_since=None,
+        low_since=None,
+        went_down_at=None,
+    )
 
 
 def _decide(
@@ -241,7 +256,7 @@ def _watch_starts(sample: PoolSample, state: PoolState, now: float) -> PoolState
         startup_s = min(now - state.asked_at, _LONGEST_START_S)
         state = state._replace(asked_at=None, startup_s=startup_s)
     if sample.num_running >= sample.target:
-        return state._replace(starting_since=None)
+        return state._replace(starting_since=None, asked_at=None)
     return state._replace(
         starting_since=now if state.starting_since is None else state.starting_since
     )
@@ -254,19 +269,21 @@ def _estimate_demand(
     workers = [load for load in sample.loads if isinstance(load, WorkerLoad)]
     queued_s = waiting.queued_s + sum(load.queued_s for load in workers)
     busy = sum(load.busy for load in workers)
-    demand = busy
+    busiest = max((load.busy for load in workers), default=0.0)
+    demand, capacity = busy, max(state.capacity, busiest)
     if state.estimated_at is not None and state.demand is not None and now > state.estimated_at:
         passed_s = now - state.estimated_at
         comes = max(0.0, busy + (queued_s - state.queued_s) / passed_s)
         demand = comes + (state.demand - comes) * math.exp(-passed_s / _DEMAND_MEMORY_S)
-    state = state._replace(queued_s=queued_s, demand=demand, estimated_at=now)
+        capacity = 1.0 + (capacity - 1.0) * math.exp(-passed_s / _CAPACITY_MEMORY_S)
+    state = state._replace(queued_s=queued_s, demand=demand, capacity=capacity, estimated_at=now)
     if queued_s <= sample.objectives.ttft_s * sample.num_running:
         return state._replace(late_since=None)
     if state.late_since is None:
         return state._replace(late_since=now)
     if now - state.late_since < _SATURATED_S:
         return state
-    return state._replace(capacity=max(load.busy for load in workers))
+    return state._replace(capacity=busiest)
 
 
 def _prefill_needs(

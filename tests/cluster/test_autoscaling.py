@@ -159,6 +159,37 @@ def test_one_that_came_late_is_no_reason_to_ask_for_none() -> None:
     assert pool.after(1, sample(2, late, late)) == Pool("prefill").after(1, sample(2, late, late))
 
 
+def test_one_that_never_came_makes_no_hold_of_the_next() -> None:
+    pool = Pool("decode")
+    assert pool.after(1, sample(1, busy(kv_use=0.95))) == 2
+    assert pool.after(HOLD_S + 1, sample(2, IDLE, num_running=1)) == 1
+    pool.after(3600, sample(1, IDLE))
+    assert pool.after(1, sample(1, busy(kv_use=0.95))) == 2
+    pool.after(1, sample(2, IDLE, IDLE))
+    assert pool.state.startup_s == 1.0
+
+
+def test_workers_that_were_held_up_once_are_not_full_for_ever() -> None:
+    pool = Pool("prefill")
+    held_up = busy(queued_s=8.0, busy=0.02)
+    pool.after(20, sample(4, *[held_up] * 4))
+    assert pool.state.capacity < 0.05
+    target = 4
+    for _ in range(3600):
+        calm = busy(queued_s=0.02, busy=0.6 / target)
+        target = pool.after(1, sample(target, *[calm] * target))
+    assert target == 1
+
+
+@pytest.mark.parametrize("jump_s", [-3600, 3600])
+def test_a_clock_that_is_set_begins_the_hold_anew(jump_s: int) -> None:
+    pool = Pool("decode")
+    pool.after(HOLD_S // 2, sample(2, IDLE, IDLE))
+    pool.now += jump_s
+    assert pool.after(HOLD_S, sample(2, IDLE, IDLE)) == 2
+    assert pool.after(1, sample(2, IDLE, IDLE)) == 1
+
+
 def test_one_that_is_replaced_was_not_asked_for() -> None:
     """In an upgrade a replica that drains runs no more, long before the new one does."""
     pool = Pool("decode")
