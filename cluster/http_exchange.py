@@ -7,8 +7,9 @@ a response of its own, or the last event of a stream that has begun. Never silen
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +19,7 @@ from engine.errors import EngineError, UnavailableError
 log = logging.getLogger("kvrelay.http")
 
 Handler = Callable[["HttpExchange"], Awaitable[None]]
+Work = Coroutine[Any, Any, None]
 DONE = b"data: [DONE]\n\n"  # the end of every stream, also of one that failed
 _LAST_WORDS_S = 3.0  # for a client to take them; then it is as good as gone
 _PART_BYTES = 1 << 20
@@ -148,13 +150,14 @@ class HttpExchange:
         except TimeoutError as timeout:
             raise Disconnected from timeout
 
-    async def race(self, work: Awaitable[None], timeout_s: float, overtime_s: float = 0.0) -> None:
+    async def race(self, work: Work, timeout_s: float, overtime_s: float = 0.0) -> None:
         """Runs `work`, unless the client leaves, `fail` is called, or the time is over first.
         `overtime_s`: for work that knows of its time itself, and can tell what it waited for.
 
         The body must have been read: what the client sends after it is its disconnect.
         """
-        self._work = asyncio.ensure_future(_run(work))
+        self._work = asyncio.create_task(work)
+        self._work.add_done_callback(_heard)
         watch = asyncio.ensure_future(self._disconnect())
         try:
             done, _ = await asyncio.wait(
@@ -225,8 +228,11 @@ class Endpoint:
             await exchange.send_error(internal_error())
 
 
-async def _run(work: Awaitable[None]) -> None:
-    await work
+def _heard(work: asyncio.Task[None]) -> None:
+    """Whoever left was not told how it ended: asyncio would write that to the log, in the client's
+    own words."""
+    if not work.cancelled():
+        work.exception()
 
 
 def _declared_bytes(value: str | None) -> float:
