@@ -24,6 +24,7 @@ from cluster.openai.wording import Json
 from cluster.request_ids import HEADER as REQUEST_ID
 from cluster.request_ids import NamedAnswers
 from cluster.served_model import ServedModel
+from cluster.web_pages import ANY_ORIGIN, KnownOrigins
 
 _OTHER = "other"  # whatever no route answers, for the metrics
 _FOR_PAGES = (REQUEST_ID, "retry-after", "x-should-retry")  # what scripts may read of an answer
@@ -82,6 +83,9 @@ def build_app(
             expose_headers=_FOR_PAGES,
         )
         middleware.append(cors)
+    if ANY_ORIGIN not in allowed_origins:
+        refused = partial(meter.count_answer, _OTHER)
+        middleware.append(Middleware(KnownOrigins, allowed_origins, refused))
     no_route = {HTTPException: partial(_no_route, meter)}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=no_route)
     app.router.redirect_slashes = False

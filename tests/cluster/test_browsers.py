@@ -1,5 +1,6 @@
 """Scripts of web pages: what a browser asks before it lets them, and what it needs of answers."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -53,11 +54,17 @@ async def test_a_page_asks_as_it_may(origins: tuple[str, ...], allowed: str) -> 
 
 @pytest.mark.parametrize("origins", [(), ("https://other.example",)])
 async def test_no_other_page_is_let_in(origins: tuple[str, ...]) -> None:
+    """Nor is anything done for one that has not asked beforehand, as a form need not."""
     server = server_for(*origins)
     first = await server.client.options(CHAT, headers=ASKS)
-    assert first.status_code in (400, 405)
-    headers = {"Origin": PAGE, "Authorization": f"Bearer {KEY}"}
-    answer = await server.client.get("/v1/models", headers=headers)
-    assert answer.status_code == 200
+    assert first.status_code in (400, 403)
+    headers = {"Origin": PAGE, "Authorization": f"Bearer {KEY}", "Content-Type": "text/plain"}
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}]})
+    answer = await server.client.post(CHAT, content=body, headers=headers)
+    assert answer.status_code == 403
+    error = answer.json()["error"]
+    assert error["code"] == "origin_not_allowed"
+    assert PAGE in error["message"]
+    assert not server.backend.streams
     for response in (first, answer):
         assert "access-control-allow-origin" not in response.headers
