@@ -29,7 +29,7 @@ from cluster.request_ids import HEADER as REQUEST_ID
 from cluster.request_ids import is_request_id, new_request_id
 from cluster.served_model import ServedModel
 from cluster.under_way import LEAST_S, OVERTIME_S, UnderWay
-from engine.errors import DeadlineError, EngineError, UnavailableError
+from engine.errors import DeadlineError, EngineError, RequestError, UnavailableError
 from engine.generation_stream import GenerationStream
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
@@ -186,6 +186,10 @@ class Front:
                 await answer.write(observed, left_s)
             except DeadlineError as error:
                 raise not_in_time(str(error), timeout_s) from error
+            except RequestError as error:
+                if plan.named_grammar is None or error.field != "grammar":
+                    raise
+                raise error.renamed(plan.named_grammar.field) from None
             finally:
                 self._gate.spend(exchange, answer.num_output_tokens)
 

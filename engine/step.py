@@ -12,6 +12,7 @@ from typing import NamedTuple
 from engine.grammar.interface import CompiledGrammar
 from engine.sampling import SamplingParams
 
+GRAMMAR_FAILED = "the grammar: "  # and why, which is of the library's words
 NOT_FINITE = "the model's logits are not finite"
 NO_TOKEN_LEFT = "no token is left by allowed_token_ids, grammar, logit_bias and min_tokens"
 

@@ -8,7 +8,7 @@ from engine.grammar.interface import CompiledGrammar, GrammarState
 from engine.grammar.reasoned import ReasonedState
 from engine.grammar.value import Reasoning
 from engine.sampler.interface import Draws, IntArray
-from engine.step import Sample
+from engine.step import GRAMMAR_FAILED, Sample
 
 _ALL = np.int32(-1)
 
@@ -74,4 +74,4 @@ class GrammarTable:
                 problem = state.accept(token_id)
                 if problem is not None:
                     problems[slot] = problem
-        return {slot: f"the grammar: {problem}" for slot, problem in problems.items()}
+        return {slot: f"{GRAMMAR_FAILED}{problem}" for slot, problem in problems.items()}

@@ -38,7 +38,7 @@ from engine.scheduler.roster import Roster
 from engine.scheduler.sequence import QUEUED, Sequence, SequenceState
 from engine.scheduler.service import Service
 from engine.scheduler.swap import SwapSpace
-from engine.step import NO_TOKEN_LEFT, NOT_FINITE, StepResult
+from engine.step import GRAMMAR_FAILED, NO_TOKEN_LEFT, NOT_FINITE, StepResult
 from engine.step_times import StepCosts
 from kv_cache.cache import KvCache
 from kv_cache.handover import HeldRange, hold_cached
@@ -367,7 +367,10 @@ def _find_problem(part: Part, result: StepResult) -> str | None:
 
 
 def _error(problem: str, request: GenerationRequest) -> EngineError:
-    """What forbids itself every token is the request's own doing."""
+    """What forbids itself every token is the request's own doing, and so is a grammar that compiles
+    and then grows too large."""
+    if problem.startswith(GRAMMAR_FAILED):
+        return RequestError("grammar", problem.removeprefix(GRAMMAR_FAILED))
     if problem != NO_TOKEN_LEFT:
         return StepError(problem)
     given = request.params.allowed_token_ids is not None

@@ -16,13 +16,14 @@ from cluster.http import build_app
 from cluster.local_engine import LocalEngine, load_local_engine
 from cluster.served_model import ServedModel
 from engine.config import EngineConfig
+from engine.errors import RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.grammar.value import ANY_JSON_OBJECT, Grammar, GrammarKind, Reasoning
 from engine.request import FinishReason, GenerationRequest, GenerationUpdate
 from engine.text.chat_template import ChatTemplate
 from engine.text.special_tokens import SpecialTokens
 from tests.cluster.conftest import Server, make_server, read_events
-from tests.cluster.fakes import delta, prompt_report, say, small_model
+from tests.cluster.fakes import Step, delta, prompt_report, say, small_model
 from tests.cluster.live_server import live_server
 from tests.engine.grammar.cases import BOMB, PERSON, choice, regex
 from tests.engine.text.small_tokenizers import byte_level, wrapped
@@ -123,6 +124,21 @@ async def test_what_cannot_be_compiled_is_a_422_that_names_it(
     constrained: Server, param: str, body: dict[str, Any]
 ) -> None:
     await refuse(constrained, 422, param, body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_grows_too_large_later_is_named_too(
+    constrained: Server, stream: bool
+) -> None:
+    def fail(request: GenerationRequest) -> Iterator[Step]:
+        yield RequestError("grammar", "lexer error: too many expressions")
+
+    constrained.backend.script = fail
+    body = {"prompt": "x", "structured_outputs": {"regex": "a"}, "stream": stream}
+    error = (await constrained.post(COMPLETIONS, **body)).json()["error"]
+    field = "structured_outputs.regex"
+    assert (error["type"], error["param"]) == ("invalid_request_error", field)
+    assert error["message"] == f"{field}: lexer error: too many expressions"
 
 
 async def refuse(server: Server, status: int, param: str, body: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from engine.engine import Engine
 from engine.errors import EngineError, RequestError
+from engine.grammar.library import State
 from engine.grammar.value import Grammar, GrammarKind
 from engine.memory import bytes_needed
 from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, RequestId
@@ -182,6 +183,21 @@ def test_nothing_left_by_both_lists_fails_the_request_alone(engine: Engine) -> N
     assert isinstance(error, RequestError)
     assert error.field == "allowed_token_ids"
     assert said(told.tokens[0]) == "x"
+
+
+def test_a_grammar_that_grows_too_large_in_the_middle_is_the_request_s_own_doing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compiles may still exceed what the library allows, once it has to be followed."""
+    problem = "lexer error: too many expressions"
+    monkeypatch.setattr(State, "fill", lambda self, bits: problem)
+    engine.add(GenerationRequest(RequestId("large"), prompt(), hot(regex("a+"))))
+    failures: dict[RequestId, EngineError] = {}
+    while engine.has_work:
+        failures |= engine.step().failures
+    error = failures[RequestId("large")]
+    assert isinstance(error, RequestError)
+    assert (error.field, error.message) == ("grammar", problem)
 
 
 def test_ignoring_the_end_does_not_go_with_a_grammar() -> None:
