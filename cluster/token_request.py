@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS
-from cluster.openai.request_limits import MAX_SALT_CHARS, NOT_IN_SALTS, RequestLimits
+from cluster.openai.request_limits import (
+    MAX_SALT_CHARS,
+    NOT_IN_SALTS,
+    RequestLimits,
+    check_num_logprobs,
+)
 from cluster.seeds import draw_seed
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
@@ -43,6 +48,7 @@ def read_request(
         raise too_long("token_ids", str(len(token_ids)), model.max_model_len)
     model.check_token_ids(token_ids, "token_ids")
     params = _params(message.params, model, limits, room)
+    check_num_logprobs(params, 1, len(token_ids))
     _check_salt(message.cache_salt)
     timeout_s = message.timeout_ms / 1000 if message.timeout_ms else longest_s
     return TokenRequest(

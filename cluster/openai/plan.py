@@ -10,7 +10,11 @@ from dataclasses import dataclass, replace
 from cluster.openai.chat_format import Reading
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
-from cluster.openai.request_limits import MAX_NAMED_TOKENS, RequestLimits
+from cluster.openai.request_limits import (
+    MAX_NAMED_TOKENS,
+    RequestLimits,
+    check_num_logprobs,
+)
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar
 from cluster.seeds import draw_seed
@@ -171,6 +175,7 @@ def _checked(plan: Plan, model: ServedModel, most: int, limit: str = "max_tokens
     wanted = plan.params.max_tokens
     if wanted is not None and wanted > most:
         raise no_room(limit, wanted, most, model.max_model_len)
+    check_num_logprobs(plan.params, len(plan.prompts), plan.num_prompt_tokens)
     return plan
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from engine.errors import RequestError
+from engine.sampling import SamplingParams
 
 MAX_N = 128
 MAX_PROMPTS = 1024
@@ -10,6 +11,9 @@ MAX_CHOICES = 4096  # of all prompts together
 # Token ids that a request names in its parameters, for each of its prompts: each brings all of them
 # to its worker.
 MAX_NAMED_TOKENS = 1 << 19
+# Of all tokens together, at some 130 bytes each: an answer that is not streamed has all of them at
+# once, and so has one whose client reads slowly.
+MAX_LOGPROBS_IN_ALL = 8_000_000
 # Arrays and objects of a body, and names in these: of tools, messages and biases there may be many.
 # Values of all kinds are counted by their commas, and token ids may be most of them.
 MAX_CONTAINERS = 100_000
@@ -53,3 +57,16 @@ class RequestLimits:
         most = self.max_prompt_tokens
         if most is not None and num_tokens > most:
             raise RequestError(param, f"{num_tokens} tokens, and this server takes {most}")
+
+
+def check_num_logprobs(params: SamplingParams, num_prompts: int, num_prompt_tokens: int) -> None:
+    """`num_prompt_tokens`: of all prompts together."""
+    number, field = 0, "prompt_logprobs"
+    if params.prompt_logprobs is not None:
+        number += num_prompt_tokens * (params.prompt_logprobs + 1)
+    if params.logprobs is not None:
+        num_tokens = num_prompts * params.n * (params.max_tokens or 0)
+        number, field = number + num_tokens * (params.logprobs + 1), "logprobs"
+    if number > MAX_LOGPROBS_IN_ALL:
+        most = f"must be at most {MAX_LOGPROBS_IN_ALL:,}"
+        raise RequestError(field, f"{number:,} of all prompts, choices and tokens together, {most}")

@@ -460,3 +460,22 @@ async def test_many_prompts_do_not_each_bring_many_token_ids(server: Server) -> 
     response = await server.post(PATH, prompt=["x"] * (most + 1), **body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("logprobs", {"logprobs": 20, "n": 128, "max_tokens": 500, "prompt": ["x"] * 8}),
+        ("prompt_logprobs", {"prompt_logprobs": 20, "prompt": [[5] * 400] * 1000}),
+    ],
+)
+async def test_no_answer_has_more_logprobs_than_there_is_room_for(
+    server: Server, field: str, body: dict[str, Any]
+) -> None:
+    response = await server.post(PATH, **body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == field
+    assert "at most 8000000" in error["message"].replace(",", "")
+    assert not server.backend.streams
+    await server.ok(PATH, **body | {"prompt": body["prompt"][:1]})
