@@ -6,6 +6,7 @@ from cluster.openai.chat_format import ChatFormat
 from cluster.openai.generation import ChoicePart, Generation
 from cluster.openai.logprobs import TokenSpeller, chat_logprobs
 from cluster.openai.plan import AnswerOptions
+from cluster.openai.reading.call_object import ObjectEnd
 from cluster.openai.reading.parts import (
     CallArguments,
     CallStart,
@@ -31,6 +32,7 @@ class ChatWording:
         self._reading = options.reading
         self._readers: dict[int, Reader] = {}  # by choice
         self._num_calls: dict[int, int] = {}
+        self._unended: dict[int, ObjectEnd] = {}  # the last call's arguments, until they end
         tokenizer = chat_format.tokenizer
         self._speller = TokenSpeller(tokenizer.pieces, as_ids=options.tokens_as_ids)
         skips = options.skip_special_tokens
@@ -77,9 +79,18 @@ class ChatWording:
             parts = [one for one in parts if not isinstance(one, Reasoning)]
         if reading.one_call:
             parts = [one for one in parts if getattr(one, "call", 0) == 0]
-        num_calls = sum(isinstance(one, CallStart) for one in parts)
-        self._num_calls[part.choice] = self._num_calls.get(part.choice, 0) + num_calls
+        self._count_calls(part.choice, parts)
         return parts
+
+    def _count_calls(self, choice: int, parts: Iterable[Part]) -> None:
+        for part in parts:
+            match part:
+                case CallStart():
+                    self._num_calls[choice] = self._num_calls.get(choice, 0) + 1
+                    self._unended[choice] = ObjectEnd()
+                case CallArguments(text=text) if choice in self._unended:
+                    if self._unended[choice].find(text) is not None:
+                        del self._unended[choice]
 
     def _delta_of(self, parts: Iterable[Part]) -> Json:
         delta: Json = {}
@@ -117,7 +128,9 @@ class ChatWording:
         choice["finish_reason"], choice["stop_reason"] = part.finish_reason, part.stop_reason
         # Who names the function knows already: OpenAI says "stop" then.
         named = self._reading is not None and self._reading.only_call is not None
-        if part.finish_reason is FinishReason.STOP and self._num_calls.get(part.choice, 0) > named:
+        calls = self._num_calls.get(part.choice, 0) > named
+        was_cut = part.stop_reason is not None and part.choice in self._unended
+        if part.finish_reason is FinishReason.STOP and calls and not was_cut:
             choice["finish_reason"] = "tool_calls"
         if part.logprobs is not None and self._options.logprobs is not None:
             choice["logprobs"] = chat_logprobs(self._speller, part.logprobs, self._options.logprobs)

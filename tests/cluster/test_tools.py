@@ -125,6 +125,25 @@ async def test_an_answer_that_was_cut_off_ends_for_its_length() -> None:
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "look"
 
 
+@pytest.mark.parametrize("per_step", [1, 1000])
+@pytest.mark.parametrize(
+    ("stop", "finish", "ended"), [('t": "', "stop", 0), ("<tool_call>{", "tool_calls", 1)]
+)
+async def test_a_stop_string_within_a_call_s_arguments_is_no_end_of_the_call(
+    stop: str, finish: str, ended: int, per_step: int
+) -> None:
+    """Behind a call that has ended it is one."""
+    server = server_that_says(ANSWER, per_step)
+    body = {"messages": HELLO, "tools": TOOLS, "stop": stop}
+    (choice,) = (await server.ok(PATH, **body))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == (finish, stop)
+    message, streamed = message_of_events(await server.events(PATH, **body))
+    assert streamed == finish
+    for calls in (choice["message"]["tool_calls"], message["tool_calls"]):
+        (arguments,) = [call["function"]["arguments"] for call in calls]
+        assert arguments == ('{"at": "🦊"}' if ended else '{"a')
+
+
 async def test_one_call_and_no_reasoning_where_clients_want_that() -> None:
     server = server_that_says(ANSWER)
     body = {"messages": HELLO, "tools": TOOLS}
