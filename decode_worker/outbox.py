@@ -1,11 +1,12 @@
 """What came of an ingress's requests and was not sent yet."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from engine.errors import EngineError
 from engine.request import ChoiceDelta, GenerationUpdate, PromptReport, RequestId
-from engine.wire.updates import StepWriter, failure_bytes, update_bytes
+from engine.wire.updates import failure_bytes, steps_of, update_bytes
 from protos.session_pb2 import Step
 
 
@@ -26,6 +27,7 @@ class Outbox:
     def __init__(self) -> None:
         self._unsent: dict[RequestId, _Unsent] = {}
         self._pressing: dict[RequestId, _Unsent] = {}  # of these
+        self._under_way: Iterator[Step] = iter(())  # of what was taken
         self.num_bytes = 0  # of all that is unsent, about what its messages take
 
     def __len__(self) -> int:
@@ -56,22 +58,33 @@ class Outbox:
             self.num_bytes -= unsent.num_bytes
 
     def clear(self) -> None:
-        self._unsent.clear()
-        self._pressing.clear()
-        self.num_bytes = 0
+        self._unsent, self._pressing, self.num_bytes = {}, {}, 0
+        self._under_way = iter(())
 
     def take(self) -> list[Step]:
-        """All of it."""
-        steps = _steps(self._unsent)
+        """The next message of all there is, or none after its end. Each is made when it is taken:
+        one request may have a hundred megabytes of logprobs."""
+        step = list(islice(self._under_way, 1))
+        if step or not self._unsent:
+            return step
+        taken = self._unsent
         self.clear()
-        return steps
+        return self._begin(taken)
 
     def take_pressing(self) -> list[Step]:
-        """With all that is unsent of the same requests."""
-        steps = _steps(self._pressing)
-        for request_id in list(self._pressing):
+        """The same of what is pressing, with all that is unsent of the same requests, and of what
+        was begun before."""
+        step = list(islice(self._under_way, 1))
+        if step or not self._pressing:
+            return step
+        taken = dict(self._pressing)
+        for request_id in taken:
             self.discard(request_id)
-        return steps
+        return self._begin(taken)
+
+    def _begin(self, taken: dict[RequestId, _Unsent]) -> list[Step]:
+        self._under_way = steps_of(_news(taken))
+        return list(islice(self._under_way, 1))
 
     def _grow(self, request_id: RequestId, num_bytes: int) -> _Unsent:
         """An id counts too: of failures there may be many with little else."""
@@ -84,14 +97,14 @@ class Outbox:
         return unsent
 
 
-def _steps(of: dict[RequestId, _Unsent]) -> list[Step]:
-    writer = StepWriter()
+def _news(
+    of: dict[RequestId, _Unsent],
+) -> Iterator[tuple[RequestId, GenerationUpdate | EngineError]]:
     for request_id, unsent in of.items():
         if unsent.deltas or unsent.prompt is not None:
-            writer.add(request_id, GenerationUpdate(_joined(unsent.deltas), unsent.prompt))
+            yield request_id, GenerationUpdate(_joined(unsent.deltas), unsent.prompt)
         if unsent.error is not None:
-            writer.fail(request_id, unsent.error)
-    return writer.take()
+            yield request_id, unsent.error
 
 
 def _joined(deltas: Sequence[ChoiceDelta]) -> Sequence[ChoiceDelta]:

@@ -252,7 +252,7 @@ class Session:
     def _take(self) -> list[DecodeMessage]:
         messages, self._messages = self._messages, []
         messages += [DecodeMessage(step=step) for step in self._take_steps()]
-        if self._phase is _Phase.ENDED and self._farewell is not None:
+        if self._phase is _Phase.ENDED and self._farewell is not None and not messages:
             messages.append(DecodeMessage(failure=self._farewell))
             self._farewell = None
         if self._is_to_tell and self._phase is not _Phase.ENDED:

@@ -40,6 +40,7 @@ from protos.handoff_pb2 import Ask
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.2  # before a request's deadline, to say why there is no answer
+_MANY_LOGPROBS = 1000  # of a prompt: as many take 10 ms to read
 PAUSE_S = 0.1  # between rounds of those that were not reached; links have pauses of their own
 
 
@@ -220,7 +221,10 @@ class Fetcher:
             left_s, parties = wanted.left_s(), self._parties(link)
             ask = ask_for_prompt(reservation, wanted.request, parties, left_s, sources)
             pulled = await self._pull(link, ask, reservation, left_s, attempt)
-            return read_prompt(pulled, reservation, self._engine.engine.limits.vocab_size)
+            vocab_size = self._engine.engine.limits.vocab_size
+            if len(pulled.prompt_logprobs) < _MANY_LOGPROBS:
+                return read_prompt(pulled, reservation, vocab_size)
+            return await asyncio.to_thread(read_prompt, pulled, reservation, vocab_size)
         except Unreachable as error:
             if candidates.note_unreached(number, str(error)):
                 logger.warning("%s: prefill at %s: %s", reservation.request_id, address, error)

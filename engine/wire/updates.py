@@ -3,7 +3,7 @@
 Sizes are bounds from above, computed and not measured: to measure is to serialise.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from engine.errors import EngineError
@@ -35,39 +35,41 @@ class UpdatePart(NamedTuple):
     complete: bool = True
 
 
-class StepWriter:
-    """Collects news into Steps of bounded size; the news of a request keep their order."""
-
-    def __init__(self, part_bytes: int = PART_BYTES) -> None:
-        self._part_bytes = part_bytes
-        self._steps: list[session_pb2.Step] = []
-        self._room = 0
-
-    def add(self, request_id: RequestId, update: GenerationUpdate) -> None:
+def steps_of(
+    news: Iterable[tuple[RequestId, GenerationUpdate | EngineError]], part_bytes: int = PART_BYTES
+) -> Iterator[session_pb2.Step]:
+    """News of requests in their order, in Steps of bounded size. Each is made when it is asked
+    for: one update may be a hundred megabytes of logprobs."""
+    step, room = session_pb2.Step(), part_bytes
+    for request_id, said in news:
         id_bytes = _NEWS_BYTES + _CHAR_BYTES * len(request_id)
-        num_bytes = update_bytes(update)
-        if num_bytes <= self._part_bytes:
-            whole = UpdatePart(update.deltas, update.prompt)
-            fill(self._news(request_id, id_bytes + num_bytes), whole)
-            return
-        for part in split(update, self._part_bytes):
-            part_bytes = id_bytes + update_bytes(GenerationUpdate(part.deltas, part.prompt))
-            fill(self._news(request_id, part_bytes), part)
+        for part, num_bytes in _parts(said, part_bytes):
+            if id_bytes + num_bytes > room and step.requests:
+                yield step
+                step, room = session_pb2.Step(), part_bytes
+            room -= id_bytes + num_bytes
+            told = step.requests.add(request_id=request_id)
+            if isinstance(part, EngineError):
+                told.failure.CopyFrom(encode_failure(part))
+            else:
+                fill(told, part)
+    if step.requests:
+        yield step
 
-    def fail(self, request_id: RequestId, error: EngineError) -> None:
-        num_bytes = _CHAR_BYTES * len(request_id) + failure_bytes(error)
-        self._news(request_id, num_bytes).failure.CopyFrom(encode_failure(error))
 
-    def take(self) -> list[session_pb2.Step]:
-        steps, self._steps, self._room = self._steps, [], 0
-        return steps
-
-    def _news(self, request_id: RequestId, num_bytes: int) -> session_pb2.RequestNews:
-        if num_bytes > self._room:
-            self._steps.append(session_pb2.Step())
-            self._room = self._part_bytes
-        self._room -= num_bytes
-        return self._steps[-1].requests.add(request_id=request_id)
+def _parts(
+    said: GenerationUpdate | EngineError, part_bytes: int
+) -> Iterator[tuple[UpdatePart | EngineError, int]]:
+    """With the bytes of each."""
+    if isinstance(said, EngineError):
+        yield said, failure_bytes(said)
+        return
+    num_bytes = update_bytes(said)
+    if num_bytes <= part_bytes:
+        yield UpdatePart(said.deltas, said.prompt), num_bytes
+        return
+    for part in split(said, part_bytes):
+        yield part, update_bytes(GenerationUpdate(part.deltas, part.prompt))
 
 
 def fill(news: session_pb2.RequestNews | ingress_pb2.GenerateUpdate, part: UpdatePart) -> None:

@@ -1,8 +1,11 @@
 """What is unsent is counted, whatever it is, until it is taken or not wanted any more."""
 
+from itertools import chain
+
 from decode_worker.outbox import Outbox
 from engine.errors import RequestError, StepError
-from engine.request import ChoiceDelta, GenerationUpdate, RequestId
+from engine.request import ChoiceDelta, GenerationUpdate, PromptReport, RequestId
+from engine.step import TokenLogprobs
 from protos.limits import PART_BYTES
 
 A, B = RequestId("a"), RequestId("\u1234" * 256)
@@ -37,3 +40,23 @@ def test_what_is_discarded_does_not_count() -> None:
     outbox.discard(A)
     outbox.discard(A)
     assert outbox.num_bytes == 0
+
+
+def test_a_long_report_is_made_message_by_message_and_comes_before_what_is_newer() -> None:
+    """A report of a whole prompt takes seconds to make: others have their turns in between."""
+    top = tuple((100_000 + i, -float(i)) for i in range(20))
+    entries = [None, *(TokenLogprobs(i, -1.5, 3, top) for i in range(1, 20_000))]
+    outbox = Outbox()
+    outbox.add(A, GenerationUpdate([ChoiceDelta(0, [1])], PromptReport(7, entries)))
+    (first,) = outbox.take()
+    assert first.ByteSize() <= PART_BYTES
+    assert not first.requests[0].prompt.complete
+    outbox.add(B, GenerationUpdate([ChoiceDelta(0, [2])], PromptReport(0)))
+    outbox.add(A, GenerationUpdate([ChoiceDelta(0, [3])]))
+    rest = list(chain.from_iterable(iter(outbox.take_pressing, [])))
+    *report, end, of_b = [news for step in rest for news in step.requests]
+    assert {news.request_id for news in (*report, end)} == {A}
+    assert (end.deltas[0].token_ids, of_b.request_id) == ([1], B)
+    (last,) = outbox.take()
+    assert last.requests[0].deltas[0].token_ids == [3]
+    assert outbox.take() == []

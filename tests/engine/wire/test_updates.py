@@ -29,7 +29,7 @@ from engine.step import TokenLogprobs
 from engine.wire.failures import decode_failure, encode_failure
 from engine.wire.logprobs import decode_logprobs
 from engine.wire.reading import NewsReader
-from engine.wire.updates import StepWriter, update_bytes
+from engine.wire.updates import steps_of, update_bytes
 from protos import generation_pb2, session_pb2
 from protos.generation_pb2 import Failure
 from protos.limits import MAX_MESSAGE_BYTES, PART_BYTES
@@ -108,12 +108,9 @@ def tokens_of(update: GenerationUpdate) -> list[tuple[object, ...]]:
 
 @given(UPDATES)
 def test_updates_come_back_as_they_were(update: GenerationUpdate) -> None:
-    writer = StepWriter()
-    writer.add(RequestId("r"), update)
-    (news,) = over_the_wire(writer.take())
+    (news,) = over_the_wire(steps_of([(RequestId("r"), update)]))
     assert news.request_id == "r"
     assert NewsReader(num_prompt_tokens(update), NUM_CHOICES).read(news) == update
-    assert writer.take() == []
 
 
 @settings(max_examples=20)
@@ -121,10 +118,8 @@ def test_updates_come_back_as_they_were(update: GenerationUpdate) -> None:
 def test_parts_stay_small_and_come_together_again(
     updates: dict[str, GenerationUpdate], part_bytes: int
 ) -> None:
-    writer = StepWriter(part_bytes)
-    for name, update in updates.items():
-        writer.add(RequestId(name), update)
-    steps = writer.take()
+    news_of_all = [(RequestId(name), update) for name, update in updates.items()]
+    steps = list(steps_of(news_of_all, part_bytes))
     # an id is not split, and an entry with its alternatives neither
     assert all(step.ByteSize() <= part_bytes + 64 for step in steps)
     readers = {n: NewsReader(num_prompt_tokens(u), NUM_CHOICES) for n, u in updates.items()}
@@ -141,18 +136,15 @@ def test_parts_stay_small_and_come_together_again(
 
 @given(UPDATES)
 def test_sizes_are_bounds(update: GenerationUpdate) -> None:
-    writer = StepWriter()
-    writer.add(RequestId(""), update)
-    assert writer.take()[0].ByteSize() <= update_bytes(update) + 32
+    (step,) = steps_of([(RequestId(""), update)])
+    assert step.ByteSize() <= update_bytes(update) + 32
 
 
 def test_a_long_prompts_report_fits_into_messages() -> None:
     top = tuple((100_000 + i, -float(i)) for i in range(20))
     entries = [None, *(TokenLogprobs(i, -1.5, 3, top) for i in range(1, 20_000))]
     update = GenerationUpdate([ChoiceDelta(0, [1])], PromptReport(7, entries))
-    writer = StepWriter()
-    writer.add(RequestId("r"), update)
-    steps = writer.take()
+    steps = list(steps_of([(RequestId("r"), update)]))
     assert len(steps) > 2
     assert all(step.ByteSize() <= PART_BYTES + 1000 < MAX_MESSAGE_BYTES for step in steps)
     reader = NewsReader(20_000, 1)
@@ -161,11 +153,10 @@ def test_a_long_prompts_report_fits_into_messages() -> None:
 
 
 def test_many_requests_share_a_step() -> None:
-    writer = StepWriter()
-    for i in range(64):
-        writer.add(RequestId(f"request-{i}"), GenerationUpdate([ChoiceDelta(0, [i])]))
-    writer.fail(RequestId("last"), StepError("no more memory"))
-    (step,) = writer.take()
+    news: list[tuple[RequestId, GenerationUpdate | EngineError]] = [
+        (RequestId(f"request-{i}"), GenerationUpdate([ChoiceDelta(0, [i])])) for i in range(64)
+    ]
+    (step,) = steps_of([*news, (RequestId("last"), StepError("no more memory"))])
     assert len(step.requests) == 65
     assert str(decode_failure(step.requests[64].failure)) == "no more memory"
 
@@ -282,7 +273,5 @@ def test_a_message_that_quotes_nonsense_can_be_sent() -> None:
 def test_infinities_survive() -> None:
     entry = TokenLogprobs(1, -math.inf, 1, ((2, -math.inf), (3, -5e-324)))
     update = GenerationUpdate([ChoiceDelta(0, [1], [entry])])
-    writer = StepWriter()
-    writer.add(RequestId("r"), update)
-    (news,) = over_the_wire(writer.take())
+    (news,) = over_the_wire(steps_of([(RequestId("r"), update)]))
     assert NewsReader(1, 1).read(news) == update
