@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from engine.answers import Answers
 from engine.async_streams import Command, EngineStream, HandOverStream, RequestStream, drop_command
 from engine.engine import Engine
-from engine.errors import EngineError, RequestError, UnavailableError
+from engine.errors import EngineError, RequestError, StepError, UnavailableError
 from engine.grammar.interface import CompiledGrammar
 from engine.grammar.value import Grammar
 from engine.handoff import FetchOutcome, PromptChunk, Quarantined, Reservation, UnfinishedReads
@@ -24,6 +24,10 @@ from kv_cache.handover import HeldRange
 from kv_cache.transfers import TransferHold
 
 logger = logging.getLogger(__name__)
+
+# In a row: what a few requests are to blame for passes, what a broken device does not. It would
+# look idle, and attract more.
+_MOST_FAILED_STEPS = 10
 
 # A thread that computes in Python keeps the interpreter for 5 ms at a time by default, which
 # the event loop would pay on every message.
@@ -256,12 +260,17 @@ class AsyncEngine:
                 if not output.is_empty:
                     self._post(output)
                 self._tell_followers()
+                self._check_steps()
                 if self.engine.num_steps == num_steps:
                     self._pause()
         except Exception as error:  # noqa: BLE001 - a bug of ours: everyone is told
             logger.exception("the engine's thread died")
             self._dead = f"the engine died: {error!r}"
             self._on_loop(lambda: self._fail_all(UnavailableError(str(self._dead))))
+
+    def _check_steps(self) -> None:
+        if self.engine.num_failed >= _MOST_FAILED_STEPS:
+            raise StepError(f"its last {_MOST_FAILED_STEPS} steps failed")
 
     def _carry_out_commands(self) -> bool:
         """Waits for work; False when the engine is to stop."""

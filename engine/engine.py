@@ -49,6 +49,8 @@ from kv_cache.transfers import TransferHold
 
 logger = logging.getLogger(__name__)
 
+_MANY = 8  # requests that a line of the log names
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -86,6 +88,7 @@ class Engine:
         self._seeds = Random(seed)
         self.grammars = GrammarCompiler(lambda: _load_vocabulary(info))
         self.num_steps = 0
+        self.num_failed = 0  # of them, the last ones, without one between that did not
         self.num_steps_ahead = 0  # of them, launched before the one before had ended
         # That they took, all together, and since when one is under way: at once, as others ask.
         self._spent: tuple[float, float | None] = (0.0, None)
@@ -228,14 +231,25 @@ class Engine:
                 raise flight.launched
             result = self._runner.finish(flight.launched)
         except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
-            logger.exception("step %d failed", step.plan.step)
+            self._note_failure(step)
             self._spend(0.0, time.perf_counter())
             return self._scheduler.fail(step, _as_step_error(error))
         else:
+            self.num_failed = 0
             self._note_time(flight)
             return self._scheduler.complete(step, result, time.monotonic())
         finally:
             self.num_steps += 1
+
+    def _note_failure(self, step: ScheduledStep) -> None:
+        """A device that is broken fails thousands of them a second, all for the same reason."""
+        self.num_failed += 1
+        if self.num_failed == 1:
+            sources = (part.sequence.request.source for part in step.parts)
+            names = list(dict.fromkeys(source.request_id for source in sources))
+            more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
+            requests = ", ".join(names[:_MANY]) + more
+            logger.exception("step %d failed, and with it %s", step.plan.step, requests)
 
     @property
     def steps_s(self) -> float:

@@ -15,7 +15,7 @@ from engine.async_engine import AsyncEngine
 from engine.async_streams import EngineStream
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
+from engine.errors import EngineError, QueueFullError, RequestError, StepError, UnavailableError
 from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, RequestId
 from engine.sampler.edits import is_edited
 from engine.sampler.interface import Draws
@@ -252,6 +252,35 @@ async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(
     assert len(tokens) == 5
     serving.check_health()
     await idle(serving)
+
+
+async def test_an_engine_that_fails_every_step_dies_of_it(
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a GPU that is broken: it would fail all that came, and be taken for an idle one."""
+    runner = serving.engine._runner
+    launch, num_launched = runner.launch, 0
+
+    def fail_but_the_ninth(*arguments: Any) -> Any:
+        nonlocal num_launched
+        num_launched += 1
+        if num_launched == 9:
+            return launch(*arguments)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner, "launch", fail_but_the_ninth)
+    errors: list[type[EngineError]] = []
+    async with asyncio.timeout(30):
+        while UnavailableError not in errors:
+            try:
+                await read(serving.submit(request(str(len(errors)), max_tokens=1)))
+            except EngineError as error:
+                errors.append(type(error))
+    assert errors == [StepError] * 18 + [UnavailableError]
+    with pytest.raises(UnavailableError, match="its last 10 steps failed"):
+        serving.check_health()
+    told = [record.getMessage() for record in caplog.records if record.name == "engine.engine"]
+    assert [line.split("failed, ")[1] for line in told] == ["and with it 0", "and with it 8"]
 
 
 async def test_a_dead_thread_is_told_to_everyone(
