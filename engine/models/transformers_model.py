@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from engine.checkpoint import is_no_weight, open_checkpoint
+from engine.checkpoint import StoredTensor, is_no_weight, open_checkpoint
 from engine.errors import ModelError
 from engine.kernels.interface import Kernels, StepBatch
 from engine.model_source import ModelSource
@@ -134,13 +134,22 @@ def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         found_names = sorted(str(name) for name in info.get(problem) or ())
         if problem == "unexpected_keys":  # transformers knows some of these, by class and release
-            found_names = [
-                name for name in found_names if name not in stored or not is_no_weight(stored[name])
-            ]
+            no_weights = _renamed(model, filter(is_no_weight, stored.values()))
+            found_names = [name for name in found_names if name not in no_weights]
         if found_names:
             what = problem.replace("_", " ").replace("keys", "tensors")
             raise ModelError(f"{source.folder}: {what}: {', '.join(found_names[:3])}")
     return model.eval()
+
+
+def _renamed(model: Any, tensors: Iterable[StoredTensor]) -> set[str]:
+    """What transformers calls them, which names those of some classes anew before it looks."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    return {rename_source_key(tensor.name, renamings, [])[0] for tensor in tensors}
 
 
 def _attach(
