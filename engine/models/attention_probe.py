@@ -140,8 +140,9 @@ def probe_attention(
         find_decoder(model)(
             input_ids=torch.zeros(shape, dtype=torch.int64),
             position_ids=torch.zeros(shape, dtype=torch.int64),
-            # A mask of ones keeps transformers from looking for packed sequences, by value.
-            attention_mask=torch.ones(shape, dtype=torch.int64),
+            # A mask of ones keeps transformers from looking for packed sequences, by value. It has
+            # data, because some models look whether there are but ones.
+            attention_mask=torch.ones(shape, dtype=torch.int64, device="cpu"),
             use_cache=False,
         )
     return model, recorder.attentions

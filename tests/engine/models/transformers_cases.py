@@ -51,6 +51,7 @@ SERVED_CASES = (
     case("exaone4", sliding_window=12, num_hidden_layers=4),
     case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=3,
          vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0),
+    case("lfm2", layer_types=["full_attention"] * 2),
     case("phimoe", num_local_experts=2, original_max_position_embeddings=64,
          rope_parameters={**longrope(8), "original_max_position_embeddings": 64,
                           "short_mscale": 1.2, "long_mscale": 1.5}),
