@@ -16,7 +16,9 @@ from engine.models.families import OTHER_TENSORS
 from engine.models.layer_types import MOST_LAYERS
 from engine.models.parse_config import architecture_of
 
-_TOKEN_MIXERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+# What transformers calls the layers of a model, in its config's layer_types.
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_RECURRENT = {"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +84,15 @@ def _names(architecture: str, model_type: str | None) -> tuple[str, str | None]:
 def _refuse(architecture: str, model_class: Any, config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise _refusal(architecture, "is an encoder-decoder")
-    mixers = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
-    other = sorted(set(mixers) - set(_TOKEN_MIXERS))
-    if model_class._is_stateful or other:
-        kinds = f" ({', '.join(other)})" if other else ""
-        raise _refusal(architecture, f"keeps recurrent state{kinds}, which has no paged cache")
+    # The class of models with recurrent layers also has those without, as that of Granite 4 does.
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    recurrent = kinds & _RECURRENT
+    if recurrent or (model_class._is_stateful and not kinds):
+        named = f" ({', '.join(sorted(recurrent))})" if recurrent else ""
+        raise _refusal(architecture, f"keeps recurrent state{named}, which has no paged cache")
+    if other := sorted(kinds - _ATTENTION):
+        names = ", ".join(other)
+        raise _refusal(architecture, f"has layers that paged attention cannot serve ({names})")
     if not model_class._can_set_attn_implementation():
         raise _refusal(architecture, "its class takes no attention implementation")
 
