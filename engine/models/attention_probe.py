@@ -60,6 +60,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.names: dict[int, str] = {}  # of the model's modules, by id
         self.attentions: list[ProbedAttention] = []
+        self._queries: dict[str, torch.Tensor] = {}  # by module, as they were first given
 
     def __call__(
         self,
@@ -71,6 +72,9 @@ class _Recorder:
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         name = self.names[id(module)]
+        if self._queries.setdefault(name, query) is not query:
+            # With a cache, some of these read what another round has written.
+            raise ModelError(f"{name}: it is computed in several rounds")
         window = _window(name, attention_mask, arguments.pop("sliding_window", None))
         causal = arguments.pop("is_causal", None)
         if causal is False or (causal is None and getattr(module, "is_causal", True) is False):

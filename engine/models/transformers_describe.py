@@ -53,11 +53,9 @@ def probe(found: TransformersClass) -> tuple[Any, list[ProbedAttention]]:
             lambda model: find_decoder(found.architecture, model),
         )
         num_layers = found.config.num_hidden_layers
-        modules = {attention.module for attention in attentions}
-        if len(attentions) != num_layers or len(modules) != num_layers:
-            raise ModelError(
-                f"attention was called {len(attentions)} times for its {num_layers} layers"
-            )
+        num_modules = len({attention.module for attention in attentions})
+        if num_modules != num_layers:
+            raise ModelError(f"{num_modules} of its {num_layers} layers call attention")
     return model, attentions
 
 

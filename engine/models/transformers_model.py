@@ -47,12 +47,14 @@ class TransformersModel:
         self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
         self._step.batch, self._step.slabs = batch, slabs
+        self._step.to_come = iter(self._step.layers)
         try:
             output = self._run_decoder(
                 input_ids=batch.token_ids.unsqueeze(0),
                 position_ids=batch.positions.unsqueeze(0),
                 use_cache=False,
             )
+            assert next(self._step.to_come, None) is None, "a layer has not called attention"
         finally:
             self._step.batch, self._step.slabs = None, ()
         hidden: torch.Tensor = output.last_hidden_state[0]
@@ -109,7 +111,7 @@ def load_transformers_model(
         model = _from_checkpoint(found, source, dtype)
     model = model.to(device)
     step = StepSlot()
-    _attach(model, attentions, description.groups, kernels, step)
+    step.layers = _attach(model, attentions, description.groups, kernels, step)
     decoder = find_decoder(found.architecture, model)
     return TransformersModel(model, decoder, step, description.vocab_size)
 
@@ -158,9 +160,13 @@ def _attach(
     groups: tuple[KvGroup, ...],
     kernels: Kernels,
     step: StepSlot,
-) -> None:
+) -> list[PagedLayer]:
+    """In the order of their calls; a module finds its own."""
+    layers = []
     for index, attention in enumerate(attentions):
         group = next(g for g, kv_group in enumerate(groups) if index in kv_group.layers)
         layer = groups[group].layers.index(index)
+        layers.append(PagedLayer(kernels, attention.spec, group, layer, step))
         module = model.get_submodule(attention.module)
-        module.kvrelay_layer = PagedLayer(kernels, attention.spec, group, layer, step)
+        module.kvrelay_layers = [*getattr(module, "kvrelay_layers", ()), layers[-1]]
+    return layers

@@ -51,6 +51,7 @@ SERVED_CASES = (
     case("exaone4", sliding_window=12, num_hidden_layers=4),
     case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=3,
          vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0),
+    case("diffllama"),
     # of classes for models with recurrent layers, which these have not
     case("lfm2", layer_types=["full_attention"] * 2),
     case("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0,
@@ -85,7 +86,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
     ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "attention mask"),
     ("doge", {}, "attention mask of its own"),
-    ("diffllama", {}, "4 times for its 2 layers"),
+    ("hrm_text", {"head_dim": 16}, "it is computed in several rounds"),
+    ("mllama", {"text_config": {**SMALL, "cross_attention_layers": [1]}}, "1 of its 2 layers"),
     ("bert", {}, "attention"),
     ("xlm-roberta", {"is_decoder": True}, "its positions do not begin at 0"),
 )
