@@ -52,6 +52,11 @@ SERVED_CASES = (
     case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=3,
          vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0),
     case("diffllama"),
+    # whose classes look at values on the way
+    case("jetmoe", num_local_experts=4, num_experts_per_tok=2, kv_channels=16),
+    case("longcat_flash", num_layers=1, num_key_value_heads=4, head_dim=16, ffn_hidden_size=96,
+         q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=24,
+         n_routed_experts=4, zero_expert_num=2, moe_topk=2, expert_ffn_hidden_size=32),
     # of classes for models with recurrent layers, which these have not
     case("lfm2", layer_types=["full_attention"] * 2),
     case("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0,
