@@ -100,7 +100,8 @@ def _refuse(architecture: str, model_class: Any, config: Any) -> None:
 def find_decoder(architecture: str, model: Any) -> Any:
     """The part between token ids and final hidden states."""
     decoder = model.get_decoder()
-    if decoder is model:  # where the class names its decoder in a way that get_decoder misses
+    # It goes by names, and one class calls its decoder otherwise, another its head so.
+    if decoder in (model, model.get_output_embeddings()):
         decoder = getattr(model, "model", model)
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         raise _refusal(architecture, "its decoder takes no position_ids")

@@ -51,6 +51,7 @@ SERVED_CASES = (
     case("exaone4", sliding_window=12, num_hidden_layers=4),
     case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=3,
          vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0),
+    case("modernbert-decoder", local_attention=24),
     case("diffllama"),
     # whose classes look at values on the way
     case("jetmoe", num_local_experts=4, num_experts_per_tok=2, kv_channels=16),
