@@ -127,11 +127,22 @@ def _refuse_arguments(name: str, arguments: Mapping[str, object]) -> None:
             raise ModelError(f"{name}: the attention argument {key} is not supported")
 
 
+class _MarkedMask(torch.Tensor):
+    """Stays the same where a model takes all of it, as Gemma 4 does for layers that share keys."""
+
+    kvrelay_marker: _MaskMarker
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        part = super().__getitem__(index)
+        sliced = isinstance(index, tuple) and all(isinstance(one, slice) for one in index)
+        return self if sliced and part.shape == self.shape else part.as_subclass(torch.Tensor)
+
+
 def _marked_mask(
     q_length: int, kv_length: int, mask_function: MaskFunction, **_: object
 ) -> torch.Tensor:
-    mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool)
-    mask.kvrelay_marker = _MaskMarker(mask_function)  # type: ignore[attr-defined]
+    mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool).as_subclass(_MarkedMask)
+    mask.kvrelay_marker = _MaskMarker(mask_function)
     return mask
 
 

@@ -49,8 +49,9 @@ SERVED_CASES = (
     case("seed_oss", head_dim=32,
          rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
     case("exaone4", sliding_window=12, num_hidden_layers=4),
-    case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=3,
-         vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0),
+    case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=4,
+         layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2,
+         vocab_size_per_layer_input=96, hidden_size_per_layer_input=8),
     case("modernbert-decoder", local_attention=24),
     case("diffllama"),
     # whose classes look at values on the way
