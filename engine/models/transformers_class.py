@@ -29,6 +29,11 @@ class TransformersClass:
     model_class: Any
     config: Any
 
+    @property
+    def text_config(self) -> Any:
+        """Of the text model, where the class has others beside it; mostly the same."""
+        return self.config.get_text_config(decoder=True)
+
     def instantiate(self, attention: str, dtype: torch.dtype) -> Any:
         """A model with the weights of transformers' own initialisation, on the current device."""
         with reported(self.architecture):
@@ -56,12 +61,14 @@ def transformers_class(source: ModelSource) -> TransformersClass:
     model_class = getattr(transformers, class_name)
     config_class = getattr(transformers, config_name) if config_name else model_class.config_class
     names = config_class.attribute_map  # of what the class calls otherwise
-    for name in ("num_hidden_layers", names.get("num_hidden_layers", "num_hidden_layers")):
-        config_json.optional_integer(name, maximum=MOST_LAYERS)
+    for section in filter(None, (config_json, config_json.section("text_config"))):
+        for name in ("num_hidden_layers", names.get("num_hidden_layers", "num_hidden_layers")):
+            section.optional_integer(name, maximum=MOST_LAYERS)
     with reported(architecture):
         config = config_class.from_pretrained(source.folder)
-    _refuse(architecture, model_class, config)
-    return TransformersClass(architecture, model_class, config)
+        found = TransformersClass(architecture, model_class, config)
+        _refuse(architecture, model_class, found.text_config)
+    return found
 
 
 def _names(architecture: str, model_type: str | None) -> tuple[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,9 @@ class TransformersModel:
         self._vocab_size = vocab_size
         self._head_input: torch.Tensor | None = None
         self._run_decoder: Callable[..., Any] = decoder.forward
-        decoder.forward = self._decoder_or_given
+        # A base around the decoder, for images beside text, looks at the tokens on its way there.
+        for body in {decoder, model.base_model} - {model}:
+            body.forward = partial(self._body_or_given, body.forward)
 
     @property
     def vocab_size(self) -> int:
@@ -72,9 +75,9 @@ class TransformersModel:
             self._head_input = None
         return logits
 
-    def _decoder_or_given(self, *arguments: Any, **named: Any) -> Any:
+    def _body_or_given(self, run: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self._head_input is None:
-            return self._run_decoder(*arguments, **named)
+            return run(*arguments, **named)
         return _GivenHidden(self._head_input)
 
 

@@ -144,6 +144,13 @@ def test_a_class_that_takes_no_attention_implementation_is_refused(
         ({"architectures": ["GPT2LMHeadModel"], "quantization_config": {}}, "quantization_config"),
         ({"architectures": ["GPT2LMHeadModel"], "n_layer": 10_001}, "n_layer: 10001, must be at"),
         (
+            {
+                "architectures": ["Gemma4ForConditionalGeneration"],
+                "text_config": {"num_hidden_layers": 10_001},
+            },
+            "text_config: num_hidden_layers: 10001, must be at most",
+        ),
+        (
             {"architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 2, "n_positions": 1},
             "max_position_embeddings: 1, must be an integer of at least 2",
         ),

@@ -7,6 +7,17 @@ from transformers import PreTrainedConfig
 
 from tests.engine.models.cases import SMALL, Case, longrope
 
+GEMMA4: dict[str, Any] = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 12,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": 96,
+    "hidden_size_per_layer_input": 8,
+}
+
 
 def case(model_type: str, **changes: Any) -> Case:
     def make_config() -> PreTrainedConfig:
@@ -49,9 +60,12 @@ SERVED_CASES = (
     case("seed_oss", head_dim=32,
          rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
     case("exaone4", sliding_window=12, num_hidden_layers=4),
-    case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=4,
-         layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2,
-         vocab_size_per_layer_input=96, hidden_size_per_layer_input=8),
+    case("gemma4_text", **GEMMA4),
+    # its text half
+    case("gemma4", text_config={**SMALL, **GEMMA4}, image_token_id=90, video_token_id=91,
+         audio_token_id=92, audio_config=None,
+         vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16}),
     case("modernbert-decoder", local_attention=24),
     case("diffllama"),
     # whose classes look at values on the way
