@@ -17,7 +17,7 @@ from engine.models.layer_types import MOST_LAYERS
 from engine.models.parse_config import architecture_of
 
 # What transformers calls the layers of a model, in its config's layer_types.
-_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_ATTENTION = {"full_attention", "sliding_attention", "attention"}
 _RECURRENT = {"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 
 
@@ -37,9 +37,14 @@ class TransformersClass:
     def instantiate(self, attention: str, dtype: torch.dtype) -> Any:
         """A model with the weights of transformers' own initialisation, on the current device."""
         with reported(self.architecture):
-            model = self.model_class._from_config(
-                self.config, attn_implementation=attention, dtype=dtype
-            )
+            try:
+                model = self.model_class._from_config(
+                    self.config, attn_implementation=attention, dtype=dtype
+                )
+            except KeyError as error:
+                if error.args != (attention,):
+                    raise
+                raise ModelError("its class knows attentions of its own alone") from error
             return model.eval()
 
 

@@ -56,7 +56,7 @@ def probe(found: TransformersClass) -> tuple[Any, list[ProbedAttention]]:
         num_layers = found.text_config.num_hidden_layers
         num_modules = len({attention.module for attention in attentions})
         if num_modules != num_layers:
-            raise ModelError(f"{num_modules} of its {num_layers} layers call attention")
+            raise ModelError(f"attention is called in {num_modules} places of {num_layers} layers")
     return model, attentions
 
 

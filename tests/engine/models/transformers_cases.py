@@ -105,10 +105,11 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("glm_moe_dsa", {}, "layers that paged attention cannot serve (indexed_attention)"),
     ("bart", {}, "encoder-decoder"),
     ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
-    ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "attention mask"),
+    ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "(chunked_attention)"),
+    ("git", {}, "knows attentions of its own alone"),
     ("doge", {}, "attention mask of its own"),
     ("hrm_text", {"head_dim": 16}, "it is computed in several rounds"),
-    ("mllama", {"text_config": {**SMALL, "cross_attention_layers": [1]}}, "1 of its 2 layers"),
+    ("mllama", {"text_config": {**SMALL, "cross_attention_layers": [1]}}, "1 places of 2 layers"),
     ("bert", {}, "attention"),
     ("xlm-roberta", {"is_decoder": True}, "its positions do not begin at 0"),
 )
