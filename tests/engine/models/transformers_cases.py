@@ -60,6 +60,10 @@ SERVED_CASES = (
     case("seed_oss", head_dim=32,
          rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
     case("exaone4", sliding_window=12, num_hidden_layers=4),
+    case("gptj", rotary_dim=8),
+    case("dbrx", d_model=64, attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 2},
+         ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}),
+    case("gemma3n_text", **GEMMA4, laurel_rank=8),
     case("gemma4_text", **GEMMA4),
     # its text half
     case("gemma4", text_config={**SMALL, **GEMMA4}, image_token_id=90, video_token_id=91,
