@@ -105,8 +105,8 @@ def _are_counts(value: object) -> TypeGuard[list[int]]:
 def is_no_weight(tensor: StoredTensor) -> bool:
     """Whether it is one that old checkpoints hold beside weights, and every class makes for itself.
     What masks are called may be a bias elsewhere, so their shapes have to be those of masks."""
-    if tensor.name.endswith(".attn.bias"):
-        return tensor.shape[:-2] == (1, 1)
+    if tensor.name.endswith((".attn.bias", ".attention.bias")):
+        return len(tensor.shape) == 4 and tensor.shape == (1, 1, *tensor.shape[-1:] * 2)
     if tensor.name.endswith(".masked_bias"):
         return math.prod(tensor.shape) == 1
     return tensor.name.endswith("rotary_emb.inv_freq")

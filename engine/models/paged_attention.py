@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,16 @@ class StepSlot:
 
     batch: StepBatch | None = None
     slabs: Sequence[KvSlab] = ()
+    layers: Sequence[PagedLayer] = ()  # in the order of their calls
+    to_come: Iterator[PagedLayer] = iter(())  # in this step
 
 
 @dataclass(frozen=True, eq=False)
 class PagedLayer:
-    """Where one attention layer's keys and values go, and what it computes with them."""
+    """Where the keys and values of one call of attention go, and what it computes with them.
+
+    A module that is called several times in a step, such as those of DiffLlama, has several.
+    """
 
     kernels: Kernels
     spec: AttentionSpec
@@ -50,7 +55,9 @@ def _paged_attention(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Everything else that a layer passes was judged when the model was described."""
-    layer: PagedLayer = module.kvrelay_layer
+    layers: list[PagedLayer] = module.kvrelay_layers
+    layer = next(layers[0].step.to_come, None)
+    assert layer in layers, "attention is called in another order than when it was described"
     return layer(query, key, value), None
 
 

@@ -138,8 +138,8 @@ def _parse_yarn(section: JsonConfig, context: RopeContext, original: int) -> Yar
         )
     section.seen.add("finetuned")  # says how the weights were made
     attention = section.optional_number("attention_factor")
-    mscale = section.optional_number("mscale")
-    mscale_all_dim = section.optional_number("mscale_all_dim")
+    mscale = _number_unless_zero(section, "mscale")
+    mscale_all_dim = _number_unless_zero(section, "mscale_all_dim")
     if attention is None:
         if mscale and mscale_all_dim:
             attention = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
@@ -148,11 +148,16 @@ def _parse_yarn(section: JsonConfig, context: RopeContext, original: int) -> Yar
     return YarnScaling(
         factor,
         original,
-        beta_fast=section.number("beta_fast", 32.0),
-        beta_slow=section.number("beta_slow", 1.0),
+        beta_fast=_number_unless_zero(section, "beta_fast") or 32.0,
+        beta_slow=_number_unless_zero(section, "beta_slow") or 1.0,
         truncate=section.flag("truncate", True),
         attention_factor=attention,
     )
+
+
+def _number_unless_zero(section: JsonConfig, key: str) -> float | None:
+    """Where transformers asks whether a number is true, 0 is as good as absent."""
+    return None if section.raw(key) == 0 else section.optional_number(key)
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:

@@ -16,7 +16,9 @@ from engine.models.families import OTHER_TENSORS
 from engine.models.layer_types import MOST_LAYERS
 from engine.models.parse_config import architecture_of
 
-_TOKEN_MIXERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+# What transformers calls the layers of a model, in its config's layer_types.
+_ATTENTION = {"full_attention", "sliding_attention", "attention"}
+_RECURRENT = {"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +29,22 @@ class TransformersClass:
     model_class: Any
     config: Any
 
+    @property
+    def text_config(self) -> Any:
+        """Of the text model, where the class has others beside it; mostly the same."""
+        return self.config.get_text_config(decoder=True)
+
     def instantiate(self, attention: str, dtype: torch.dtype) -> Any:
         """A model with the weights of transformers' own initialisation, on the current device."""
         with reported(self.architecture):
-            model = self.model_class._from_config(
-                self.config, attn_implementation=attention, dtype=dtype
-            )
+            try:
+                model = self.model_class._from_config(
+                    self.config, attn_implementation=attention, dtype=dtype
+                )
+            except KeyError as error:
+                if error.args != (attention,):
+                    raise
+                raise ModelError("its class knows attentions of its own alone") from error
             return model.eval()
 
 
@@ -54,12 +66,14 @@ def transformers_class(source: ModelSource) -> TransformersClass:
     model_class = getattr(transformers, class_name)
     config_class = getattr(transformers, config_name) if config_name else model_class.config_class
     names = config_class.attribute_map  # of what the class calls otherwise
-    for name in ("num_hidden_layers", names.get("num_hidden_layers", "num_hidden_layers")):
-        config_json.optional_integer(name, maximum=MOST_LAYERS)
+    for section in filter(None, (config_json, config_json.section("text_config"))):
+        for name in ("num_hidden_layers", names.get("num_hidden_layers", "num_hidden_layers")):
+            section.optional_integer(name, maximum=MOST_LAYERS)
     with reported(architecture):
         config = config_class.from_pretrained(source.folder)
-    _refuse(architecture, model_class, config)
-    return TransformersClass(architecture, model_class, config)
+        found = TransformersClass(architecture, model_class, config)
+        _refuse(architecture, model_class, found.text_config)
+    return found
 
 
 def _names(architecture: str, model_type: str | None) -> tuple[str, str | None]:
@@ -82,11 +96,15 @@ def _names(architecture: str, model_type: str | None) -> tuple[str, str | None]:
 def _refuse(architecture: str, model_class: Any, config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise _refusal(architecture, "is an encoder-decoder")
-    mixers = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
-    other = sorted(set(mixers) - set(_TOKEN_MIXERS))
-    if model_class._is_stateful or other:
-        kinds = f" ({', '.join(other)})" if other else ""
-        raise _refusal(architecture, f"keeps recurrent state{kinds}, which has no paged cache")
+    # The class of models with recurrent layers also has those without, as that of Granite 4 does.
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    recurrent = kinds & _RECURRENT
+    if recurrent or (model_class._is_stateful and not kinds):
+        named = f" ({', '.join(sorted(recurrent))})" if recurrent else ""
+        raise _refusal(architecture, f"keeps recurrent state{named}, which has no paged cache")
+    if other := sorted(kinds - _ATTENTION):
+        names = ", ".join(other)
+        raise _refusal(architecture, f"has layers that paged attention cannot serve ({names})")
     if not model_class._can_set_attn_implementation():
         raise _refusal(architecture, "its class takes no attention implementation")
 
@@ -94,7 +112,8 @@ def _refuse(architecture: str, model_class: Any, config: Any) -> None:
 def find_decoder(architecture: str, model: Any) -> Any:
     """The part between token ids and final hidden states."""
     decoder = model.get_decoder()
-    if decoder is model:  # where the class names its decoder in a way that get_decoder misses
+    # It goes by names, and one class calls its decoder otherwise, another its head so.
+    if decoder in (model, model.get_output_embeddings()):
         decoder = getattr(model, "model", model)
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         raise _refusal(architecture, "its decoder takes no position_ids")

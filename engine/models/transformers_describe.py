@@ -28,19 +28,20 @@ def describe_transformers(source: ModelSource) -> ModelDescription:
     found = transformers_class(source)
     model, attentions = probe(found)
     with reported(found.architecture):
+        config = found.text_config
         return ModelDescription(
             architecture=found.architecture,
             native=False,
             vocab_size=model.get_output_embeddings().weight.shape[0],
-            hidden_size=found.config.hidden_size,
+            hidden_size=config.hidden_size,
             num_layers=len(attentions),
             num_heads=attentions[0].spec.num_heads,
-            mlp_size=_mlp_size(model, found.config),
-            max_model_len=max_positions(found.architecture, found.config),
+            mlp_size=_mlp_size(model, config),
+            max_model_len=max_positions(found.architecture, config),
             dtype=parse_dtype(source.config, "float32"),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             groups=attention_groups([attention.spec for attention in attentions]),
-            longrope_limit=longrope_limit(found.config),
+            longrope_limit=longrope_limit(config),
         )
 
 
@@ -52,12 +53,10 @@ def probe(found: TransformersClass) -> tuple[Any, list[ProbedAttention]]:
             lambda attention: found.instantiate(attention, torch.bfloat16),
             lambda model: find_decoder(found.architecture, model),
         )
-        num_layers = found.config.num_hidden_layers
-        modules = {attention.module for attention in attentions}
-        if len(attentions) != num_layers or len(modules) != num_layers:
-            raise ModelError(
-                f"attention was called {len(attentions)} times for its {num_layers} layers"
-            )
+        num_layers = found.text_config.num_hidden_layers
+        num_modules = len({attention.module for attention in attentions})
+        if num_modules != num_layers:
+            raise ModelError(f"attention is called in {num_modules} places of {num_layers} layers")
     return model, attentions
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from engine.checkpoint import is_no_weight, open_checkpoint
+from engine.checkpoint import StoredTensor, is_no_weight, open_checkpoint
 from engine.errors import ModelError
 from engine.kernels.interface import Kernels, StepBatch
 from engine.model_source import ModelSource
@@ -37,7 +38,9 @@ class TransformersModel:
         self._vocab_size = vocab_size
         self._head_input: torch.Tensor | None = None
         self._run_decoder: Callable[..., Any] = decoder.forward
-        decoder.forward = self._decoder_or_given
+        # A base around the decoder, for images beside text, looks at the tokens on its way there.
+        for body in {decoder, model.base_model} - {model}:
+            body.forward = partial(self._body_or_given, body.forward)
 
     @property
     def vocab_size(self) -> int:
@@ -47,12 +50,14 @@ class TransformersModel:
         self, batch: StepBatch, slabs: Sequence[KvSlab], wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
         self._step.batch, self._step.slabs = batch, slabs
+        self._step.to_come = iter(self._step.layers)
         try:
             output = self._run_decoder(
                 input_ids=batch.token_ids.unsqueeze(0),
                 position_ids=batch.positions.unsqueeze(0),
                 use_cache=False,
             )
+            assert next(self._step.to_come, None) is None, "a layer has not called attention"
         finally:
             self._step.batch, self._step.slabs = None, ()
         hidden: torch.Tensor = output.last_hidden_state[0]
@@ -70,9 +75,9 @@ class TransformersModel:
             self._head_input = None
         return logits
 
-    def _decoder_or_given(self, *arguments: Any, **named: Any) -> Any:
+    def _body_or_given(self, run: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self._head_input is None:
-            return self._run_decoder(*arguments, **named)
+            return run(*arguments, **named)
         return _GivenHidden(self._head_input)
 
 
@@ -109,7 +114,7 @@ def load_transformers_model(
         model = _from_checkpoint(found, source, dtype)
     model = model.to(device)
     step = StepSlot()
-    _attach(model, attentions, description.groups, kernels, step)
+    step.layers = _attach(model, attentions, description.groups, kernels, step)
     decoder = find_decoder(found.architecture, model)
     return TransformersModel(model, decoder, step, description.vocab_size)
 
@@ -134,13 +139,22 @@ def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         found_names = sorted(str(name) for name in info.get(problem) or ())
         if problem == "unexpected_keys":  # transformers knows some of these, by class and release
-            found_names = [
-                name for name in found_names if name not in stored or not is_no_weight(stored[name])
-            ]
+            no_weights = _renamed(model, filter(is_no_weight, stored.values()))
+            found_names = [name for name in found_names if name not in no_weights]
         if found_names:
             what = problem.replace("_", " ").replace("keys", "tensors")
             raise ModelError(f"{source.folder}: {what}: {', '.join(found_names[:3])}")
     return model.eval()
+
+
+def _renamed(model: Any, tensors: Iterable[StoredTensor]) -> set[str]:
+    """What transformers calls them, which names those of some classes anew before it looks."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    return {rename_source_key(tensor.name, renamings, [])[0] for tensor in tensors}
 
 
 def _attach(
@@ -149,9 +163,13 @@ def _attach(
     groups: tuple[KvGroup, ...],
     kernels: Kernels,
     step: StepSlot,
-) -> None:
+) -> list[PagedLayer]:
+    """In the order of their calls; a module finds its own."""
+    layers = []
     for index, attention in enumerate(attentions):
         group = next(g for g, kv_group in enumerate(groups) if index in kv_group.layers)
         layer = groups[group].layers.index(index)
+        layers.append(PagedLayer(kernels, attention.spec, group, layer, step))
         module = model.get_submodule(attention.module)
-        module.kvrelay_layer = PagedLayer(kernels, attention.spec, group, layer, step)
+        module.kvrelay_layers = [*getattr(module, "kvrelay_layers", ()), layers[-1]]
+    return layers

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.errors import ModelError
 from engine.model_source import ModelSource
@@ -24,6 +26,7 @@ from engine.models.rope_config import (
     YarnScaling,
 )
 from kv_cache.layout import KvGroup
+from tests.engine.models.cases import YARN_ROPE
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -81,6 +84,18 @@ def test_yarn_is_the_same_finetuned_or_not() -> None:
     assert said == [rope(LLAMA, rope_scaling=YARN)] * 2
     with pytest.raises(ModelError, match="rope_scaling: finetuned: is not supported"):
         rope(LLAMA, rope_scaling={"type": "linear", "factor": 4.0, "finetuned": True})
+
+
+@pytest.mark.parametrize("scales", [(0, 0), (0.0, 0.0), (0, 0.7), (1.3, 0), (1.3, 0.7)])
+def test_a_zero_in_yarn_is_as_good_as_absent(scales: tuple[float, float]) -> None:
+    mscale, mscale_all_dim = scales
+    scaling = {**YARN_ROPE, "mscale": mscale, "mscale_all_dim": mscale_all_dim,
+               "beta_fast": 0, "beta_slow": 0}  # fmt: skip
+    ours = rotary_tables(rope(LLAMA, rope_scaling=scaling), 128, torch.device("cpu"))
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**LLAMA, rope_parameters=scaling))
+    cos, sin = theirs(torch.ones(1), torch.arange(128)[None])
+    torch.testing.assert_close(ours.cos, cos[0, :, :8])
+    torch.testing.assert_close(ours.sin, sin[0, :, :8])
 
 
 def test_old_phi3_names_of_longrope() -> None:

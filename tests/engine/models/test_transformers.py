@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +144,13 @@ def test_a_class_that_takes_no_attention_implementation_is_refused(
         ({"architectures": ["GPT2LMHeadModel"], "quantization_config": {}}, "quantization_config"),
         ({"architectures": ["GPT2LMHeadModel"], "n_layer": 10_001}, "n_layer: 10001, must be at"),
         (
+            {
+                "architectures": ["Gemma4ForConditionalGeneration"],
+                "text_config": {"num_hidden_layers": 10_001},
+            },
+            "text_config: num_hidden_layers: 10001, must be at most",
+        ),
+        (
             {"architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 2, "n_positions": 1},
             "max_position_embeddings: 1, must be an integer of at least 2",
         ),
@@ -186,20 +192,43 @@ def test_longrope_through_transformers_ends_where_its_factors_change(
         description.length_for(65)
 
 
-def test_masks_in_a_checkpoint_are_passed_over(saved_models: SavedModels, tmp_path: Path) -> None:
-    saved = saved_models(next(case for case in SERVED_CASES if case.name == "gpt2"))
-    shutil.copy(saved.source.folder / "config.json", tmp_path)
-    tensors = load_file(saved.source.folder / "model.safetensors")
-    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 128, 128, dtype=torch.uint8)
-    tensors["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+@pytest.mark.parametrize(
+    ("model_type", "masks"),
+    [
+        ("gpt2", ("transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias")),
+        # whose tensors are renamed as they are loaded
+        ("exaone", ("transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias")),
+        ("exaone", ("transformer.h.1.attn.attention.bias", "transformer.h.0.attn.masked_bias")),
+    ],
+)
+def test_masks_in_a_checkpoint_are_passed_over(
+    tmp_path: Path, model_type: str, masks: tuple[str, str]
+) -> None:
+    model = make_model(case(model_type).make_config())
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors[masks[0]] = torch.ones(1, 1, 128, 128, dtype=torch.uint8).tril()
+    tensors[masks[1]] = torch.tensor(-1e4)
+    save_file(tensors, file, metadata={"format": "pt"})
     source = ModelSource("with masks", tmp_path)
     description = describe(source)
-    model = load_model(source, description, load_kernels("reference", CPU), torch.float32, CPU)
-    driver = Driver(model, description)
-    tokens = saved.answers[0]
+    loaded = load_model(source, description, load_kernels("reference", CPU), torch.float32, CPU)
+    tokens = prompt_tokens(0)
+    driver = Driver(loaded, description)
     (rows,) = driver.step([(driver.start(tokens), len(tokens))])
-    torch.testing.assert_close(rows, saved.logits[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(rows, dense_logits(model, tokens), rtol=0, atol=1e-4)
+
+
+def test_a_bias_where_others_have_a_mask_is_named(tmp_path: Path) -> None:
+    make_model(case("exaone").make_config()).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    bias = {"transformer.h.0.attn.bias": torch.ones(1, 1, 128, 64)}
+    save_file({**load_file(file), **bias}, file, metadata={"format": "pt"})
+    source = ModelSource("broken", tmp_path)
+    description = describe(source)
+    with pytest.raises(ModelError, match="unexpected tensors: .*0.attn.bias"):
+        load_model(source, description, load_kernels("reference", CPU), torch.float32, CPU)
 
 
 @pytest.mark.parametrize(

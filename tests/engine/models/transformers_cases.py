@@ -7,6 +7,17 @@ from transformers import PreTrainedConfig
 
 from tests.engine.models.cases import SMALL, Case, longrope
 
+GEMMA4: dict[str, Any] = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 12,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": 96,
+    "hidden_size_per_layer_input": 8,
+}
+
 
 def case(model_type: str, **changes: Any) -> Case:
     def make_config() -> PreTrainedConfig:
@@ -49,8 +60,29 @@ SERVED_CASES = (
     case("seed_oss", head_dim=32,
          rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
     case("exaone4", sliding_window=12, num_hidden_layers=4),
-    case("gemma4_text", head_dim=32, global_head_dim=64, sliding_window=12, num_hidden_layers=3,
-         vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0),
+    case("gptj", rotary_dim=8),
+    case("dbrx", d_model=64, attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 2},
+         ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}),
+    case("gemma3n_text", **GEMMA4, laurel_rank=8),
+    case("gemma4_text", **GEMMA4),
+    # its text half
+    case("gemma4", text_config={**SMALL, **GEMMA4}, image_token_id=90, video_token_id=91,
+         audio_token_id=92, audio_config=None,
+         vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16}),
+    case("modernbert-decoder", local_attention=24),
+    case("diffllama"),
+    # whose classes look at values on the way
+    case("jetmoe", num_local_experts=4, num_experts_per_tok=2, kv_channels=16),
+    case("longcat_flash", num_layers=1, num_key_value_heads=4, head_dim=16, ffn_hidden_size=96,
+         q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=24,
+         n_routed_experts=4, zero_expert_num=2, moe_topk=2, expert_ffn_hidden_size=32),
+    # of classes for models with recurrent layers, which these have not
+    case("lfm2", layer_types=["full_attention"] * 2),
+    case("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0,
+         shared_intermediate_size=96, position_embedding_type="rope"),
+    case("qwen3_next", layer_types=["full_attention"] * 2, head_dim=32, num_experts=4,
+         shared_expert_intermediate_size=32, **MOE),
     case("phimoe", num_local_experts=2, original_max_position_embeddings=64,
          rope_parameters={**longrope(8), "original_max_position_embeddings": 64,
                           "short_mscale": 1.2, "long_mscale": 1.5}),
@@ -72,11 +104,16 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("recurrent_gemma", {}, "recurrent state"),
     ("jamba", {}, "recurrent state"),
     ("lfm2", {"layer_types": ["conv", "full_attention"]}, "recurrent state (conv)"),
+    ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, "recurrent state"),
+    ("rwkv", {}, "keeps recurrent state, which"),
+    ("glm_moe_dsa", {}, "layers that paged attention cannot serve (indexed_attention)"),
     ("bart", {}, "encoder-decoder"),
     ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
-    ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "attention mask"),
+    ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "(chunked_attention)"),
+    ("git", {}, "knows attentions of its own alone"),
     ("doge", {}, "attention mask of its own"),
-    ("diffllama", {}, "4 times for its 2 layers"),
+    ("hrm_text", {"head_dim": 16}, "it is computed in several rounds"),
+    ("mllama", {"text_config": {**SMALL, "cross_attention_layers": [1]}}, "1 places of 2 layers"),
     ("bert", {}, "attention"),
     ("xlm-roberta", {"is_decoder": True}, "its positions do not begin at 0"),
 )
