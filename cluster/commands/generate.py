@@ -26,6 +26,7 @@ from engine.generation_defaults import GenerationDefaults
 from engine.request import GenerationRequest, RequestId
 
 _DEFAULT_MAX_TOKENS = 256
+_FLAGS = {"messages": "prompt", "seed": "sampling_seed"}  # that are not called as fields are
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +69,7 @@ def _check_sampling(arguments: argparse.Namespace) -> None:
     """Before a model is loaded, which takes a while."""
     with _as_request_errors():
         said = from_fields(CompletionRequest, {"prompt": "", **_fields(arguments)})
-    said.sampling_params(GenerationDefaults(), max_tokens=said.max_tokens, logprobs=None)
+        said.sampling_params(GenerationDefaults(), max_tokens=said.max_tokens, logprobs=None)
 
 
 @contextmanager
@@ -77,7 +78,10 @@ def _as_request_errors() -> Iterator[None]:
         yield
     except ApiError as error:
         field = error.param or "prompt"
-        raise RequestError(field, error.message.removeprefix(f"{field}: ")) from error
+        message = error.message.removeprefix(f"{field}: ")
+        raise RequestError(_FLAGS.get(field, field), message) from error
+    except RequestError as error:
+        raise error.renamed(_FLAGS.get(error.field, error.field)) from error
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, Any]:

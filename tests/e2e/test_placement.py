@@ -84,7 +84,7 @@ def refused(*words: str) -> str:
 
 def test_a_second_node_asks_for_a_key(placed: Placed) -> None:
     said = refused("--port", "0")
-    assert f"front.api_key_file: none, and the cluster has {DECODE_NODES + 2} nodes" in said
+    assert f"--api-key-file: none, and the cluster has {DECODE_NODES + 2} nodes" in said
 
 
 class Ports(NamedTuple):
