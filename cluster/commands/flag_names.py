@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from engine.errors import ConfigError, EngineError, RequestError, in_full
 
-# What the values of flags for a part of a file are called, among a command's.
-_PREFIXES = {"engine": "knob_", "front": "front_", "rpc": "plane_"}
+# What the values of flags for a part of a file, or of a request, are called among a command's.
+_PREFIXES = {"engine": "knob_", "front": "front_", "rpc": "plane_", "request": "sampling_"}
 
 
 class Flag(NamedTuple):
@@ -23,8 +23,9 @@ def told(
     """`flags` go by what their values are called."""
     if arguments is None or not isinstance(error, ConfigError | RequestError):
         return in_full(error)
-    flag = _flag_of(error.field, arguments, flags)
-    return in_full(error) if flag is None else f"{flag}: {error.message}"
+    field, bracket, key = error.field.partition("[")
+    flag = _flag_of(field, arguments, flags)
+    return in_full(error) if flag is None else f"{flag}{bracket}{key}: {error.message}"
 
 
 def _flag_of(field: str, arguments: argparse.Namespace, flags: Mapping[str, Flag]) -> str | None:

@@ -7,15 +7,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trustme
 
 from cluster import api_keys, cli
-from cluster.commands import engine_flags, generate, local, serve
+from cluster.commands import engine_flags, generate, local, sampling_flags, serve
 from cluster.commands.front_flags import given_front_flags
 from cluster.commands.serve_file import ServeFile
 from cluster.commands.serve_front import WishedFront
@@ -26,8 +28,10 @@ from cluster.text_side import load_text_side
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
 from engine.model_source import BUNDLED_FOLDER
+from engine.sampling import SamplingParams
 from engine.text.chat_template import ChatOptions
-from tests.cluster.fakes import small_model, small_tokenizer
+from tests.cluster.fakes import FakeBackend, small_model, small_tokenizer
+from tests.cluster.fakes import say as answering
 
 DEPLOYED = Path(__file__).parents[2] / "deploy/serve.yaml"
 
@@ -168,6 +172,18 @@ def test_sizes_that_are_none(text: str) -> None:
             ["generate", "bundled", "--prompt", "x", "--max-model-len", "8", "--max-tokens", "9"],
             "--max-tokens: 9, but the model takes 8 tokens",
         ),
+        (["generate", "bundled", "--prompt", "x", "--logprobs", "21"], "--logprobs: 21, must be"),
+        (["generate", "bundled", "--prompt", "x", "--min-tokens", "300"], "--min-tokens: 300, "),
+        (
+            ["generate", "bundled", "--prompt", "x", "--logit-bias", "5=101"],
+            "--logit-bias[5]: 101.0, must be",
+        ),
+        (
+            ["generate", "bundled", "--prompt", "x", "--chat", "--logprobs", "-1"],
+            "--logprobs: -1, must be",
+        ),
+        (["generate", "bundled", "--prompt", "x", "--sampling-seed", "9" * 30], "--sampling-seed:"),
+        (["generate", "bundled", "--prompt", "x", "--seed", "9" * 30], "--seed: must be"),
         (["generate", "bundled", "--prompt", "x y " * 2000], "--prompt: "),
         (["generate", "bundled", "--prompt", "x y " * 2000, "--chat"], "--prompt: "),
         (["serve", "--check", "--port", "-1"], "--port: -1, must be in 0..65535"),
@@ -384,6 +400,8 @@ def test_what_is_wrong_is_named_as_it_was_said(
         (["serve", "--block-siz", "16"], "unrecognized arguments: --block-siz"),
         (["serve", "--max-num-seqs", "many"], "--max-num-seqs: 'many', must be a whole number"),
         (["serve", "--watermark", "x"], "--watermark: 'x', must be a number"),
+        (["generate", "bundled", "--min-p", "x"], "--min-p: 'x', must be a number"),
+        (["generate", "bundled", "--logit-bias", "x"], "--logit-bias: 'x', must be like 17=-2.5"),
         (["serve", "--swap-space-bytes", "1XB"], "--swap-space-bytes: '1XB', must be a size such"),
         (["generate", "bundled"], "required: --prompt"),
     ],
@@ -523,6 +541,59 @@ def test_generate_goes_by_the_rules_of_the_http_api() -> None:
         "<|im_start|>assistant\n"
     )
     assert chat.params.max_tokens == 5
+
+
+SAID = {
+    "max_tokens": ("--max-tokens 9", 9),
+    "min_tokens": ("--min-tokens 3", 3),
+    "temperature": ("--temperature 0.5", 0.5),
+    "top_p": ("--top-p 0.5", 0.5),
+    "top_k": ("--top-k 3", 3),
+    "min_p": ("--min-p 0.1", 0.1),
+    "repetition_penalty": ("--repetition-penalty 1.1", 1.1),
+    "presence_penalty": ("--presence-penalty -1", -1.0),
+    "frequency_penalty": ("--frequency-penalty -0.5", -0.5),
+    "logit_bias": ("--logit-bias 5=-100 --logit-bias 6=1.5", {5: -100.0, 6: 1.5}),
+    "allowed_token_ids": ("--allowed-token-ids 5 6", (5, 6)),
+    "stop": ("--stop a --stop b", ("a", "b")),
+    "stop_token_ids": ("--stop-token-ids 7", (7,)),
+    "include_stop_str_in_output": ("--include-stop-str-in-output", True),
+    "ignore_eos": ("--ignore-eos", True),
+    "seed": ("--sampling-seed 4", 4),
+    "logprobs": ("--logprobs 2", 2),
+    "prompt_logprobs": ("--prompt-logprobs 0", 0),
+}
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_generate_has_a_flag_for_what_a_request_may_ask_of_one_answer(chat: list[str]) -> None:
+    names = {field.name for field in fields(SamplingParams)}
+    assert SAID.keys() == names - sampling_flags.NOT_HERE
+    words = [word for flag, _ in SAID.values() for word in flag.split()]
+    params = plan_of(["--prompt", "Hi", *chat, *words]).params
+    assert {name: getattr(params, name) for name in SAID} == {
+        name: value for name, (_, value) in SAID.items()
+    }
+    nothing = plan_of(["--prompt", "Hi", *chat]).params
+    assert replace(nothing, seed=None, max_tokens=None) == SamplingParams()
+
+
+async def test_generate_tells_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
+    model = small_model()
+    plan = plan_of(["--prompt", "The fox", "--logprobs", "1", "--prompt-logprobs", "0"])
+    engine: Any = SimpleNamespace(backend=FakeBackend(answering("fox")))
+    await generate._answer(engine, model, plan, stream=False)
+    said = capsys.readouterr()
+    assert said.out == "fox\n"
+    prompt, answer = said.err.split("the answer's tokens")
+    told = [line.split("'")[1] for line in prompt.splitlines() if line.startswith("  ")]
+    text = "".join(told)
+    assert text
+    assert "The fox".endswith(text), "all but the first token"
+    (first, *_) = [line for line in answer.splitlines() if line.startswith("  ")]
+    token = model.tokenizer.encode("fox")[0]
+    own = f"{model.tokenizer.decode([token])!r} {-token / 1000:.3f}"
+    assert first == f"  {own} #1  {own}"
 
 
 @pytest.mark.parametrize(
