@@ -209,6 +209,7 @@ class Answer:
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
+            **self._wording.beside_usage(),
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Any
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import HTTP_PROTOCOLS
@@ -204,6 +205,8 @@ class _Parser(HttpRequestParser):
             self._protocol.stay_with_http(data[upgrade.args[0] :])
 
 
-def bound_all() -> None:
-    """Also the servers that Serve starts in this process."""
+def bound_all() -> list[Any]:
+    """Also the servers that Serve starts in this process. Its proxies call it where the environment
+    says so, for a list of middlewares."""
     HTTP_PROTOCOLS["auto"] = f"{__name__}:{ReplicaHttp.__name__}"
+    return []

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from cluster.commands.console import OutputError, answer, say
-from engine.errors import ConfigError, EngineError, in_full
+from cluster.commands.flag_names import Flag, told
+from engine.errors import ConfigError, EngineError
 
 # Each is a module of cluster.commands with `add_arguments` and `run`; loaded when it is called
 # for, so that none pays for what another imports.
@@ -34,9 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     words = sys.argv[1:] if argv is None else list(argv)
     command = words[0] if words and words[0] in COMMANDS else None
+    arguments: argparse.Namespace | None = None
+    flags: dict[str, Flag] = {}
     try:
         with _interrupts_end_it():
-            arguments = _parser(command).parse_args(words)
+            parser, flags = _parser(command)
+            arguments = parser.parse_args(words)
             _check_folder()
             module = _module(arguments.command)
         status: int = module.run(arguments)
@@ -45,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"kvrelay: {error}")
         return 1
     except EngineError as error:
-        say(f"kvrelay {command}: {in_full(error)}")
+        say(f"kvrelay {command}: {told(error, arguments, flags)}")
         return 2
     except KeyboardInterrupt:
         say("interrupted")
@@ -81,6 +85,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
+    def flags(self) -> dict[str, Flag]:
+        """By what their values are called; the first of several for one."""
+        actions = reversed(self._option_string_actions.items())
+        return {action.dest: Flag(name, action.default) for name, action in actions}
+
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {message.removeprefix('argument ')}; see `{self.prog} --help`")
         raise SystemExit(2)
@@ -93,20 +102,23 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
+def _parser(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, Flag]]:
+    """With the command's own flags."""
     from protos.version import version  # half of what this module would take to import
 
     parser = Parser(
         prog="kvrelay", description="Serves large language models; see `kvrelay COMMAND --help`."
     )
     parser.add_argument("--version", action="version", version=f"kvrelay {version()}")
+    flags: dict[str, Flag] = {}
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         subparser = commands.add_parser(name, help=text, description=text)
         if name == command:
             _module(name).add_arguments(subparser)
+            flags = subparser.flags()
             parser.prog = subparser.prog  # what the command does not know is told by this parser
-    return parser
+    return parser, flags
 
 
 def _module(name: str) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -25,7 +26,7 @@ from cluster.scaling_args import ScalingArgs
 from cluster.validation import AbsolutePath, checked, in_place, one_of
 from cluster.worker_config import ConnectorChoice, WorkerConfig, merged, plane_of
 from decode_worker.answerer import LocalPrefill
-from engine.config import EngineConfig
+from engine.config import KNOBS, EngineConfig
 from engine.errors import ConfigError
 from protos.rpc import FILES, Plane, RpcConfig
 from router.choosing import AIMED
@@ -233,9 +234,21 @@ class ClusterArgs(HttpArgs):
         identity = json.dumps([*_identity(self.engine_config), max_model_len])
         return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
+    def _pool(self, leg: Leg) -> PoolArgs:
+        return self.prefill if leg is Leg.PREFILL else self.decode
+
+    @contextmanager
+    def in_engine(self, leg: Leg) -> Iterator[None]:
+        """What is wrong with a knob of a pool is told where it was said; where nobody has, of a
+        pool with knobs of its own, as one of those."""
+        own = self._pool(leg).engine
+        of_pool = KNOBS - (self.engine.keys() - own.keys()) if own else ()
+        with in_place(f"{leg}.engine", of_pool), in_place("engine", KNOBS.difference(of_pool)):
+            yield
+
     def worker(self, leg: Leg, host: str) -> WorkerConfig:
         """ConfigError names what is wrong."""
-        pool = self.prefill if leg is Leg.PREFILL else self.decode
+        pool = self._pool(leg)
         listen = f"[{host}]:0" if ":" in host else f"{host}:0"
         options = {
             "role": leg.value,

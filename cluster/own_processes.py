@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,17 +25,22 @@ _KILL_S = 2.0
 @contextmanager
 def own_processes(files: Iterable[Path] = ()) -> Iterator[Path]:
     """What is started in the block ends with it, or with this process, should that be killed. The
-    folder that it yields goes with it, and so do `files`, be they there by then."""
-    folder = tempfile.mkdtemp(prefix="kvrelay-front-")  # HAProxy's sockets bear no longer a name
+    folder that it yields goes with it, and so do `files`, be they there by then. A folder whose
+    guard was killed as well goes with the next start."""
+    from cluster.front_folder import new_folder, remove_left  # the guard finds nothing of ours
+
+    remove_left()
+    folder, lock = new_folder()
     # Not isolated, it would take `cluster/http.py` for Python's; without the mark, it stays.
-    words = [sys.executable, "-I", "-S", __file__, folder, *map(str, files)]
-    guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    words = [sys.executable, "-I", "-S", __file__, str(folder), *map(str, files)]
+    guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[lock])
     os.environ[_MARK] = f"{os.getpid()}-{folder}"
     try:
-        yield Path(folder)
+        yield folder
     finally:
         kill_processes()
         guard.communicate()
+        os.close(lock)
 
 
 def kill_processes() -> set[int]:

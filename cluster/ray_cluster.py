@@ -68,6 +68,11 @@ REPLICA_SETTINGS = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 << 20),  # read before anyone is asked for a key
 }
+# Of Serve's Python proxy, which is the front where HAProxy is not, and until HAProxy knows an
+# ingress: it would read a caller's header as Serve's replicas would.
+PROXY_SETTINGS = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.bounded_http:bound_all",
+}
 _OWN_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_COLOR_PREFIX": "0",
@@ -180,7 +185,7 @@ def _start(num_cpus: int, folder: Path, ports: ExitStack) -> None:
     it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
-    settings = {**_OWN_SETTINGS, **CONTROLLER_SETTINGS, **REPLICA_SETTINGS}
+    settings = {**_OWN_SETTINGS, **CONTROLLER_SETTINGS, **REPLICA_SETTINGS, **PROXY_SETTINGS}
     settings |= front_settings(folder, ports)
     for name, value in settings.items():
         os.environ.setdefault(name, value)

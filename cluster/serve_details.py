@@ -16,7 +16,9 @@ from cluster.front_address import FrontAddress
 from engine.errors import UnavailableError
 
 APP_NAME = "kvrelay"  # the application that is ours
-SERVICER = "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"
+SERVICER = "protos.ingress_service.add_to_server"
+# The generated one does, but for words of ours about bytes that are no message.
+_SERVICERS = {SERVICER, "protos.ingress_pb2_grpc.add_GenerationServicer_to_server"}
 # Of whom Ray or Serve does not reach, or not in time.
 UNREACHED = (TimeoutError, RayError, RayServeException)
 _GRPC_PORT = 9000  # Serve's default
@@ -66,6 +68,6 @@ def front_address(details: Mapping[str, Any]) -> FrontAddress | None:
     if details.get("proxy_location") == "Disabled" or http.host is None:
         return None
     grpc = details.get("grpc_options") or {}
-    has_service = SERVICER in (grpc.get("grpc_servicer_functions") or ())
+    has_service = not _SERVICERS.isdisjoint(grpc.get("grpc_servicer_functions") or ())
     grpc_port = grpc.get("port", _GRPC_PORT) if has_service else None
     return FrontAddress(str(http.host), int(http.port), grpc_port)

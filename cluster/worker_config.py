@@ -1,6 +1,6 @@
 """What `kvrelay worker` needs to know: a YAML file, flags, or both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import yaml
 
 from cluster.validation import in_place
-from engine.config import EngineConfig, type_words
+from engine.config import KNOBS, EngineConfig, type_words
 from engine.errors import ConfigError
 from kv_transfer.config import ExchangeConfig
 from protos.address import MAX_PORT, Address
@@ -95,10 +95,8 @@ class WorkerConfig:
         values["rpc"] = _rpc(_mapping("rpc", values.get("rpc")))
         values["exchange"] = _exchange(_mapping("exchange", values.get("exchange")))
         engine = {**_ENGINE_DEFAULTS[values["role"]], **_mapping("engine", values.get("engine"))}
-        try:
+        with in_engine(engine):
             values["engine"] = EngineConfig.from_mapping(engine)
-        except ConfigError as error:
-            raise ConfigError(f"engine.{error.field}", error.message) from error
         _check_type("listen", values, str)
         _check_type("advertise", values, str, type(None))
         _check_type("data_port", values, int)
@@ -109,6 +107,11 @@ class WorkerConfig:
 def in_rpc() -> AbstractContextManager[None]:
     """What is wrong with connections is told as `rpc` has it."""
     return in_place("rpc", [knob.name for knob in fields(RpcConfig)])
+
+
+def in_engine(options: Collection[str] = ()) -> AbstractContextManager[None]:
+    """What is wrong with knobs, those that are none among them, is told as `engine` has it."""
+    return in_place("engine", KNOBS.union(options))
 
 
 def plane_of(config: RpcConfig) -> Plane:

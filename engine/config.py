@@ -149,6 +149,7 @@ class EngineConfig:
 
 
 _HINTS = get_type_hints(EngineConfig)
+KNOBS = frozenset(_HINTS)
 _POSITIVE = (
     "num_threads",
     "kv_cache_memory_bytes",

@@ -31,7 +31,7 @@ class Target:
     incarnation: int
     secret: bytes
     tls: SocketTls | None
-    answer_s: float
+    answer_s: float  # from the name's look-up to the greeting's end
     stall_s: float
     faults: Faults = field(default_factory=Faults)
 
@@ -115,9 +115,10 @@ class Stream:
         target = self._target
         deadline = time.monotonic() + target.answer_s
         sock = self._dialled(read, deadline)
-        sock.settimeout(target.answer_s)
         set_options(sock)
         if target.tls:
+            # To Python a socket's time is for a TLS handshake as a whole, and not for each receive.
+            sock.settimeout(max(_LEAST_S, deadline - time.monotonic()))
             wrapped = target.tls.client.wrap_socket(
                 sock,
                 server_hostname=target.tls.server_name or target.host,

@@ -3,8 +3,10 @@
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
+from cluster.commands.numbers import number, whole_number
 from cluster.commands.sizes import parse_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -54,21 +56,18 @@ def _types(name: str) -> tuple[type, ...]:
 
 def _reader(name: str) -> Callable[[str], Any]:
     """Text to the field's type; values are judged by the config."""
+    if name.endswith("_bytes"):
+        return partial(_size, name)
+    if int in _types(name):
+        return whole_number
+    return number if float in _types(name) else str
 
-    def read(text: str) -> Any:
-        try:
-            if name.endswith("_bytes"):
-                return parse_bytes(name, text)
-            if int in _types(name):
-                return int(text)
-            return float(text) if float in _types(name) else text
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{name}: ")) from error
-        except ValueError as error:
-            kind = "a whole number" if int in _types(name) else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r}, must be {kind}") from error
 
-    return read
+def _size(name: str, text: str) -> int:
+    try:
+        return parse_bytes(name, text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
 
 
 def _metavar(name: str, choices: Iterable[str] | None) -> str:

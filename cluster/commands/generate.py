@@ -5,12 +5,13 @@ import asyncio
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from cluster.commands.console import answer, say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, engine_config
+from cluster.commands.sampling_flags import add_sampling_flags, given_sampling
 from cluster.commands.session_flags import add_session_flags, open_engine
 from cluster.local_engine import LocalEngine
 from cluster.openai.body import from_fields
@@ -18,14 +19,18 @@ from cluster.openai.chat_request import ChatMessage, ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.errors import ApiError
 from cluster.openai.generation import Generation
+from cluster.openai.logprobs import TokenSpeller
 from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.remote_engine import RemoteEngine
 from cluster.served_model import ServedModel
 from engine.errors import ConfigError, RequestError
 from engine.generation_defaults import GenerationDefaults
 from engine.request import GenerationRequest, RequestId
+from engine.step import TokenLogprobs
 
 _DEFAULT_MAX_TOKENS = 256
+# Of fields that are not called as their flags are.
+_FLAGS = {"messages": "prompt", "seed": "sampling_seed", "top_logprobs": "logprobs"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="through the model's chat template")
     parser.add_argument("--system", help="the system message of a chat")
     parser.add_argument("--stream", action="store_true", help="show the text as it comes")
-    sampling = parser.add_argument_group("sampling (default: as the model recommends)")
-    sampling.add_argument("--max-tokens", type=int, help=f"default: {_DEFAULT_MAX_TOKENS}")
-    sampling.add_argument("--temperature", type=float, help="0: always the likeliest token")
-    sampling.add_argument("--top-p", type=float)
-    sampling.add_argument("--top-k", type=int)
-    sampling.add_argument("--stop", action="append", help="ends the text; may be repeated")
-    sampling.add_argument("--sampling-seed", type=int, help="the same text again")
-    sampling.add_argument("--ignore-eos", action="store_true")
+    default = f" (default: {_DEFAULT_MAX_TOKENS}; with --chat what there is room for)"
+    add_sampling_flags(parser, {"max_tokens": default})
     add_session_flags(parser)
     add_engine_flags(parser)
 
@@ -67,8 +66,10 @@ def make_plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
 def _check_sampling(arguments: argparse.Namespace) -> None:
     """Before a model is loaded, which takes a while."""
     with _as_request_errors():
-        said = from_fields(CompletionRequest, {"prompt": "", **_fields(arguments)})
-    said.sampling_params(GenerationDefaults(), max_tokens=said.max_tokens, logprobs=None)
+        said = from_fields(CompletionRequest, {"prompt": "", **given_sampling(arguments)})
+        said.sampling_params(
+            GenerationDefaults(), max_tokens=said.max_tokens, logprobs=said.logprobs
+        )
 
 
 @contextmanager
@@ -77,19 +78,17 @@ def _as_request_errors() -> Iterator[None]:
         yield
     except ApiError as error:
         field = error.param or "prompt"
-        raise RequestError(field, error.message.removeprefix(f"{field}: ")) from error
+        message = error.message.removeprefix(f"{field}: ")
+        raise RequestError(_FLAGS.get(field, field), message) from error
+    except RequestError as error:
+        raise error.renamed(_FLAGS.get(error.field, error.field)) from error
 
 
-def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "temperature": arguments.temperature,
-        "top_p": arguments.top_p,
-        "top_k": arguments.top_k,
-        "stop": arguments.stop,
-        "seed": arguments.sampling_seed,
-        "ignore_eos": arguments.ignore_eos,
-        "max_tokens": arguments.max_tokens,
-    }
+def _chat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A chat asks for logprobs in two words."""
+    if "logprobs" not in fields:
+        return dict(fields)
+    return {**fields, "logprobs": True, "top_logprobs": fields["logprobs"]}
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
@@ -104,15 +103,15 @@ def _prompt(arguments: argparse.Namespace) -> str:
 
 
 def _plan(arguments: argparse.Namespace, model: ServedModel) -> Plan:
-    text, fields = arguments.prompt, _fields(arguments)
+    text, fields = arguments.prompt, given_sampling(arguments)
     if arguments.chat:
         turns = [("system", arguments.system), ("user", text)]
         messages = [
             ChatMessage(role=role, content=said) for role, said in turns if said is not None
         ]
-        return plan_chat(from_fields(ChatRequest, {"messages": messages, **fields}), model)
-    if arguments.max_tokens is None:
-        fields["max_tokens"] = _DEFAULT_MAX_TOKENS
+        body = {"messages": messages, **_chat_fields(fields)}
+        return plan_chat(from_fields(ChatRequest, body), model)
+    fields.setdefault("max_tokens", _DEFAULT_MAX_TOKENS)
     return plan_completion(from_fields(CompletionRequest, {"prompt": text, **fields}), model)
 
 
@@ -134,18 +133,38 @@ async def _answer(
     pieces = model.tokenizer.visible_pieces
     generation = Generation(updates, pieces, prompt, plan.params, plan.options)
     texts: list[str] = []
+    logprobs: list[TokenLogprobs] = []
     try:
         async for parts in generation.parts():
             if not texts:
                 first = time.monotonic()
             news = [part.text for part in parts]
             texts += news
+            logprobs += [entry for part in parts for entry in part.logprobs or ()]
             if stream:
                 answer("".join(news), end="")
     finally:
         generation.close()
     answer("" if stream else "".join(texts))
+    report, speller = generation.report, TokenSpeller(model.tokenizer.pieces, as_ids=False)
+    if report is not None and report.logprobs is not None:
+        _tell_logprobs(speller, report.logprobs, "the prompt's tokens")
+    if plan.params.logprobs is not None:
+        _tell_logprobs(speller, logprobs, "the answer's tokens")
     _report(len(prompt.token_ids), generation.num_output_tokens, first - started, started)
+
+
+def _tell_logprobs(
+    speller: TokenSpeller, logprobs: Sequence[TokenLogprobs | None], of: str
+) -> None:
+    """A line for each token: its own, its rank, and the best ones'."""
+    say(f"{of}, their logprobs and ranks, and the likeliest ones:")
+    for entry in logprobs:
+        if entry is None:  # the prompt's first
+            continue
+        best = ", ".join(f"{speller.key(token)!r} {logprob:.3f}" for token, logprob in entry.top)
+        own = f"{speller.key(entry.token_id)!r} {entry.logprob:.3f} #{entry.rank}"
+        say(f"  {own}  {best}".rstrip())
 
 
 def _report(num_prompt: int, num_output: int, first_s: float, started: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from cluster.commands.seen_flags import (
     given_targets_file,
 )
 from cluster.commands.serve_cluster import ADDRESS, serve_cluster
-from cluster.commands.serve_file import ServeFile
+from cluster.commands.serve_file import IN_FILE, ServeFile
 from cluster.commands.serve_front import WishedFront
 from cluster.commands.serve_stop import LOST, ended_in_time, stop_signals
 from cluster.front_address import LOOPBACK, FrontAddress
@@ -31,7 +31,6 @@ from cluster.metrics.targets import write_document
 from cluster.text_side import TextSide, cluster_text_side
 from cluster.worker_config import ConnectorChoice, WorkerConfig, in_rpc, merged
 from decode_worker.answerer import LocalPrefill
-from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.describe import describe
 from router.workers import Leg
@@ -82,16 +81,31 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.config
     file = ServeFile({}) if path is None else ServeFile.read(Path(path))
     args = cluster_args(arguments, file.args)
-    wished = WishedFront.of(arguments, file)
-    if _starts_ray():
-        wished.check_here()
-    host = wished.host or LOOPBACK
-    check_access(args.keys(os.environ), args.front.allow_unauthenticated, host=host)
-    if arguments.check:
-        return _check(args)
-    file.check_only_ours()
-    with wished.here() if _starts_ray() else nullcontext() as own:
-        return _run(args, wished, own)
+    with _front_in_place(arguments, file):
+        wished = WishedFront.of(arguments, file)
+        if _starts_ray():
+            wished.check_here()
+        host = wished.host or LOOPBACK
+        check_access(args.keys(os.environ), args.front.allow_unauthenticated, host=host)
+        if arguments.check:
+            return _check(args)
+        file.check_only_ours()
+        with wished.here() if _starts_ray() else nullcontext() as own:
+            return _run(args, wished, own)
+
+
+@contextmanager
+def _front_in_place(arguments: argparse.Namespace, file: ServeFile) -> Iterator[None]:
+    """What is wrong with where Serve listens is told where it was said."""
+    try:
+        yield
+    except ConfigError as error:
+        place = IN_FILE.get(error.field)
+        if place is None or getattr(arguments, error.field) is not None:
+            raise
+        if getattr(file, error.field) is None:
+            raise
+        raise ConfigError(place, error.message) from error
 
 
 def cluster_args(arguments: argparse.Namespace, options: Mapping[str, Any]) -> ClusterArgs:
@@ -129,8 +143,10 @@ def _check(args: ClusterArgs) -> int:
 
     text = _text_side(args, weights=False)
     model = describe(text.source)
-    for engine in _engines(args):
-        check_cache(engine, decide_shape(engine, model), model)
+    for leg in _legs(args):
+        engine = args.worker(leg, LOOPBACK).engine
+        with args.in_engine(leg):
+            check_cache(engine, decide_shape(engine, model), model)
     say(f"{', '.join(text.names)}: nothing of it is refused; nothing was started")
     return 0
 
@@ -164,14 +180,14 @@ def _text_side(args: ClusterArgs, *, weights: bool) -> TextSide:
             plane.check_listen(f"{LOOPBACK}:0")
     text = cluster_text_side(args, weights=weights)
     model = describe(text.source)
-    for engine in _engines(args):
-        model.length_for(engine.max_model_len)
+    for leg in _legs(args):
+        with args.in_engine(leg):
+            model.length_for(args.worker(leg, LOOPBACK).engine.max_model_len)
     return text
 
 
-def _engines(args: ClusterArgs) -> list[EngineConfig]:
-    legs = [Leg.DECODE] if args.is_colocated else list(Leg)
-    return [args.worker(leg, LOOPBACK).engine for leg in legs]
+def _legs(args: ClusterArgs) -> list[Leg]:
+    return [Leg.DECODE] if args.is_colocated else list(Leg)
 
 
 def _starts_ray() -> bool:

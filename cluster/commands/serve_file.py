@@ -17,6 +17,12 @@ _KNOWN = {"name", "args", "import_path", "route_prefix", "autoscaling_policy", "
 # As `cluster.deployment` has them, which loads Ray: a file of arguments alone takes none.
 _OURS = {"route_prefix": "/", "import_path": "cluster.app:build"}
 _OF_FRONT = {"host", "port"}
+# Where a file has what flags call by these names.
+IN_FILE = {
+    "host": "http_options.host",
+    "port": "http_options.port",
+    "grpc_port": "grpc_options.port",
+}
 _RAY_SERVICE, _IN_SPEC = "RayService", "serveConfigV2"
 
 

@@ -25,6 +25,7 @@ from cluster.worker_config import (
     ConnectorChoice,
     WorkerConfig,
     WorkerRole,
+    in_engine,
     in_rpc,
     merged,
     plane_of,
@@ -82,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         from engine.engine import Engine
 
-        engine = Engine.create(config.engine)
+        with in_engine():
+            engine = Engine.create(config.engine)
         asyncio.run(_serve(config, plane, engine))
     say("stopped")
     return 0

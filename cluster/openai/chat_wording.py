@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from cluster.openai.chat_format import ChatFormat
+from cluster.openai.chat_format import ChatFormat, Reading
 from cluster.openai.generation import ChoicePart, Generation
 from cluster.openai.logprobs import TokenSpeller, chat_logprobs
 from cluster.openai.plan import AnswerOptions
@@ -15,6 +15,8 @@ from cluster.openai.reading.parts import (
     Reader,
     Reasoning,
 )
+from cluster.openai.reading.reasoning import Marks
+from cluster.openai.reading.reasoning_tokens import ReasoningTokens
 from cluster.openai.wording import Json, choice_of, prompt_logprobs_of
 from engine.request import FinishReason
 
@@ -33,11 +35,14 @@ class ChatWording:
         self._readers: dict[int, Reader] = {}  # by choice
         self._num_calls: dict[int, int] = {}
         self._unended: dict[int, ObjectEnd] = {}  # the last call's arguments, until they end
+        self._reasoning_tokens: dict[int, ReasoningTokens] = {}
         tokenizer = chat_format.tokenizer
         self._speller = TokenSpeller(tokenizer.pieces, as_ids=options.tokens_as_ids)
         skips = options.skip_special_tokens
         self.pieces = chat_format.pieces(self._reading) if skips else tokenizer.pieces
         self.is_plain = self._reading is None
+        tells_usage = not options.stream or options.include_usage or options.continuous_usage
+        self._counted = chat_format.reasoning if tells_usage else None
 
     def opening(self, generation: Generation, choice: int) -> Json | None:
         return choice_of(choice, delta={"role": "assistant", "content": ""})
@@ -65,6 +70,22 @@ class ChatWording:
             beside["prompt_logprobs"] = prompt_logprobs_of(generations[0], self._speller, num_top)
         return beside
 
+    def beside_usage(self) -> Json:
+        if self._counted is None:
+            return {}
+        num_tokens = sum(count.num_tokens for count in self._reasoning_tokens.values())
+        return {"completion_tokens_details": {"reasoning_tokens": num_tokens}}
+
+    def _count_reasoning(self, marks: Marks, reading: Reading, part: ChoicePart) -> None:
+        count = self._reasoning_tokens.get(part.choice)
+        if count is None:
+            is_open = reading.reasoning_is_open
+            count = ReasoningTokens(marks, self.pieces, is_open=is_open)
+            self._reasoning_tokens[part.choice] = count
+        count.push(part.token_ids)
+        if part.finish_reason is not None:
+            count.finish()
+
     def _read(self, part: ChoicePart) -> list[Part]:
         """What is new, of what the client wants to see."""
         reading = self._reading
@@ -72,6 +93,8 @@ class ChatWording:
         reader = self._readers.get(part.choice)
         if reader is None:
             reader = self._readers[part.choice] = self._format.reader(reading)
+        if self._counted is not None:
+            self._count_reasoning(self._counted, reading, part)
         parts = reader.push(part.text)
         if part.finish_reason is not None:
             parts += reader.finish()

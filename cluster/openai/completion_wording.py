@@ -67,6 +67,9 @@ class CompletionWording:
     def beside_choices(self, generations: Sequence[Generation]) -> Json:
         return {}
 
+    def beside_usage(self) -> Json:
+        return {}
+
     def _echo(self, generation: Generation, choice: int) -> Json:
         if generation not in self._echoes:
             self._echoes[generation] = self._echo_of(generation)

@@ -64,6 +64,10 @@ class Wording(Protocol):
         """Fields that belong to no choice: of a whole answer, or of a stream's first event."""
         ...
 
+    def beside_usage(self) -> Json:
+        """Fields of the usage, of what has been worded so far."""
+        ...
+
 
 def choice_of(choice: int, **content: Any) -> Json:
     """With the keys that every choice has."""

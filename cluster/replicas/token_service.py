@@ -6,18 +6,22 @@ import ipaddress
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from typing import TypeVar
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.openai.errors import ApiError, api_error, internal_error
 from cluster.request_ids import is_request_id, new_request_id
 from cluster.token_front import TokenFront
-from engine.errors import EngineError, UnavailableError
+from engine.errors import EngineError, RequestError, UnavailableError
 from protos import ingress_pb2 as pb
 from protos.failures import FAILURE_KEY
 from protos.generation_pb2 import Failure
+
+Request = TypeVar("Request", bound=Message)
 
 log = logging.getLogger("kvrelay.grpc")
 
@@ -73,19 +77,20 @@ class ServeCall:
 
 
 class TokenService:
-    """Methods that a replica has for Serve. A refusal is returned like an answer, and the call has
-    its status: with what is raised Serve would send no metadata."""
+    """Methods that a replica has for Serve, None being bytes that are no message. A refusal is
+    returned like an answer, and the call has its status: with what is raised Serve would send no
+    metadata."""
 
     _tokens: TokenFront
     _admits: Callable[[str], bool]  # by the peer's address
 
     async def Generate(
-        self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
+        self, request: pb.GenerateRequest | None, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[pb.GenerateUpdate]:
-        call = ServeCall(grpc_context, request.request_id)
+        call = ServeCall(grpc_context, "" if request is None else request.request_id)
         try:
             self._check_peer(call)
-            async with aclosing(self._tokens.generate(request, call)) as updates:
+            async with aclosing(self._tokens.generate(_read(request), call)) as updates:
                 async for update in updates:
                     yield update
         except Exception as error:  # noqa: BLE001  whatever it is, the client is told
@@ -95,32 +100,34 @@ class TokenService:
             yield pb.GenerateUpdate()
 
     async def GenerateWhole(
-        self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
+        self, request: pb.GenerateRequest | None, grpc_context: RayServegRPCContext
     ) -> pb.GenerateUpdate:
-        call = ServeCall(grpc_context, request.request_id)
+        call = ServeCall(grpc_context, "" if request is None else request.request_id)
         try:
             self._check_peer(call)
-            return await self._tokens.generate_whole(request, call)
+            return await self._tokens.generate_whole(_read(request), call)
         except Exception as error:  # noqa: BLE001
             call.fail(_told(error))
             return pb.GenerateUpdate()
 
     async def Models(
-        self, request: pb.ListModels, grpc_context: RayServegRPCContext
+        self, request: pb.ListModels | None, grpc_context: RayServegRPCContext
     ) -> pb.ModelList:
         call = ServeCall(grpc_context)
         try:
             self._check_peer(call)
+            _read(request)
             return self._tokens.models(call)
         except Exception as error:  # noqa: BLE001
             call.fail(_told(error))
             return pb.ModelList()
 
     async def Ready(
-        self, request: pb.ReadyRequest, grpc_context: RayServegRPCContext
+        self, request: pb.ReadyRequest | None, grpc_context: RayServegRPCContext
     ) -> pb.ReadyAnswer:
         call = ServeCall(grpc_context)
         try:
+            _read(request)
             return self._tokens.ready()
         except Exception as error:  # noqa: BLE001
             call.fail(_told(error))
@@ -129,6 +136,12 @@ class TokenService:
     def _check_peer(self, call: ServeCall) -> None:
         if not self._admits(call.peer):
             raise ApiError(403, "without API keys this server is for its own machine alone")
+
+
+def _read(request: Request | None) -> Request:
+    if request is None:
+        raise RequestError("request", "the bytes are no message that this call takes")
+    return request
 
 
 def on_this_machine(peer: str, node_address: str) -> bool:

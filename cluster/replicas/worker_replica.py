@@ -55,7 +55,8 @@ class WorkerReplica:
 
         from engine.engine import Engine
 
-        engine = await asyncio.to_thread(Engine.create, config.engine)
+        with args.in_engine(Leg(leg)):
+            engine = await asyncio.to_thread(Engine.create, config.engine)
         self._node = await start_worker(config, plane, engine)
         address = await self._node.serve()
         fingerprint = self._node.description.format.fingerprint

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 import uvicorn
+from ray.serve._private.utils import call_function_from_import_path
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,6 +15,7 @@ from cluster import bounded_http
 from cluster.bounded_http import BoundedHttp, ReadHttp, ReplicaHttp
 from cluster.http import build_app
 from cluster.metrics.server import MetricsServer
+from cluster.ray_cluster import PROXY_SETTINGS
 from engine.request import GenerationRequest
 from tests.cluster.fakes import FakeBackend, Step, say, small_model
 
@@ -199,7 +201,8 @@ async def test_requests_at_once_have_a_bound(one: bytes) -> None:
 def test_others_servers_get_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
     monkeypatch.setattr(bounded_http, "HTTP_PROTOCOLS", uvicorn.config.HTTP_PROTOCOLS)
-    bounded_http.bound_all()
+    (path,) = PROXY_SETTINGS.values()
+    assert call_function_from_import_path(path) == []
     config = uvicorn.Config(lambda: None)
     config.load()
     assert config.http_protocol_class is ReplicaHttp

@@ -7,15 +7,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trustme
 
 from cluster import api_keys, cli
-from cluster.commands import engine_flags, generate, local, serve
+from cluster.commands import engine_flags, generate, local, sampling_flags, serve
 from cluster.commands.front_flags import given_front_flags
 from cluster.commands.serve_file import ServeFile
 from cluster.commands.serve_front import WishedFront
@@ -26,8 +28,10 @@ from cluster.text_side import load_text_side
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
 from engine.model_source import BUNDLED_FOLDER
+from engine.sampling import SamplingParams
 from engine.text.chat_template import ChatOptions
-from tests.cluster.fakes import small_model, small_tokenizer
+from tests.cluster.fakes import FakeBackend, small_model, small_tokenizer
+from tests.cluster.fakes import say as answering
 
 DEPLOYED = Path(__file__).parents[2] / "deploy/serve.yaml"
 
@@ -123,73 +127,97 @@ def test_sizes_that_are_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["local", "--block-size", "12"], "block_size: 12, must be a power of two"),
-        (["serve", "--block-size", "12"], "engine.block_size: 12, must be a power of two"),
-        (["local", "--dtype", "float64"], "dtype: 'float64', must be one of auto"),
-        (["serve", "--host", "0.0.0.0"], "host: 0.0.0.0 is beyond this machine"),
-        (["serve", "--host", "example.org"], "host: example.org is beyond"),
-        (["local", "--host", "0.0.0.0"], "host: 0.0.0.0 is beyond this machine"),
-        (["local", "--api-key-file", "/no/file"], "api_key_file: /no/file cannot be read"),
-        (["serve", "--api-key-file", "/no/file"], "front.api_key_file: /no/file cannot be read"),
-        (["local", "--max-n", "0"], "max_n: must be at least 1"),
-        (["serve", "--max-n", "0"], "front.max_n: must be at least 1"),
-        (["local", "--allowed-origins", "*", "http://a/"], "allowed_origins: 'http://a/', must be"),
-        (["serve", "--allowed-origins", "a.b"], "front.allowed_origins: 'a.b', must be like"),
-        (["serve", "--port", "70000"], "port: 70000, must be in 0..65535"),
-        (["serve", "--host", "192.0.2.1", "--allow-unauthenticated"], "host: 192.0.2.1 is no addr"),
-        (["plan", "--context", "0"], "context: 0, must be in 2..2048"),
-        (["local", "--served-model-name", "a", ""], "served_model_name: must not be empty"),
-        (["serve", "--served-model-name", "a", ""], "served_model_name: must not be empty"),
-        (["local", "--max-body-bytes", "1"], "max_body_bytes: must be at least 1024"),
-        (["local", "--request-timeout", "inf"], "request_timeout_s: must be at most 86400"),
-        (["local", "--request-timeout", "nan"], "request_timeout_s: must be at most 86400"),
+        (["local", "--block-size", "12"], "--block-size: 12, must be a power of two"),
+        (["serve", "--block-size", "12"], "--block-size: 12, must be a power of two"),
+        (["local", "--dtype", "float64"], "--dtype: 'float64', must be one of auto"),
+        (["serve", "--host", "0.0.0.0"], "--host: 0.0.0.0 is beyond this machine"),
+        (["serve", "--host", "example.org"], "--host: example.org is beyond"),
+        (["local", "--host", "0.0.0.0"], "--host: 0.0.0.0 is beyond this machine"),
+        (["local", "--api-key-file", "/no/file"], "--api-key-file: /no/file cannot be read"),
+        (["serve", "--api-key-file", "/no/file"], "--api-key-file: /no/file cannot be read"),
+        (["local", "--max-n", "0"], "--max-n: must be at least 1"),
+        (["serve", "--max-n", "0"], "--max-n: must be at least 1"),
+        (
+            ["local", "--allowed-origins", "*", "http://a/"],
+            "--allowed-origins: 'http://a/', must be",
+        ),
+        (["serve", "--allowed-origins", "a.b"], "--allowed-origins: 'a.b', must be like"),
+        (["serve", "--port", "70000"], "--port: 70000, must be in 0..65535"),
+        (
+            ["serve", "--host", "192.0.2.1", "--allow-unauthenticated"],
+            "--host: 192.0.2.1 is no addr",
+        ),
+        (["plan", "--context", "0"], "--context: 0, must be in 2..2048"),
+        (["local", "--served-model-name", "a", ""], "--served-model-name: must not be empty"),
+        (["serve", "--served-model-name", "a", ""], "--served-model-name: must not be empty"),
+        (["local", "--max-body-bytes", "1"], "--max-body-bytes: must be at least 1024"),
+        (["local", "--request-timeout", "inf"], "--request-timeout: must be at most 86400"),
+        (["local", "--request-timeout", "nan"], "--request-timeout: must be at most 86400"),
         (
             ["serve", "--max-body-bytes", "0"],
-            "max_body_bytes: must be at least 1024",
+            "--max-body-bytes: must be at least 1024",
         ),
-        (["serve", "--prefill-replicas", "3-1"], "prefill.replicas: '3-1', must be at most"),
-        (["serve", "--decode-replicas", "0"], "decode.replicas: must be at least 1"),
-        (["serve", "--prefill-replicas", "1", "--colocated"], "prefill_replicas: not with"),
-        (["serve", "--colocated", "--local-prefill", "never"], "local_prefill: 'never' needs"),
+        (["serve", "--prefill-replicas", "3-1"], "--prefill-replicas: '3-1', must be at most"),
+        (["serve", "--decode-replicas", "0"], "--decode-replicas: must be at least 1"),
+        (["serve", "--prefill-replicas", "1", "--colocated"], "--prefill-replicas: not with"),
+        (["serve", "--colocated", "--local-prefill", "never"], "--local-prefill: 'never' needs"),
         (["local", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
         (["serve", "/no/such/folder", "--port", "0"], "/no/such/folder: no such folder"),
-        (["generate", "bundled", "--prompt", "x", "--system", "y"], "system: needs --chat"),
-        (["generate", "bundled", "--prompt", "x", "--max-tokens", "5000"], "max_tokens: 5000, but"),
+        (["generate", "bundled", "--prompt", "x", "--system", "y"], "--system: needs --chat"),
+        (
+            ["generate", "bundled", "--prompt", "x", "--max-tokens", "5000"],
+            "--max-tokens: 5000, but",
+        ),
         (
             ["generate", "bundled", "--prompt", "x", "--max-model-len", "8", "--max-tokens", "9"],
-            "max_tokens: 9, but the model takes 8 tokens",
+            "--max-tokens: 9, but the model takes 8 tokens",
         ),
-        (["generate", "bundled", "--prompt", "x y " * 2000], "prompt: "),
-        (["generate", "bundled", "--prompt", "x y " * 2000, "--chat"], "messages: "),
-        (["serve", "--check", "--port", "-1"], "port: -1, must be in 0..65535"),
+        (["generate", "bundled", "--prompt", "x", "--logprobs", "21"], "--logprobs: 21, must be"),
+        (["generate", "bundled", "--prompt", "x", "--min-tokens", "300"], "--min-tokens: 300, "),
+        (
+            ["generate", "bundled", "--prompt", "x", "--logit-bias", "5=101"],
+            "--logit-bias[5]: 101.0, must be",
+        ),
+        (
+            ["generate", "bundled", "--prompt", "x", "--chat", "--logprobs", "-1"],
+            "--logprobs: -1, must be",
+        ),
+        (["generate", "bundled", "--prompt", "x", "--sampling-seed", "9" * 30], "--sampling-seed:"),
+        (["generate", "bundled", "--prompt", "x", "--seed", "9" * 30], "--seed: must be"),
+        (["generate", "bundled", "--prompt", "x y " * 2000], "--prompt: "),
+        (["generate", "bundled", "--prompt", "x y " * 2000, "--chat"], "--prompt: "),
+        (["serve", "--check", "--port", "-1"], "--port: -1, must be in 0..65535"),
         (
             ["serve", "--check", "--port", "9", "--grpc-port", "9"],
-            "grpc_port: 9, which is the other",
+            "--grpc-port: 9, which is the other",
         ),
-        (["serve", "--check", "--grpc-port", "8000"], "grpc_port: 8000, which is the other one's"),
-        (["serve", "--port", "0", "--secret-file", "/no/file"], "rpc.secret_file: /no/file cannot"),
-        (["serve", "--check", "--tls-key", "/no/file"], "rpc.tls_certificate: "),
-        (["serve", "--port", "0", "--max-model-len", "9999"], "max_model_len: 9999, the model"),
+        (
+            ["serve", "--check", "--grpc-port", "8000"],
+            "--grpc-port: 8000, which is the other one's",
+        ),
+        (["serve", "--port", "0", "--secret-file", "/no/file"], "--secret-file: /no/file cannot"),
+        (["serve", "--check", "--tls-key", "/no/file"], "--tls-certificate: "),
+        (["serve", "--port", "0", "--max-model-len", "9999"], "--max-model-len: 9999, the model"),
         (
             ["serve", "--check", "--gpu-memory-utilization", "0.5"],
-            "gpu_memory_utilization: 0.5, and",
+            "--gpu-memory-utilization: 0.5, and",
         ),
         (
             ["serve", "--check", "--kv-cache-memory-bytes", "1MiB"],
-            "max_model_len: a sequence of 2048 tokens needs",
+            "--max-model-len: a sequence of 2048 tokens needs",
         ),
         (
             ["bench", "http://127.0.0.1:1", "--think-time", "nan"],
-            "think_time: must be at least 0, and",
+            "--think-time: must be at least 0, and",
         ),
-        (["plan", "bundled", "--memory", "9" * 400], "memory: is more than any machine has"),
+        (["plan", "bundled", "--memory", "9" * 400], "--memory: is more than any machine has"),
         (
             ["local", "--chat-template", "/no/file", "--port", "0"],
-            "chat_template: /no/file: cannot",
+            "--chat-template: /no/file: cannot",
         ),
         (
             ["serve", "--chat-template", "/no/file", "--port", "0"],
-            "front.chat_template: /no/file: cannot",
+            "--chat-template: /no/file: cannot",
         ),
     ],
 )
@@ -218,7 +246,7 @@ def test_certificates_that_no_worker_could_start_with_are_told_before(
         assert cli.main(["serve", "--check", *paths]) == 2
         return capsys.readouterr().err
 
-    assert told(*ca).startswith("kvrelay serve: rpc.tls_certificate: a worker needs one, with")
+    assert told(*ca).startswith("kvrelay serve: --tls-certificate: a worker needs one, with")
     assert "other.key is not the key of" in told(*ca, *certificate, "--tls-key", "other.key")
 
 
@@ -269,11 +297,11 @@ def test_wrong_defaults_of_a_model_are_told_before_its_weights_are_read(
         ("import_path: cluster.app:build", "", "applications.0.import_path: must be given"),
         ("port: 8000", "port: many", "http_options.port: must be a whole number"),
         ("port: 8000", "prot: 8000", "http_options.prot: unknown option"),
-        ("port: 8000", "port: 99999", "port: 99999, must be in 0..65535"),
+        ("port: 8000", "port: 99999", "http_options.port: 99999, must be in 0..65535"),
         ("port: 8000", 'port: "8001"', None),
-        ("host: 127.0.0.1", "host: 0.0.0.0", "host: 0.0.0.0 is beyond this"),
+        ("host: 127.0.0.1", "host: 0.0.0.0", "http_options.host: 0.0.0.0 is beyond this"),
         ("replicas: 1", "replicas: true", "prefill.replicas: True, must be a number, or"),
-        ("num_cpus: 1", "replicas: 2", "config: "),
+        ("num_cpus: 1", "replicas: 2", "--config: "),
         ("    args:", "    arg:", "applications.0.arg: unknown option"),
         ("model: bundled", "model: /no/folder", "/no/folder: no such folder"),
         ("cluster.app:build", "cluster.app:built", "applications.0.import_path: cluster.app:built"),
@@ -307,6 +335,59 @@ def test_a_serve_config_file_is_checked_and_nothing_started(
     assert said.count("\n") == 1
 
 
+ROLE = "role: decode\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "flags", "name"),
+    [
+        ("serve", "engine: {max_model_len: 1}", [], "engine.max_model_len"),
+        ("serve", "engine: {max_model_len: 9999}", [], "engine.max_model_len"),
+        ("serve", "engine: {max_model_len: 9}", ["--max-model-len", "9999"], "--max-model-len"),
+        ("serve", "decode: {engine: {max_model_len: 1}}", [], "decode.engine.max_model_len"),
+        ("serve", "prefill: {engine: {max_model_len: 9999}}", [], "prefill.engine.max_model_len"),
+        (
+            "serve",
+            "decode: {engine: {max_model_len: 9999}}\nengine: {max_model_len: 99999}",
+            [],
+            "engine.max_model_len",
+        ),
+        (
+            "serve",
+            "decode: {engine: {kv_cache_memory_bytes: 9}}",
+            [],
+            "decode.engine.max_model_len",
+        ),
+        ("serve", "engine: {kv_cache_memory_bytes: 9}", [], "engine.max_model_len"),
+        ("serve", "front: {max_n: 0}", [], "front.max_n"),
+        ("serve", "front: {max_n: 3}", ["--max-n", "0"], "--max-n"),
+        ("serve", "drain_s: -1", [], "drain_s"),
+        ("serve", "", ["--drain", "-1"], "--drain"),
+        ("serve", "", ["--port", "70000"], "--port"),
+        ("worker", ROLE + "engine: {max_model_len: 1}", [], "engine.max_model_len"),
+        ("worker", ROLE + "engine: {max_model_len: 9999}", [], "engine.max_model_len"),
+        ("worker", ROLE, ["--max-model-len", "9999"], "--max-model-len"),
+        ("worker", ROLE + "rpc: {secret_file: /none}", [], "rpc.secret_file"),
+        ("worker", ROLE, ["--secret-file", "/none"], "--secret-file"),
+    ],
+)
+def test_what_is_wrong_is_named_as_it_was_said(
+    command: str,
+    file: str,
+    flags: list[str],
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("KVRELAY_SECRET", raising=False)
+    path = tmp_path / "file.yaml"
+    path.write_text(file)
+    check = ["--check"] if command == "serve" else []
+    assert cli.main([command, *check, "--config", str(path), *flags]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"kvrelay {command}: {name}: ")
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -319,6 +400,8 @@ def test_a_serve_config_file_is_checked_and_nothing_started(
         (["serve", "--block-siz", "16"], "unrecognized arguments: --block-siz"),
         (["serve", "--max-num-seqs", "many"], "--max-num-seqs: 'many', must be a whole number"),
         (["serve", "--watermark", "x"], "--watermark: 'x', must be a number"),
+        (["generate", "bundled", "--min-p", "x"], "--min-p: 'x', must be a number"),
+        (["generate", "bundled", "--logit-bias", "x"], "--logit-bias: 'x', must be like 17=-2.5"),
         (["serve", "--swap-space-bytes", "1XB"], "--swap-space-bytes: '1XB', must be a size such"),
         (["generate", "bundled"], "required: --prompt"),
     ],
@@ -409,7 +492,7 @@ def test_an_address_in_use_is_told_before_anything_is_loaded(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["serve", "/no/such/folder", "--port", str(port)]) == 2
-    assert f"port: {port} on 127.0.0.1: Address already in use" in capsys.readouterr().err
+    assert f"--port: {port} on 127.0.0.1: Address already in use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("field", "value"), [("listen", "127.0.0.1:{}"), ("data_port", "{}")])
@@ -421,7 +504,9 @@ def test_a_workers_ports_are_tried_before_anything_is_loaded(
         flag = "--" + field.replace("_", "-")
         words = ["worker", "/no/such/folder", "--role", "decode", flag, value.format(port)]
         assert cli.main(words) == 2
-    reason = f"{field}: 127.0.0.1:{port} cannot be listened on: Address already in use"
+    reason = (
+        f"kvrelay worker: {flag}: 127.0.0.1:{port} cannot be listened on: Address already in use"
+    )
     assert reason in capsys.readouterr().err
 
 
@@ -458,12 +543,66 @@ def test_generate_goes_by_the_rules_of_the_http_api() -> None:
     assert chat.params.max_tokens == 5
 
 
+SAID = {
+    "max_tokens": ("--max-tokens 9", 9),
+    "min_tokens": ("--min-tokens 3", 3),
+    "temperature": ("--temperature 0.5", 0.5),
+    "top_p": ("--top-p 0.5", 0.5),
+    "top_k": ("--top-k 3", 3),
+    "min_p": ("--min-p 0.1", 0.1),
+    "repetition_penalty": ("--repetition-penalty 1.1", 1.1),
+    "presence_penalty": ("--presence-penalty -1", -1.0),
+    "frequency_penalty": ("--frequency-penalty -0.5", -0.5),
+    "logit_bias": ("--logit-bias 5=-100 --logit-bias 6=1.5", {5: -100.0, 6: 1.5}),
+    "allowed_token_ids": ("--allowed-token-ids 5 6", (5, 6)),
+    "stop": ("--stop a --stop b", ("a", "b")),
+    "stop_token_ids": ("--stop-token-ids 7", (7,)),
+    "include_stop_str_in_output": ("--include-stop-str-in-output", True),
+    "ignore_eos": ("--ignore-eos", True),
+    "seed": ("--sampling-seed 4", 4),
+    "logprobs": ("--logprobs 2", 2),
+    "prompt_logprobs": ("--prompt-logprobs 0", 0),
+}
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_generate_has_a_flag_for_what_a_request_may_ask_of_one_answer(chat: list[str]) -> None:
+    names = {field.name for field in fields(SamplingParams)}
+    assert SAID.keys() == names - sampling_flags.NOT_HERE
+    words = [word for flag, _ in SAID.values() for word in flag.split()]
+    params = plan_of(["--prompt", "Hi", *chat, *words]).params
+    assert {name: getattr(params, name) for name in SAID} == {
+        name: value for name, (_, value) in SAID.items()
+    }
+    nothing = plan_of(["--prompt", "Hi", *chat]).params
+    assert replace(nothing, seed=None, max_tokens=None) == SamplingParams()
+
+
+async def test_generate_tells_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
+    model = small_model()
+    plan = plan_of(["--prompt", "The fox", "--logprobs", "1", "--prompt-logprobs", "0"])
+    engine: Any = SimpleNamespace(backend=FakeBackend(answering("fox")))
+    await generate._answer(engine, model, plan, stream=False)
+    said = capsys.readouterr()
+    assert said.out == "fox\n"
+    prompt, answer = said.err.split("the answer's tokens")
+    told = [line.split("'")[1] for line in prompt.splitlines() if line.startswith("  ")]
+    text = "".join(told)
+    assert text
+    assert "The fox".endswith(text), "all but the first token"
+    (first, *_) = [line for line in answer.splitlines() if line.startswith("  ")]
+    token = model.tokenizer.encode("fox")[0]
+    own = f"{model.tokenizer.decode([token])!r} {-token / 1000:.3f}"
+    assert first == f"  {own} #1  {own}"
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["--temperature", "nan"], "temperature: must be a finite number"),
         (["--top-k", "-5"], "top_k: -5, must be at least 0"),
-        (["--chat", "--prompt", "x " * 3000], "messages: "),
+        (["--chat", "--prompt", "x " * 3000], "prompt: "),
+        (["--sampling-seed", "9" * 30], "sampling_seed: too large"),
     ],
 )
 def test_what_generate_refuses_names_the_field_once(words: list[str], reason: str) -> None:

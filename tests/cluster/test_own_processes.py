@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -56,6 +60,76 @@ def test_what_a_command_started_ends_with_it(is_killed: bool, status: int, tmp_p
     assert command.returncode == status
     assert not folder.exists()
     assert not file.exists()
+
+
+def test_a_folder_whose_guard_is_killed_too_goes_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which leaves all else: what runs, what is not ours, and what may run on another host."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    users, elsewhere = tmp_path / "kvrelay-front-of-a-user", tmp_path / "kvrelay-front-elsewhere"
+    for folder, said in ((users, "what it is about"), (elsewhere, "another boot's\n")):
+        folder.mkdir()
+        (folder / "owner.lock").write_text(said)
+    (tmp_path / "kvrelay-front-empty").mkdir()
+    (tmp_path / "kvrelay-front-file").touch()
+    kept = set(tmp_path.iterdir())
+    words = [sys.executable, "-c", COMMAND, str(tmp_path / "secret")]
+    with ExitStack() as commands:
+        started = [commands.enter_context(running(words)) for _ in range(3)]
+        (killed, left), (orphan, guarded), (_, other) = started
+        (tmp_path / "kvrelay-front-link").symlink_to(left)
+        kept.add(tmp_path / "kvrelay-front-link")
+        with stopped(guard_of(guarded)):
+            for pid in (killed.pid, guard_of(left), orphan.pid):
+                os.kill(pid, signal.SIGKILL)
+            killed.wait(GONE_S)
+            orphan.wait(GONE_S)
+            assert left.is_dir()
+            subprocess.run(words, input="\n", stdout=subprocess.PIPE, text=True, timeout=GONE_S)
+            assert set(tmp_path.iterdir()) == {guarded, other, *kept}, "a guard owns it as well"
+        orphan.communicate(timeout=GONE_S)
+        os.kill(sleeper_of(left), signal.SIGKILL)
+    assert set(tmp_path.iterdir()) == kept
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def running(words: list[str]) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A command and its folder."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as command:
+        assert command.stdout is not None
+        yield command, Path(command.stdout.readline().strip())
+        if command.poll() is None:
+            command.communicate("\n", timeout=GONE_S)
+
+
+def guard_of(folder: Path) -> int:
+    """Who is told of it in words; what it guards has it in the environment."""
+    return the_one("cmdline", folder)
+
+
+def sleeper_of(folder: Path) -> int:
+    return the_one("environ", folder)
+
+
+def the_one(file: str, folder: Path) -> int:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str(folder).encode() in (entry / file).read_bytes():
+                found.append(int(entry.name))
+    (pid,) = found
+    return pid
 
 
 def test_a_command_begins_again_as_if_it_had_not_begun() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -22,7 +22,9 @@ from cluster.openai.reading.parts import (
 )
 from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
+from cluster.openai.reading.reasoning_tokens import ReasoningTokens
 from cluster.openai.reading.tagged import GLM45, QWEN3_CODER, TaggedReader
+from engine.text.pieces import Pieces, PieceTable
 
 Read = tuple[str, str, list[tuple[str, str]]]
 THINK = Marks("<think>", "</think>")
@@ -352,6 +354,44 @@ def test_it_does_not_matter_how_text_is_cut(reader: str, text: str, data: st.Dat
     whole = read(READERS[reader](), [text])
     assert read(READERS[reader](), pieces) == whole
     assert read(READERS[reader](), list(text)) == whole
+
+
+def between_marks(text: str, *, is_open: bool) -> tuple[int, int]:
+    """Where the reasoning begins and ends."""
+    said = text.lstrip()
+    if said.startswith(THINK.start):
+        begin = len(text) - len(said) + len(THINK.start)
+    elif is_open:
+        begin = 0
+    else:
+        return 0, 0
+    end = text.find(THINK.end, begin)
+    return begin, len(text) if end < 0 else end
+
+
+@settings(max_examples=300)
+@given(
+    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "think>", "</", "a", " ", "b<"])),
+    per_push=st.integers(1, 9),
+    is_open=st.booleans(),
+)
+@example(pieces=[" ", "<think>", " ", "a</think", "><"], per_push=1, is_open=False)
+@example(pieces=["a", "<", "<", "</thi"], per_push=1, is_open=True)
+def test_tokens_of_reasoning_are_those_with_text_between_the_marks(
+    pieces: list[str], per_push: int, is_open: bool
+) -> None:
+    table = PieceTable(None, str.encode, frozenset())
+    table.update(enumerate(map(str.encode, pieces)))
+    count = ReasoningTokens(THINK, Pieces(None, frozenset(), table), is_open=is_open)
+    for start in range(0, len(pieces), per_push):
+        count.push(range(len(pieces))[start : start + per_push])
+    count.finish()
+    text = "".join(pieces)
+    begin, end = between_marks(text, is_open=is_open)
+    begins = [*accumulate(map(len, pieces), initial=0)]
+    of_it = [max(begin, a) < min(end, b) for a, b in pairwise(begins)]
+    assert count.num_tokens == sum(of_it)
+    assert read(thinking(PlainReader, is_open=is_open)(), [text])[0] == text[begin:end].strip()
 
 
 json_values = st.recursive(

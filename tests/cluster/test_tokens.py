@@ -200,6 +200,20 @@ async def test_what_cannot_be_names_its_field(fields: dict[str, Any], field: str
     assert error.failure.message
 
 
+@pytest.mark.parametrize("method", ["Generate", "GenerateWhole", "Models", "Ready"])
+async def test_bytes_that_are_no_message_are_the_caller_s_fault(method: str) -> None:
+    async with token_server() as server, grpc.aio.insecure_channel(server.address) as channel:
+        call: Any = channel.unary_unary(f"/kvrelay.v1.Generation/{method}")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xff\xff\xff")
+        error = Refused(caught.value)
+        assert error.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert error.failure.field == "request"
+        assert "no message" in error.failure.message
+        assert error.trailing["x-request-id"]
+        assert not server.backend.streams
+
+
 async def test_another_model_is_not_found() -> None:
     async with token_server() as server:
         error = await refused(server, request(model="gpt"))

@@ -108,6 +108,33 @@ async def test_every_choice_has_its_own() -> None:
         assert len(message["tool_calls"]) == 2
 
 
+@pytest.mark.parametrize("per_step", [1, 3, 1000])
+async def test_usage_says_how_many_tokens_are_reasoning(per_step: int) -> None:
+    server = server_that_says(ANSWER, per_step)
+    tokenizer = model_that_thinks().tokenizer
+    whole = (await server.ok(PATH, messages=HELLO, n=2, return_token_ids=True))["choices"]
+    (ids, other) = (choice["token_ids"] for choice in whole)
+    assert ids == other
+    begin, end = (
+        next(n for n in range(len(ids)) if mark in tokenizer.decode(ids[:n]))
+        for mark in ("<think>", "</think>")
+    )
+    # The end's mark is several tokens here, and none of them is reasoning.
+    num = end - begin - len(tokenizer.encode("</think>"))
+    assert num >= 3
+    details = {"reasoning_tokens": 2 * num}
+    for body in ({}, {"include_reasoning": False}, {"tools": TOOLS}):
+        answer = await server.ok(PATH, messages=HELLO, n=2, **body)
+        assert answer["usage"]["completion_tokens_details"] == details
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        events = await server.events(PATH, messages=HELLO, n=2, stream_options=options, **body)
+        assert events[-1]["usage"] == answer["usage"]
+    events = await server.events(PATH, messages=HELLO, n=2)
+    assert not any(event.get("usage") for event in events)
+    plain = make_server(say(ANSWER))
+    assert "completion_tokens_details" not in (await plain.ok(PATH, messages=HELLO))["usage"]
+
+
 async def test_without_tools_calls_are_text() -> None:
     server = server_that_says(f"<tool_call>{LOOK}</tool_call>")
     for body in ({}, {"tools": TOOLS, "tool_choice": "none"}):
@@ -330,6 +357,9 @@ def test_official_client_calls_tools(live: LiveServer) -> None:
         answers.text = "It is red."
         second = client.chat.completions.create(model="small", messages=messages, tools=TOOLS)
         assert second.choices[0].message.content == "It is red."
+        usages: Any = [first.usage, second.usage]
+        counts = [usage.completion_tokens_details.reasoning_tokens for usage in usages]
+        assert counts[0] > counts[1] == 0
         answers.text = ANSWER
         with client.chat.completions.stream(model="small", messages=HELLO, tools=TOOLS) as stream:
             names = [

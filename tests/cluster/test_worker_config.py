@@ -175,26 +175,29 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["worker"], "role: must be given: prefill or decode"),
-        (["worker", "--role", "decode", "--listen", "0.0.0.0:1"], "advertise: must say"),
+        (["worker"], "--role: must be given: prefill or decode"),
+        (["worker", "--role", "decode", "--listen", "0.0.0.0:1"], "--advertise: must say"),
         (
             ["worker", "--role", "decode", "--listen", "192.0.2.1:1"],
-            "listen: 192.0.2.1:1 is",
+            "--listen: 192.0.2.1:1 is",
         ),
-        (["worker", "--role", "decode", "--secret-file", "/none"], "rpc.secret_file: /none cannot"),
-        (["worker", "--role", "decode", "--tls-key", "x"], "rpc.tls_certificate: certificate and"),
-        (["worker", "--config", "/no/such"], "config: /no/such cannot be read"),
-        (["generate", "bundled", "--prompt", "x", "--prefill", "h:1"], "prefill: needs --session"),
-        (["local", "--port", "0", "--secret-file", "x"], "secret_file: needs --session"),
-        (["local", "--local-prefill", "auto"], "local_prefill: needs --session"),
+        (["worker", "--role", "decode", "--secret-file", "/none"], "--secret-file: /none cannot"),
+        (["worker", "--role", "decode", "--tls-key", "x"], "--tls-certificate: certificate and"),
+        (["worker", "--config", "/no/such"], "--config: /no/such cannot be read"),
+        (
+            ["generate", "bundled", "--prompt", "x", "--prefill", "h:1"],
+            "--prefill: needs --session",
+        ),
+        (["local", "--port", "0", "--secret-file", "x"], "--secret-file: needs --session"),
+        (["local", "--local-prefill", "auto"], "--local-prefill: needs --session"),
         (
             ["local", "--session", "h:1", "--local-prefill", "never"],
-            "local_prefill: 'never' needs --prefill",
+            "--local-prefill: 'never' needs --prefill",
         ),
-        (["local", "--port", "0", "--session", "h"], "session: 'h', must be HOST:PORT"),
+        (["local", "--port", "0", "--session", "h"], "--session: 'h', must be HOST:PORT"),
         (
             ["local", "--port", "0", "--session", "h:1", "--block-size", "16"],
-            "block_size: is the worker's own",
+            "--block-size: is the worker's own",
         ),
         (
             ["generate", "bundled", "--prompt", "x", "--session", "127.0.0.1:1"],

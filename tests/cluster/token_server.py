@@ -20,11 +20,8 @@ from cluster.served_model import ServedModel
 from cluster.token_front import TokenFront
 from protos.generation_pb2 import Failure
 from protos.ingress_pb2 import GenerateUpdate
-from protos.ingress_pb2_grpc import (
-    GenerationServicer,
-    GenerationStub,
-    add_GenerationServicer_to_server,
-)
+from protos.ingress_pb2_grpc import GenerationServicer, GenerationStub
+from protos.ingress_service import add_to_server
 from tests.cluster.fakes import FakeBackend, Script, small_model
 
 if TYPE_CHECKING:
@@ -103,7 +100,7 @@ async def token_server(
         backend, model, limits or HttpLimits(), gate, request_limits or RequestLimits(), meter
     )
     server = grpc.aio.server()
-    add_GenerationServicer_to_server(_Servicer(_Service(front, admits)), server)
+    add_to_server(_Servicer(_Service(front, admits)), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     address = f"127.0.0.1:{port}"

@@ -26,6 +26,7 @@ from ray import serve
 from ray.cluster_utils import Cluster as Nodes
 
 from cluster.commands.serve_stop import END_S
+from cluster.ray_cluster import PROXY_SETTINGS
 from cluster.ray_cluster import nodes as nodes_alive
 from cluster.serve_details import APP_NAME, SERVICER, serve_details
 from tests.e2e.cluster import answers_at, http, kill, num_aborted, page_at, wait_until
@@ -58,6 +59,8 @@ def placed() -> Iterator[Placed]:
         for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
             environment.delenv(name, raising=False)
         environment.setenv("RAY_SERVE_LOG_TO_STDERR", "0")
+        for name, value in PROXY_SETTINGS.items():
+            environment.setenv(name, value)
         environment.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")  # as in deploy/serve.yaml
         # A front that takes 15 s to begin would be killed, and `serve.start` fail with it.
         environment.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
@@ -84,7 +87,7 @@ def refused(*words: str) -> str:
 
 def test_a_second_node_asks_for_a_key(placed: Placed) -> None:
     said = refused("--port", "0")
-    assert f"front.api_key_file: none, and the cluster has {DECODE_NODES + 2} nodes" in said
+    assert f"--api-key-file: none, and the cluster has {DECODE_NODES + 2} nodes" in said
 
 
 class Ports(NamedTuple):
@@ -250,6 +253,11 @@ def check_what_the_python_proxy_answers(ports: Ports) -> None:
     *_, last, end, rest = answer.text.split("\n\n")
     assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 5
     assert (end, rest) == ("data: [DONE]", "")
+    for value in (b"0.01", b"\xff"):
+        of_serve = {b"X-Request-Timeout-Seconds": value, b"X-Session-Id": value}
+        answer = http.post(f"{url}/v1/completions", json=body, headers=of_serve, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert answer.text.endswith("data: [DONE]\n\n")
     for wrong, status in (({"max_tokens": 0}, 400), ({"model": "another"}, 404)):
         said = http.post(f"{url}/v1/completions", json={**body, **wrong})
         assert said.status_code == status

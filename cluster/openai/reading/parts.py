@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import AnyStr, NamedTuple, Protocol
 
 
 class Content(NamedTuple):
@@ -49,8 +49,10 @@ class PlainReader:
         return []
 
 
-def partial_at_end(text: str, marker: str) -> int:
+def partial_at_end(text: AnyStr, marker: AnyStr) -> int:
     """How much of the text's end may be the beginning of the marker."""
+    if marker[:1] not in text[1 - len(marker) :]:  # nearly always: a third of the time
+        return 0
     for length in range(min(len(text), len(marker) - 1), 0, -1):
         if text.endswith(marker[:length]):
             return length

@@ -148,7 +148,7 @@ def test_objectives_are_in_milliseconds() -> None:
 def test_bad_flags_are_named(words: str, field: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "http://127.0.0.1:1", "--model", "m", *words.split()]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"kvrelay bench: {field}: ")
+    assert error.startswith(f"kvrelay bench: --{field.replace('_', '-')}: ")
     assert error.count("\n") == 1
 
 
@@ -328,7 +328,7 @@ def test_a_picture_that_cannot_be_written_is_told_after_the_run(
         assert cli.main([*words, "--output-tokens", "2", "--plots", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert "requests" in said.out
-    assert f"kvrelay bench: plots: {tmp_path}: " in said.err
+    assert f"kvrelay bench: --plots: {tmp_path}: " in said.err
     assert "itl.png" in said.err
 
 
