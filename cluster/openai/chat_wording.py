@@ -1,6 +1,7 @@
 """Answers of /v1/chat/completions."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from cluster.openai.chat_format import ChatFormat, Reading
 from cluster.openai.generation import ChoicePart, Generation
@@ -15,10 +16,29 @@ from cluster.openai.reading.parts import (
     Reader,
     Reasoning,
 )
-from cluster.openai.reading.reasoning import Marks
 from cluster.openai.reading.reasoning_tokens import ReasoningTokens
 from cluster.openai.wording import Json, choice_of, prompt_logprobs_of
 from engine.request import FinishReason
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read of one choice so far."""
+
+    reader: Reader
+    reasoning: ReasoningTokens | None
+    num_calls: int = 0
+    unended: ObjectEnd | None = None  # the last call's arguments, until they end
+
+    def note(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            match part:
+                case CallStart():
+                    self.num_calls += 1
+                    self.unended = ObjectEnd()
+                case CallArguments(text=text) if self.unended is not None:
+                    if self.unended.find(text) is not None:
+                        self.unended = None
 
 
 class ChatWording:
@@ -32,10 +52,7 @@ class ChatWording:
         self._format = chat_format
         self._options = options
         self._reading = options.reading
-        self._readers: dict[int, Reader] = {}  # by choice
-        self._num_calls: dict[int, int] = {}
-        self._unended: dict[int, ObjectEnd] = {}  # the last call's arguments, until they end
-        self._reasoning_tokens: dict[int, ReasoningTokens] = {}
+        self._choices: dict[int, _Read] = {}
         tokenizer = chat_format.tokenizer
         self._speller = TokenSpeller(tokenizer.pieces, as_ids=options.tokens_as_ids)
         skips = options.skip_special_tokens
@@ -73,47 +90,36 @@ class ChatWording:
     def beside_usage(self) -> Json:
         if self._counted is None:
             return {}
-        num_tokens = sum(count.num_tokens for count in self._reasoning_tokens.values())
+        counts = [choice.reasoning for choice in self._choices.values()]
+        num_tokens = sum(count.num_tokens for count in counts if count is not None)
         return {"completion_tokens_details": {"reasoning_tokens": num_tokens}}
 
-    def _count_reasoning(self, marks: Marks, reading: Reading, part: ChoicePart) -> None:
-        count = self._reasoning_tokens.get(part.choice)
-        if count is None:
-            is_open = reading.reasoning_is_open
-            count = ReasoningTokens(marks, self.pieces, is_open=is_open)
-            self._reasoning_tokens[part.choice] = count
-        count.push(part.token_ids)
-        if part.finish_reason is not None:
-            count.finish()
+    def _begin(self, reading: Reading) -> _Read:
+        reasoning, is_open = None, reading.reasoning_is_open
+        if self._counted is not None:
+            reasoning = ReasoningTokens(self._counted, self.pieces, is_open=is_open)
+        return _Read(self._format.reader(reading), reasoning)
 
     def _read(self, part: ChoicePart) -> list[Part]:
         """What is new, of what the client wants to see."""
         reading = self._reading
         assert reading is not None
-        reader = self._readers.get(part.choice)
-        if reader is None:
-            reader = self._readers[part.choice] = self._format.reader(reading)
-        if self._counted is not None:
-            self._count_reasoning(self._counted, reading, part)
-        parts = reader.push(part.text)
+        choice = self._choices.get(part.choice)
+        if choice is None:
+            choice = self._choices[part.choice] = self._begin(reading)
+        if choice.reasoning is not None:
+            choice.reasoning.push(part.token_ids)
+        parts = choice.reader.push(part.text)
         if part.finish_reason is not None:
-            parts += reader.finish()
+            parts += choice.reader.finish()
+            if choice.reasoning is not None:
+                choice.reasoning.finish()
         if not reading.shows_reasoning:
             parts = [one for one in parts if not isinstance(one, Reasoning)]
         if reading.one_call:
             parts = [one for one in parts if getattr(one, "call", 0) == 0]
-        self._count_calls(part.choice, parts)
+        choice.note(parts)
         return parts
-
-    def _count_calls(self, choice: int, parts: Iterable[Part]) -> None:
-        for part in parts:
-            match part:
-                case CallStart():
-                    self._num_calls[choice] = self._num_calls.get(choice, 0) + 1
-                    self._unended[choice] = ObjectEnd()
-                case CallArguments(text=text) if choice in self._unended:
-                    if self._unended[choice].find(text) is not None:
-                        del self._unended[choice]
 
     def _delta_of(self, parts: Iterable[Part]) -> Json:
         delta: Json = {}
@@ -149,14 +155,20 @@ class ChatWording:
     def _filled(self, key: str, message: Json, part: ChoicePart) -> Json:
         choice = choice_of(part.choice, **{key: message})
         choice["finish_reason"], choice["stop_reason"] = part.finish_reason, part.stop_reason
-        # Who names the function knows already: OpenAI says "stop" then.
-        named = self._reading is not None and self._reading.only_call is not None
-        calls = self._num_calls.get(part.choice, 0) > named
-        was_cut = part.stop_reason is not None and part.choice in self._unended
-        if part.finish_reason is FinishReason.STOP and calls and not was_cut:
+        if part.finish_reason is FinishReason.STOP and self._ends_with_calls(part):
             choice["finish_reason"] = "tool_calls"
         if part.logprobs is not None and self._options.logprobs is not None:
             choice["logprobs"] = chat_logprobs(self._speller, part.logprobs, self._options.logprobs)
         if self._options.return_token_ids:
             choice["token_ids"] = list(part.token_ids)
         return choice
+
+    def _ends_with_calls(self, part: ChoicePart) -> bool:
+        """Whose last one was not cut off."""
+        read = self._choices.get(part.choice)
+        if self._reading is None or read is None:
+            return False
+        # Who names the function knows already: OpenAI says "stop" then.
+        named = self._reading.only_call is not None
+        was_cut = part.stop_reason is not None and read.unended is not None
+        return read.num_calls > named and not was_cut
