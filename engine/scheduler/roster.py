@@ -84,7 +84,7 @@ class Roster:
             leads = apart or not request.choices
             state = SequenceState.WAITING if leads else SequenceState.FORKING
             key = make_key(source, due, arrival, choice)
-            request.choices.append(Sequence(request, choice, state, key, sent, names.fork()))
+            request.add(Sequence(request, choice, state, key, sent, names.fork()))
         self._requests[source.request_id] = request
         for sequence in request.choices:
             if sequence.state is SequenceState.WAITING:

@@ -141,6 +141,7 @@ class RunningRequest:
     stop_token_ids: frozenset[int] = field(init=False)  # of which there may be a vocabulary
     draws: bool = field(init=False)  # whether a token follows the last one that is computed
     reports_prompt_logprobs: bool = field(init=False)
+    _forking: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         source, handed = self.source, self.source.hand_over
@@ -152,6 +153,11 @@ class RunningRequest:
         if handed is not None:
             self.num_announced = handed.first_token
 
+    def add(self, choice: Sequence) -> None:
+        self.choices.append(choice)
+        if choice.state is SequenceState.FORKING:
+            self._forking.append(choice)
+
     @property
     def num_prompt(self) -> int:
         return len(self.source.prompt_token_ids)
@@ -162,9 +168,10 @@ class RunningRequest:
 
     @property
     def forking(self) -> list[Sequence]:
-        if len(self.choices) == 1:
-            return []
-        return [c for c in self.choices if c.state is SequenceState.FORKING]
+        """Who has been forked is not to be forked again: most ask when nobody is left."""
+        if self._forking:
+            self._forking = [c for c in self._forking if c.state is SequenceState.FORKING]
+        return self._forking
 
     @property
     def has_sent(self) -> bool:

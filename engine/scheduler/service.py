@@ -113,6 +113,6 @@ def _goes_on(sequence: Sequence) -> bool:
         and not blocks.may_share
         and not sequence.enters
         and request.draws
-        and len(request.choices) == 1
+        and not request.forking
         and request.source.params.prompt_logprobs is None
     )
