@@ -31,8 +31,6 @@ class GroupStats:
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     groups: tuple[GroupStats, ...]
-    query_tokens: int  # of all sequences opened since the start, resumed ones apart
-    hit_tokens: int  # of them, those that need not be computed
 
 
 class KvCache:
@@ -53,8 +51,6 @@ class KvCache:
         self.transfers = TransferHolds(self._pools)
         self._windows = [group.window for group in config.groups]
         self._margins = [int(config.watermark * pool.total) for pool in self._pools]
-        self._query_tokens = 0
-        self._hit_tokens = 0
 
     def match(self, names: Sequence[BlockName], num_tokens: int) -> Match:
         """The longest hit for a prompt of `num_tokens`, at least 1; changes nothing.
@@ -106,15 +102,9 @@ class KvCache:
             for group in config.groups
         ]
 
-    def open(self, match: Match, *, priority: int = 0, resumed: bool = False) -> SequenceBlocks:
+    def open(self, match: Match, *, priority: int = 0) -> SequenceBlocks:
         """A sequence that holds the hit; the match must be the cache's latest word on it.
-
-        `priority` (lower is sooner) is for the eviction policy. What a resumed sequence finds
-        is not counted as a hit again.
-        """
-        if not resumed:
-            self._query_tokens += match.num_prompt_tokens
-            self._hit_tokens += match.num_tokens
+        `priority` (lower is sooner) is for the eviction policy."""
         tables = self._tree.pin(match, priority)
         return SequenceBlocks(
             tables, list(match.firsts), match.num_blocks, priority, capacity=match.num_cached
@@ -276,8 +266,7 @@ class KvCache:
         self._tree.clear()
 
     def reset_counts(self) -> None:
-        """What was looked for, found and evicted so far is as if it had not been."""
-        self._query_tokens = self._hit_tokens = 0
+        """What was evicted so far is as if it had not been."""
         self._tree.num_evicted = [0] * len(self._pools)
 
     def snapshot(self) -> Snapshot:
@@ -297,7 +286,7 @@ class KvCache:
             )
             for pool, evicted in zip(self._pools, self._tree.num_evicted, strict=True)
         )
-        return CacheStats(groups, self._query_tokens, self._hit_tokens)
+        return CacheStats(groups)
 
     def check_integrity(self, live: Iterable[SequenceBlocks]) -> None:
         """Asserts that `live` and the transfers explain every reference, exactly."""

@@ -77,7 +77,7 @@ def hold_cached(
     """Holds what is cached of a prompt from `first_token` on, for a reader that goes on from
     there; `end` is `start` where that is nothing."""
     match = cache.match(names, num_tokens)
-    blocks = cache.open(match, resumed=True)
+    blocks = cache.open(match)
     end = max(first_token, match.num_cached)
     held = hold_range(cache, blocks, first_token, end, match.num_tokens)
     cache.release(blocks)

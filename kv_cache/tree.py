@@ -30,7 +30,6 @@ class Match:
     """
 
     names: Sequence[BlockName]  # the first `num_blocks` of them are the hit
-    num_prompt_tokens: int
     num_blocks: int
     num_tokens: int
     num_cached: int
@@ -80,7 +79,7 @@ class PrefixTree:
         num_cached = depth * self._block_size
         start = min(num_cached, num_tokens - 1)
         firsts = tuple(first_visible(start, w, self._block_size) for _, w in self._windows)
-        return Match(names, num_tokens, depth, start, num_cached, firsts, self._epoch)
+        return Match(names, depth, start, num_cached, firsts, self._epoch)
 
     def _closed_depth(self, names: Sequence[BlockName], limit: int) -> int:
         """How many leading names are in a prefix-closed tree."""

@@ -102,8 +102,7 @@ class Admission:
 
     def _start(self, sequence: Sequence, match: Match, draft: Draft, outbox: Outbox) -> None:
         request = sequence.request
-        resumed, priority = sequence.admitted, request.source.priority
-        self._roster.start(sequence, self._cache.open(match, priority=priority, resumed=resumed))
+        self._roster.start(sequence, self._cache.open(match, priority=request.source.priority))
         sequence.num_computed = max(sequence.num_computed, match.num_tokens)
         sequence.num_written = max(sequence.num_computed, match.num_cached)
         if request.source.hand_over is not None:

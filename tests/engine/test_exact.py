@@ -130,14 +130,14 @@ def test_paged_is_dense(
     """All in one batch, each alone, and with a warm cache: as transformers without any cache."""
     engine = make()
     check(run(engine, jobs_of(prompts)), expected)
-    assert engine.cache_stats().hit_tokens == 0
+    assert engine.figures().num_cached_tokens == 0
     for number, prompt in enumerate(prompts):
         alone = run(engine, {"x": (prompt, greedy())})["x"]
         assert alone.tokens[0] == expected[number]
         assert alone.prompt is not None
         if len(prompt) > 16:
             assert alone.prompt.num_cached_tokens >= len(prompt) // 16 * 16 - 1
-    assert engine.cache_stats().hit_tokens > 0
+    assert engine.figures().num_cached_tokens > 0
 
 
 def test_chunked_is_one_shot(

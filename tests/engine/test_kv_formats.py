@@ -109,9 +109,9 @@ def test_a_hit_is_cold(
 ) -> None:
     engine = make()
     check(run(engine, jobs(prompts, NUM_TOKENS)), expected)
-    assert engine.cache_stats().hit_tokens == 0
+    assert engine.figures().num_cached_tokens == 0
     check(run(engine, jobs(prompts, NUM_TOKENS)), expected)
-    assert engine.cache_stats().hit_tokens > 100
+    assert engine.figures().num_cached_tokens > 100
 
 
 SMALL = {"max_model_len": 64, "block_size": 8, "max_num_batched_tokens": 16}
@@ -163,7 +163,7 @@ def test_compiled_kernels_chunked_and_after_a_hit(format: str, tmp_path: Path) -
     engine = make_engine(model, max_num_batched_tokens=32, **knobs)
     assert answer(engine) == expected
     assert answer(engine) == expected
-    assert engine.cache_stats().hit_tokens == 80
+    assert engine.figures().num_cached_tokens == 80
 
 
 def test_blocks_of_another_format_have_other_names(

@@ -33,7 +33,7 @@ def test_a_whole_prompt_hit_computes_one_token() -> None:
     assert (part.start, part.num_tokens) == (len(prompt) - 1, 1)
     assert part.write_start == len(prompt), "the shared block is not written again"
     bench.scheduler.complete(step, bench.runner.execute(step.plan))
-    assert bench.cache.stats().hit_tokens == len(prompt) - 1
+    assert bench.scheduler.figures().num_cached_tokens == len(prompt) - 1
 
 
 def test_a_prompt_is_read_in_chunks_beside_running_sequences() -> None:
