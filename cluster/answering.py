@@ -18,8 +18,10 @@ from engine.request import GenerationRequest, RequestId
 
 # Wording this many tokens' logprobs takes some milliseconds of the event loop.
 _FEW_LOGPROBS = 256
-# Routing prompts of so many tokens takes about as long.
+# Submitting prompts of so many tokens takes a millisecond; beside its tokens, as long as this many
+# more takes a request by itself, each of its choices, and each stop string of a choice.
 _FEW_TOKENS = 4096
+_OF_REQUEST, _OF_CHOICE, _OF_STOP = 700, 50, 16
 
 
 class Answer:
@@ -78,7 +80,7 @@ class Answer:
                 self._generations.append(
                     Generation(stream, wording.pieces, prompt, plan.params, plan.options, first)
                 )
-                num_tokens += len(prompt.token_ids)
+                num_tokens += _cost(request)
                 if num_tokens >= _FEW_TOKENS:
                     num_tokens = 0
                     await asyncio.sleep(0)
@@ -210,6 +212,14 @@ class Answer:
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+
+
+def _cost(request: GenerationRequest) -> int:
+    """Of submitting it, in tokens of a prompt."""
+    params = request.params
+    of_choices = params.n * (_OF_CHOICE + _OF_STOP * len(params.stop))
+    num_tokens = len(request.prompt_token_ids) + params.num_named_tokens
+    return _OF_REQUEST + num_tokens + of_choices
 
 
 async def _made(takes_long: bool, make: Callable[..., bytes], *arguments: Any) -> bytes:
