@@ -7,12 +7,12 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from cluster.backend import Backend
+from cluster.drawn import new_request_id
 from cluster.http_exchange import DONE, HttpExchange
 from cluster.openai.events import EventWriter, dump
 from cluster.openai.generation import ChoicePart, Generation, all_parts
 from cluster.openai.plan import Plan
 from cluster.openai.wording import Json, WholeChoice, Wording
-from cluster.request_ids import new_request_id
 from cluster.served_model import ServedModel
 from engine.request import GenerationRequest, RequestId
 

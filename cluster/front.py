@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cluster.answering import Answer
 from cluster.backend import Backend, Pooled, Refusing
+from cluster.drawn import new_request_id
 from cluster.gate import Gate
 from cluster.http_exchange import HttpExchange, HttpLimits
 from cluster.metrics.meter import Meter
@@ -26,7 +27,7 @@ from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from cluster.openai.wording import Json
 from cluster.request_ids import HEADER as REQUEST_ID
-from cluster.request_ids import is_request_id, new_request_id
+from cluster.request_ids import is_request_id
 from cluster.served_model import ServedModel
 from cluster.under_way import LEAST_S, OVERTIME_S, UnderWay
 from engine.errors import DeadlineError, EngineError, UnavailableError

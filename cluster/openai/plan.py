@@ -7,13 +7,13 @@ long one is made on another thread.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cluster.drawn import draw_seed
 from cluster.openai.chat_format import Reading
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from cluster.openai.request_limits import MAX_NAMED_TOKENS, RequestLimits
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar
-from cluster.seeds import draw_seed
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
 from engine.sampling import SamplingParams

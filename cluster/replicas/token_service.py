@@ -11,8 +11,9 @@ from urllib.parse import unquote
 import grpc
 from ray.serve.grpc_util import RayServegRPCContext
 
+from cluster.drawn import new_request_id
 from cluster.openai.errors import ApiError, api_error, internal_error
-from cluster.request_ids import is_request_id, new_request_id
+from cluster.request_ids import is_request_id
 from cluster.token_front import TokenFront
 from engine.errors import EngineError, UnavailableError
 from protos import ingress_pb2 as pb
