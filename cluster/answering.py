@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from cluster.backend import Backend
+from cluster.backend import Submit
 from cluster.drawn import new_request_id
 from cluster.http_exchange import DONE, HttpExchange
 from cluster.openai.events import EventWriter, dump
@@ -52,15 +52,15 @@ class Answer:
         self._opened: set[int] = set()
         self._generations: list[Generation] = []
 
-    async def write(self, backend: Backend, timeout_s: float) -> None:
-        async with self._submitted(backend, timeout_s):
+    async def write(self, submit: Submit, timeout_s: float) -> None:
+        async with self._submitted(submit, timeout_s):
             if self._plan.options.stream:
                 await self._write_events()
             else:
                 await self._write_whole()
 
     @asynccontextmanager
-    async def _submitted(self, backend: Backend, timeout_s: float) -> AsyncIterator[None]:
+    async def _submitted(self, submit: Submit, timeout_s: float) -> AsyncIterator[None]:
         """Others get their turns between the prompts."""
         plan, wording = self._plan, self._wording
         num_tokens = 0
@@ -75,7 +75,7 @@ class Answer:
                     timeout_s=timeout_s,
                     tenant=self._exchange.caller,
                 )
-                stream = backend.submit(request)
+                stream = submit(request)
                 first = number * plan.params.n
                 self._generations.append(
                     Generation(stream, wording.pieces, prompt, plan.params, plan.options, first)

@@ -184,7 +184,7 @@ class Front:
             answer = Answer(plan, wording, self._model, exchange)
             left_s = max(LEAST_S, deadline - time.monotonic())
             try:
-                await answer.write(observed, left_s)
+                await answer.write(observed.submit, left_s)
             except DeadlineError as error:
                 raise not_in_time(str(error), timeout_s) from error
             finally:
