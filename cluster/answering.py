@@ -6,20 +6,22 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from cluster.backend import Backend
+from cluster.backend import Submit
+from cluster.drawn import new_request_id
 from cluster.http_exchange import DONE, HttpExchange
 from cluster.openai.events import EventWriter, dump
 from cluster.openai.generation import ChoicePart, Generation, all_parts
 from cluster.openai.plan import Plan
 from cluster.openai.wording import Json, WholeChoice, Wording
-from cluster.request_ids import new_request_id
 from cluster.served_model import ServedModel
 from engine.request import GenerationRequest, RequestId
 
 # Wording this many tokens' logprobs takes some milliseconds of the event loop.
 _FEW_LOGPROBS = 256
-# Routing prompts of so many tokens takes about as long.
+# Submitting prompts of so many tokens takes a millisecond; beside its tokens, as long as this many
+# more takes a request by itself, each of its choices, and each stop string of a choice.
 _FEW_TOKENS = 4096
+_OF_REQUEST, _OF_CHOICE, _OF_STOP = 700, 50, 16
 
 
 class Answer:
@@ -50,15 +52,15 @@ class Answer:
         self._opened: set[int] = set()
         self._generations: list[Generation] = []
 
-    async def write(self, backend: Backend, timeout_s: float) -> None:
-        async with self._submitted(backend, timeout_s):
+    async def write(self, submit: Submit, timeout_s: float) -> None:
+        async with self._submitted(submit, timeout_s):
             if self._plan.options.stream:
                 await self._write_events()
             else:
                 await self._write_whole()
 
     @asynccontextmanager
-    async def _submitted(self, backend: Backend, timeout_s: float) -> AsyncIterator[None]:
+    async def _submitted(self, submit: Submit, timeout_s: float) -> AsyncIterator[None]:
         """Others get their turns between the prompts."""
         plan, wording = self._plan, self._wording
         num_tokens = 0
@@ -73,12 +75,12 @@ class Answer:
                     timeout_s=timeout_s,
                     tenant=self._exchange.caller,
                 )
-                stream = backend.submit(request)
+                stream = submit(request)
                 first = number * plan.params.n
                 self._generations.append(
                     Generation(stream, wording.pieces, prompt, plan.params, plan.options, first)
                 )
-                num_tokens += len(prompt.token_ids)
+                num_tokens += _cost(request)
                 if num_tokens >= _FEW_TOKENS:
                     num_tokens = 0
                     await asyncio.sleep(0)
@@ -211,6 +213,14 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": num_cached},
             **self._wording.beside_usage(),
         }
+
+
+def _cost(request: GenerationRequest) -> int:
+    """Of submitting it, in tokens of a prompt."""
+    params = request.params
+    of_choices = params.n * (_OF_CHOICE + _OF_STOP * len(params.stop))
+    num_tokens = len(request.prompt_token_ids) + params.num_named_tokens
+    return _OF_REQUEST + num_tokens + of_choices
 
 
 async def _made(takes_long: bool, make: Callable[..., bytes], *arguments: Any) -> bytes:

@@ -1,5 +1,6 @@
 """What the HTTP side needs of an engine, wherever that runs."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from engine.errors import QueueFullError, UnavailableError
@@ -15,6 +16,9 @@ class RefusedError(QueueFullError):
 
 def nobody(leg: Leg) -> UnavailableError:
     return UnavailableError(f"no {leg} worker answers")
+
+
+Submit = Callable[[GenerationRequest], GenerationStream]
 
 
 class Backend(Protocol):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cluster.answering import Answer
 from cluster.backend import Backend, Pooled, Refusing
+from cluster.drawn import new_request_id
 from cluster.gate import Gate
 from cluster.http_exchange import HttpExchange, HttpLimits
 from cluster.metrics.meter import Meter
@@ -26,7 +27,7 @@ from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from cluster.openai.wording import Json
 from cluster.request_ids import HEADER as REQUEST_ID
-from cluster.request_ids import is_request_id, new_request_id
+from cluster.request_ids import is_request_id
 from cluster.served_model import ServedModel
 from cluster.under_way import LEAST_S, OVERTIME_S, UnderWay
 from engine.errors import DeadlineError, EngineError, RequestError, UnavailableError
@@ -183,7 +184,7 @@ class Front:
             answer = Answer(plan, wording, self._model, exchange)
             left_s = max(LEAST_S, deadline - time.monotonic())
             try:
-                await answer.write(observed, left_s)
+                await answer.write(observed.submit, left_s)
             except DeadlineError as error:
                 raise not_in_time(str(error), timeout_s) from error
             except RequestError as error:

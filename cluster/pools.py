@@ -150,7 +150,7 @@ class Pools:
             self.router.note(leg, worker, load)
             self._notice()
 
-        feed = WorkerFeed(channel, note, incarnation=worker.incarnation)
+        feed = WorkerFeed(worker.address, channel, note, incarnation=worker.incarnation)
         member = Member(leg, worker, feed, channel.close)
         if leg is Leg.DECODE:
             member.session = SessionBackend(

@@ -4,6 +4,7 @@ goes to another one when its worker dies or leaves, with what its client has alr
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from engine.errors import UnavailableError
 from engine.request import GenerationRequest
 from router.admission import Refused
 from router.workers import Leg
+
+logger = logging.getLogger("kvrelay.relay")
 
 _TICK_S = 0.05  # while anything waits at the router
 _FORGETTING = 0.98  # of how long answers are
@@ -115,7 +118,7 @@ class Relay:
         for worker in self.router.stuck(Leg.DECODE, self.config.stall_s):
             session = self.pools.session_of(worker)
             if session is not None and session.num_open:
-                self._take_from(session, WorkerStuck(f"{worker.address} makes no steps"))
+                self._take_from(session, WorkerStuck("the worker makes no steps"))
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
@@ -146,6 +149,9 @@ class Relay:
     def _take_from(self, session: SessionBackend, why: UnavailableError) -> None:
         """As many as another worker may take, which is not about to leave itself; the rest ends
         where it is."""
-        heirs = self.pools.staying() - {session}
+        heirs, num_open = self.pools.staying() - {session}, session.num_open
         for stream in list(self._streams.values()):
             stream.leave(session, heirs, why)
+        num_moved = num_open - session.num_open
+        if num_moved:
+            logger.warning("%d requests of %s go on elsewhere: %s", num_moved, session.address, why)

@@ -284,7 +284,8 @@ class RelayStream(Routed):
                 raise error
         self.num_moves += 1
         self._relay.reroutes[_what_became(error, session)] += 1
-        logger.warning("%s goes on elsewhere: %s", self.request_id, in_full(error))
+        # of a worker that has thousands, one line says how many
+        logger.debug("%s goes on elsewhere: %s", self.request_id, in_full(error))
 
     def _unplace(self) -> None:
         if self._placed is not None:

@@ -1,29 +1,18 @@
-"""The id of an HTTP request: its client's own, or one made here. It comes back with the answer,
+"""The id of an HTTP request: its client's own, or one drawn here. It comes back with the answer,
 whatever that is."""
 
 from __future__ import annotations
 
-import os
-from random import Random
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADER = "x-request-id"
+from cluster.drawn import new_request_id
 
-# Seeded by the system once. Asking that for each id lets other threads take the interpreter, which
-# then has to be waited for; nobody gets anything for guessing one.
-_random = Random()
-_draw = _random.getrandbits
-os.register_at_fork(after_in_child=_random.seed)
+HEADER = "x-request-id"
 
 
 def is_request_id(value: str) -> bool:
     return 0 < len(value) <= 128 and all(0x21 <= ord(char) <= 0x7E for char in value)
-
-
-def new_request_id() -> str:
-    return f"{_draw(128):032x}"
 
 
 class NamedAnswers:

@@ -79,7 +79,10 @@ class ServedModel:
         least = len(text) // max(1, self.tokenizer.max_token_chars)
         if least > self.max_model_len:
             raise too_long(param, f"at least {least}", self.max_model_len)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except RequestError as error:
+            raise error.renamed(param) from None
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):

@@ -168,7 +168,8 @@ class SessionBackend:
             problem = _named(self.address, reason)
             if self._problem is None:
                 retry_s = FIRST_RETRY_S
-                logger.warning("the session with %s broke: %s", self.address, reason)
+                told = self.address, len(self._streams), reason
+                logger.warning("the session with %s broke under %d requests: %s", *told)
             elif self._is_news(problem):
                 logger.info("no session with %s: %s", self.address, reason)
             self._break(problem)

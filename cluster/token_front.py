@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from cluster.backend import Backend, Refusing
+from cluster.drawn import new_request_id
 from cluster.gate import Asking, Gate
 from cluster.http_exchange import HttpLimits
 from cluster.metrics.meter import Meter
@@ -17,7 +18,7 @@ from cluster.off_loop import off_loop
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.structured import NamedGrammar
-from cluster.request_ids import is_request_id, new_request_id
+from cluster.request_ids import is_request_id
 from cluster.served_model import ServedModel
 from cluster.token_answer import WholeAnswer, messages
 from cluster.token_request import TokenRequest, read_request

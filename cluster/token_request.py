@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.drawn import draw_seed
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS
 from cluster.openai.request_limits import (
     MAX_SALT_CHARS,
@@ -14,7 +15,6 @@ from cluster.openai.request_limits import (
     RequestLimits,
     check_num_logprobs,
 )
-from cluster.seeds import draw_seed
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
 from engine.generation_defaults import RECOMMENDED, GenerationDefaults

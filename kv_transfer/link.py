@@ -10,7 +10,7 @@ import grpc
 
 from kv_transfer.connector import PeerPool, Read
 from kv_transfer.errors import TransferError
-from kv_transfer.load_messages import check_load
+from kv_transfer.load_messages import LoadCheck
 from kv_transfer.probe import LinkFigures
 from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsStub
@@ -59,6 +59,7 @@ class Link:
         self.heard_at = time.monotonic()  # of it, or of the peer at all
         self._channel = channel
         self._watch: asyncio.Task[None] | None = None
+        self._check = LoadCheck(address)
         self._stub = HandOffStub(channel)
         self._calls: set[HandOffCall] = set()
         self._bytes_out = 0  # of reads that have not ended
@@ -96,12 +97,8 @@ class Link:
 
     def _take(self, load: LoadReport) -> None:
         """A report that cannot be is none, and a peer without any is shunned."""
-        try:
-            check_load(load)
-        except TransferError as error:
-            logger.warning("a report of %s is not believed: %s", self.address, error)
-            return
-        self.load, self.heard_at = load, time.monotonic()
+        if self._check.believes(load):
+            self.load, self.heard_at = load, time.monotonic()
 
     def lose(self, reason: str) -> None:
         """The next one who asks for the peer makes the link anew."""

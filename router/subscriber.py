@@ -10,7 +10,7 @@ import grpc.aio
 
 from kv_transfer.errors import TransferError
 from kv_transfer.event_messages import decode_batch, decode_part
-from kv_transfer.load_messages import check_load
+from kv_transfer.load_messages import LoadCheck, check_load
 from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsStub
 from protos.failures import failure_of
@@ -39,17 +39,20 @@ class WorkerFeed:
 
     def __init__(
         self,
+        address: str,
         channel: grpc.aio.Channel,
         note: Callable[[Load], None],
         index: WorkerIndex | None = None,
         incarnation: int = 0,
     ) -> None:
         """`incarnation`: 0 is whichever is there; another one's reports say nothing of it."""
+        self._address = address
         self._incarnation = incarnation
         self._channel = channel
         self._note = note
         self._index = index
         self._patience = Patience()
+        self._check = LoadCheck(address)
         self._task = asyncio.create_task(self._follow())
 
     def follow(self, index: WorkerIndex) -> None:
@@ -65,10 +68,10 @@ class WorkerFeed:
             try:
                 await self._listen()
             except grpc.aio.AioRpcError as error:
-                logger.debug("a worker's events broke off: %s", error.details())
+                logger.debug("the events of %s broke off: %s", self._address, error.details())
                 await asyncio.sleep(RETRY_S)
             except Exception:  # of ours: without its reports the worker would get no requests
-                logger.exception("what a worker told could not be taken")
+                logger.exception("what %s told could not be taken", self._address)
                 await asyncio.sleep(RETRY_S)
 
     async def _listen(self) -> None:
@@ -81,7 +84,7 @@ class WorkerFeed:
                     self._take_load(event.load)
                     if self._followed() is not index:
                         return
-                elif index is not None and _apply(event, index).needs_snapshot:
+                elif index is not None and self._apply(event, index).needs_snapshot:
                     self._patience.note_trouble(time.monotonic())
                     return
             await asyncio.sleep(RETRY_S)  # the worker ended it
@@ -93,10 +96,7 @@ class WorkerFeed:
 
     def _take_load(self, report: LoadReport) -> None:
         """One that cannot be is none, and a worker without any gets nothing."""
-        try:
-            check_load(report)
-        except TransferError as error:
-            logger.warning("a worker's report is not believed: %s", error)
+        if not self._check.believes(report):
             return
         if self._incarnation not in (0, report.incarnation):
             return
@@ -104,6 +104,22 @@ class WorkerFeed:
         if index is not None and index.group < len(report.blocks):
             index.capacity = report.blocks[index.group].total
         self._note(read_load(report, time.monotonic()))
+
+    def _apply(self, event: WorkerEvent, index: WorkerIndex) -> Outcome:
+        try:
+            outcome = _decode(event, index)
+        except TransferError as error:
+            index.distrust()
+            outcome = self._refuse(error)
+        except BadEvents as error:
+            outcome = self._refuse(error)
+        if outcome.needs_snapshot:
+            logger.info("%s is followed anew: %s", self._address, outcome)
+        return outcome
+
+    def _refuse(self, error: Exception) -> Outcome:
+        logger.warning("the events of %s cannot be: %s", self._address, error)
+        return Outcome.BAD_EVENTS
 
 
 def _request(index: WorkerIndex | None) -> SubscribeRequest:
@@ -114,19 +130,6 @@ def _request(index: WorkerIndex | None) -> SubscribeRequest:
     return request
 
 
-def _apply(event: WorkerEvent, index: WorkerIndex) -> Outcome:
-    try:
-        outcome = _decode(event, index)
-    except TransferError as error:
-        index.distrust()
-        outcome = _refused(error)
-    except BadEvents as error:
-        outcome = _refused(error)
-    if outcome.needs_snapshot:
-        logger.info("a worker is followed anew: %s", outcome)
-    return outcome
-
-
 def _decode(event: WorkerEvent, index: WorkerIndex) -> Outcome:
     match event.WhichOneof("kind"):
         case "batch":
@@ -135,11 +138,6 @@ def _decode(event: WorkerEvent, index: WorkerIndex) -> Outcome:
             return index.apply_part(decode_part(event.snapshot), event.snapshot.complete)
         case _:
             raise TransferError("an event of an unknown kind", retryable=False)
-
-
-def _refused(error: Exception) -> Outcome:
-    logger.warning("a worker's events cannot be: %s", error)
-    return Outcome.BAD_EVENTS
 
 
 async def one_report(channel: grpc.aio.Channel, timeout_s: float) -> LoadReport | Failure:

@@ -72,10 +72,6 @@ class WorkerIndex:
     def __len__(self) -> int:
         return len(self._held)
 
-    @property
-    def num_predicted(self) -> int:
-        return len(self._predicted)
-
     def resume(self) -> Position:
         """Where the stream is to begin that is opened next."""
         self._parts = None

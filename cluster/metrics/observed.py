@@ -14,7 +14,7 @@ from engine.request import GenerationRequest, GenerationUpdate
 
 
 class ObservedBackend:
-    """The backend, for the prompts of one HTTP request."""
+    """Submits the prompts of one HTTP request."""
 
     def __init__(self, backend: Backend, origin: Origin, metrics: RequestMetrics) -> None:
         self._backend = backend
@@ -27,9 +27,6 @@ class ObservedBackend:
         record = RequestRecord(request, self._origin, self._metrics)
         self._records.append(record)
         return ObservedStream(self._backend.submit(request), record, self.fail, waited_s)
-
-    def check_health(self) -> None:
-        self._backend.check_health()
 
     def fail(self, error: Exception) -> None:
         """All are closed then: nobody has left, nor was out of time."""

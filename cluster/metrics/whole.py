@@ -55,6 +55,7 @@ class WholeCluster:
         self._file = file
         self._pools: dict[str, Mapping[str, Target]] = {}
         self._leaving: dict[Target, asyncio.Task[None]] = {}  # not named any more
+        self._page_of_all: asyncio.Task[bytes] | None = None
         self._write()
 
     def update(self, pool: str, replicas: Replicas) -> None:
@@ -73,6 +74,8 @@ class WholeCluster:
     def close(self) -> None:
         for task in self._leaving.values():
             task.cancel()
+        if self._page_of_all is not None:
+            self._page_of_all.cancel()
 
     @property
     def _named(self) -> set[Target]:
@@ -88,6 +91,13 @@ class WholeCluster:
         return document(self.all)
 
     async def page(self) -> bytes:
+        """One scrape at a time, for all who ask meanwhile: anybody may, and it costs every process
+        a page."""
+        if self._page_of_all is None or self._page_of_all.done():
+            self._page_of_all = asyncio.create_task(self._scrape_all())
+        return await asyncio.shield(self._page_of_all)
+
+    async def _scrape_all(self) -> bytes:
         targets = self.all
         pages = await asyncio.gather(*(self._scrape(target) for target in targets))
         named = self._named

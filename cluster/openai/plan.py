@@ -7,6 +7,7 @@ long one is made on another thread.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cluster.drawn import draw_seed
 from cluster.openai.chat_format import Reading
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -17,7 +18,6 @@ from cluster.openai.request_limits import (
 )
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar
-from cluster.seeds import draw_seed
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
 from engine.sampling import SamplingParams

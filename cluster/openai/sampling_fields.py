@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from cluster.drawn import draw_seed
 from cluster.openai.body import Body, Ids, No, Part, Texts, Yes, unless_null
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_SALT_CHARS, NOT_IN_SALTS
 from cluster.openai.structured import (
@@ -16,7 +17,6 @@ from cluster.openai.structured import (
     StructuredOutputs,
     read_grammar,
 )
-from cluster.seeds import draw_seed
 from engine.errors import RequestError
 from engine.generation_defaults import RECOMMENDED, GenerationDefaults
 from engine.sampling import SamplingParams

@@ -13,8 +13,9 @@ import grpc
 from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
+from cluster.drawn import new_request_id
 from cluster.openai.errors import ApiError, api_error, internal_error
-from cluster.request_ids import is_request_id, new_request_id
+from cluster.request_ids import is_request_id
 from cluster.token_front import TokenFront
 from engine.errors import EngineError, RequestError, UnavailableError
 from protos import ingress_pb2 as pb

@@ -14,7 +14,8 @@ from engine.text.special_tokens import SpecialTokens, read_special_tokens
 
 
 class Tokenizer:
-    """Text to token ids and back; safe to use from several threads.
+    """Text to token ids and back; safe to use from several threads, and others run meanwhile: the
+    library lets them for batches alone.
 
     What is put around a text (a beginning-of-sequence token, say) is what tokenizer.json's
     post-processor says. Streams of tokens are the business of `Detokenizer`.
@@ -62,8 +63,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """All at once. Ids that the vocabulary lacks are left out."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        texts: list[str] = self._backend.decode_batch(
+            [list(token_ids)], skip_special_tokens=skip_special_tokens
+        )
+        return texts[0]
 
     def to_json(self) -> str:
         """As tokenizer.json would have it, with what tokenizer_config.json adds."""

@@ -19,6 +19,8 @@ from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.token_requests import TokenizeRequest
 from engine.errors import EngineError, RequestError, UnavailableError
+from engine.text.chat_template import ChatTemplate
+from engine.text.special_tokens import SpecialTokens
 from tests.cluster.conftest import Server, make_server
 from tests.cluster.fakes import MAX_MODEL_LEN, FakeBackend, say
 
@@ -368,6 +370,21 @@ async def test_other_models_are_not_found(server: Server) -> None:
         error = await refused(server, path, {**body, "model": "gpt-4"}, 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert (await server.client.get("/v1/models/gpt-4")).status_code == 404
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_what_is_no_text_within_the_arguments_of_a_call_is_the_messages(
+    server: Server, path: str
+) -> None:
+    """They are JSON in JSON, which templates print."""
+    source = "{{ messages[-1].tool_calls[0].function.arguments.a }}"
+    template = ChatTemplate({"default": source}, SpecialTokens({}, (), ()), "tests")
+    server = make_server(model=replace(server.model, chat_template=template))
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+    chat = [*HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    error = await refused(server, path, {"messages": chat})
+    assert error["param"] == "messages"
+    assert error["message"].startswith("messages: must be Unicode text")
 
 
 async def test_choices_of_all_prompts_together_are_bounded(server: Server) -> None:

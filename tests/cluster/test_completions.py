@@ -161,8 +161,21 @@ async def test_one_refused_prompt_refuses_all_and_frees_the_others(server: Serve
         assert response.json()["error"]["code"] == "rate_limit_exceeded"
 
 
-async def test_others_have_their_turns_between_many_prompts(server: Server) -> None:
-    """A thousand prompts take more than a second of routing."""
+@pytest.mark.parametrize(
+    ("num_tokens", "fields", "most"),
+    [
+        (400, {}, 4),
+        (1, {}, 6),
+        (1, {"stop_token_ids": list(range(431)), "allowed_token_ids": list(range(431))}, 3),
+        (1, {"n": 60}, 2),
+        (1, {"n": 8, "stop": ["x" * 1000] * 32}, 1),
+    ],
+)
+async def test_others_have_their_turns_between_many_prompts(
+    server: Server, num_tokens: int, fields: dict[str, Any], most: int
+) -> None:
+    """A thousand prompts take more than a second of routing, of many choices also where they are
+    short."""
     at_a_turn: list[int] = []
 
     async def look() -> None:
@@ -171,11 +184,11 @@ async def test_others_have_their_turns_between_many_prompts(server: Server) -> N
             await asyncio.sleep(0)
 
     other = asyncio.create_task(look())
-    await server.ok(PATH, prompt=[[1] * 400] * 60)
+    await server.ok(PATH, prompt=[[1] * num_tokens] * 20, **fields)
     other.cancel()
     steps = [after - before for before, after in pairwise(at_a_turn)]
-    assert len(server.backend.streams) == 60
-    assert 0 < max(steps) <= 4096 // 400 + 1
+    assert len(server.backend.streams) == 20
+    assert 0 < max(steps) <= most
 
 
 async def test_a_deadline_that_the_engine_keeps_is_a_timeout(server: Server) -> None:

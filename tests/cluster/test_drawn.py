@@ -7,7 +7,7 @@ import sys
 FORK = """
 import os
 from cluster.openai.completion_request import CompletionRequest
-from cluster.request_ids import new_request_id
+from cluster.drawn import new_request_id
 from engine.generation_defaults import GenerationDefaults
 
 child = os.fork()

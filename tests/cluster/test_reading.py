@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cluster.openai.reading.forced import ArrayReader
 from cluster.openai.reading.hermes import HermesReader
 from cluster.openai.reading.llama3 import Llama3Reader
 from cluster.openai.reading.mistral import MistralReader
@@ -43,6 +44,7 @@ def thinking(content: Callable[[], Reader], *, is_open: bool = False) -> Callabl
 
 
 READERS: dict[str, Callable[[], Reader]] = {
+    "array": ArrayReader,
     "glm": lambda: TaggedReader(GLM45, TOOLS),
     "hermes": HermesReader,
     "llama": llama,
@@ -254,6 +256,8 @@ CASES: list[tuple[str, str, Read]] = [
     ("mistral", "[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}", ("", "", WHOLE[1:])),
     ("mistral", f"[TOOL_CALLS][{CALL}]\n\nDone.", ("", "Done.", WHOLE[:1])),
     ("mistral", "[TOOL_CALLS] what?", ("", "[TOOL_CALLS] what?", [])),
+    ("mistral", f"[TOOL_CALLS]{' ' * 300}g {{}}", ("", "", WHOLE[1:])),
+    ("mistral", f"a [TOOL_CALLS][ , [TOOL_CALLS][{OTHER}", ("", "a [TOOL_CALLS][ ,", WHOLE[1:])),
     ("mistral", "[TOOL_CALLS]not a name {", ("", "[TOOL_CALLS]not a name {", [])),
     ("mistral", "[TOOL_CALLS][1]", ("", "[TOOL_CALLS][1]", [])),
     ("mistral", "[TOOL_CALLS][]", ("", "", [])),
@@ -341,6 +345,7 @@ fragments = st.sampled_from(
     ]
     + ["[f(a=", "'x')", "g()]", '"""']
     + ["<arg_key>string", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", GLM]
+    + [" " * 40, "\n" * 300, "\u3000" * 1500]
 )
 texts = st.lists(st.one_of(fragments, st.text(max_size=3)), max_size=12).map("".join)
 
@@ -524,16 +529,90 @@ def test_what_cannot_become_a_call_waits_for_nothing(reader: str, text: str) -> 
     assert "".join(part.text for part in parts if isinstance(part, Content)) == text
 
 
+class Counted(str):
+    """Text that counts how much of it and of what comes of it is copied or gone through."""
+
+    __slots__ = ()
+    num_chars = 0
+
+    def __add__(self, other: str) -> "Counted":
+        return self._made(str.__add__(self, other))
+
+    def __radd__(self, other: str) -> "Counted":
+        return self._made(other + str(self))
+
+    def __getitem__(self, where: Any) -> "Counted":
+        return self._made(str.__getitem__(self, where))
+
+    def lstrip(self, chars: str | None = None) -> "Counted":
+        return self._made(str.lstrip(self, chars), len(self))
+
+    def rstrip(self, chars: str | None = None) -> "Counted":
+        return self._made(str.rstrip(self, chars), len(self))
+
+    def find(self, *what: Any) -> int:
+        Counted.num_chars += len(self)
+        return str.find(self, *what)
+
+    @staticmethod
+    def _made(text: str, num_chars: int = 0) -> "Counted":
+        Counted.num_chars += max(len(text), num_chars)
+        return Counted(text)
+
+
+def work(make: Callable[[], Reader], start: str, pieces: Sequence[str]) -> int:
+    reader = make()
+    reader.push(start)
+    Counted.num_chars = 0
+    for piece in pieces:
+        reader.push(Counted(piece))
+    reader.finish()
+    return Counted.num_chars
+
+
 @pytest.mark.parametrize(
-    ("reader", "start"),
+    ("reader", "start", "piece"),
     [
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "'),
-        ("qwen", "<tool_call><function=f><parameter=string>"),
+        *((reader, "x", " ") for reader in READERS),
+        *((reader, "", "\n") for reader in READERS),
+        ("array", "[", " ,"),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>", " "),
+        ("hermes", "<tool_call>", " "),
+        ("hermes", "<tool_call>{", " "),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "x"),
+        ("hermes", f"<tool_call>{CALL}", " }"),
+        ("hermes", f"<tool_call>{CALL}</tool_call>", " "),
+        ("llama", "<|python_tag|>", " "),
+        ("llama", "<|python_tag|>f", "("),
+        ("llama", CALL, "; "),
+        ("mistral", "[TOOL_CALLS]", " "),
+        ("mistral", "[TOOL_CALLS][", " "),
+        ("mistral", f"[TOOL_CALLS][{CALL}", " ,"),
+        ("qwen", "<tool_call><function=f><parameter=string>", "x"),
+        ("qwen", "<tool_call><function=f><parameter=string>1</parameter>", " "),
+        ("qwen", f"{QWEN}", " "),
+        ("thinking", "<think>x", " "),
+        ("thinking", "<think>x</think>", " "),
     ],
 )
-def test_a_long_answer_is_read_in_no_time(reader: str, start: str) -> None:
-    """Work for each piece does not grow with what has been read."""
-    text = start + "x" * 200_000
-    reading = READERS[reader]()
-    parts = [part for at in range(0, len(text), 4) for part in reading.push(text[at : at + 4])]
-    assert len(parts) > 40_000
+def test_no_piece_is_gone_through_again_for_those_that_follow(
+    reader: str, start: str, piece: str
+) -> None:
+    """A client may have the same white space drawn for as long as it likes."""
+    num_chars = 60_000
+    pieces = [piece * 4] * (num_chars // len(piece) // 4)
+    assert work(READERS[reader], start, pieces) < 20 * num_chars
+
+
+@pytest.mark.parametrize(
+    ("reader", "text"),
+    [
+        ("llama", f"{OTHER};"),
+        ("qwen", "<tool_call>"),
+        ("qwen", "<function=h>"),
+    ],
+)
+def test_what_comes_at_once_is_gone_through_in_pieces(reader: str, text: str) -> None:
+    """As to a client who has not read for a while."""
+    whole = text * (100_000 // len(text))
+    assert work(READERS[reader], "", [whole]) < 1000 * len(whole)

@@ -192,6 +192,32 @@ async def test_a_worker_that_leaves_hands_its_answers_over(fleet: Fleet) -> None
     stream.close()
 
 
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_worker_that_is_lost_is_one_warning_with_many_requests_as_well(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture, dies: bool
+) -> None:
+    caplog.set_level("INFO", "kvrelay")  # as replicas set it
+    first = await fleet.add()
+    streams = [fleet.relay.submit(request(name)) for name in "abc"]
+    await first.stream(2)
+    second = await fleet.add()
+    reading = [asyncio.create_task(next_tokens(stream)) for stream in streams]
+    caplog.clear()
+    if dies:
+        await first.die()
+    else:
+        first.sessions.ask_to_move()
+    await second.stream(2)
+    for answer in second.answerer.streams:
+        answer.push(ChoiceDelta(0, [1], finish_reason=END))
+    assert [await task for task in reading] == [[1]] * 3
+    (line,) = [one.message for one in caplog.records if "request" in one.message]
+    assert first.address in line
+    assert ("broke under 3 requests: " if dies else "3 requests of ") in line
+    for stream in streams:
+        stream.close()
+
+
 async def refused_by_the_first(fleet: Fleet) -> tuple[FakeWorker, FakeWorker, RelayStream]:
     first, second = await fleet.add(), await fleet.add()
     second.loads.report.num_waiting = 9  # so that the first is preferred

@@ -51,7 +51,7 @@ async def router(group: WorkerGroup) -> AsyncIterator[WorkerFeed]:
     block_size = worker.engine.engine.info.shape.block_size
     index, told = WorkerIndex(CacheShape(block_size, 1, 0)), asyncio.Event()
     async with Plane().channel(group.addresses[worker]) as channel:
-        feed = WorkerFeed(channel, lambda load: told.set(), index)
+        feed = WorkerFeed("worker", channel, lambda load: told.set(), index)
         await told.wait()
         yield feed
         await feed.close()

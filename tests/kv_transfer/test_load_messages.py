@@ -5,7 +5,7 @@ import math
 import pytest
 
 from kv_transfer.errors import TransferError
-from kv_transfer.load_messages import check_load
+from kv_transfer.load_messages import LoadCheck, check_load
 from protos.events_pb2 import LinkReport, LoadReport, StepTimes
 
 
@@ -31,3 +31,16 @@ def test_a_number_that_cannot_be_is_named(make: object, field: str, wrong: float
     assert callable(make)
     with pytest.raises(TransferError, match=field):
         check_load(make(wrong))
+
+
+def test_each_field_that_cannot_be_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    check = LoadCheck("10.0.0.1:5")
+    wrong = LoadReport(step_times=StepTimes(base_s=-1))
+    for number in range(1, 5):
+        assert not check.believes(LoadReport(still_s=-number))
+        assert check.believes(LoadReport(still_s=number))
+    assert not any(check.believes(wrong) for _ in range(3))
+    assert [one.partition(", must")[0] for one in caplog.messages] == [
+        "the reports of 10.0.0.1:5 are not believed: load.still_s: -1.0",
+        "the reports of 10.0.0.1:5 are not believed: load.step_times.base_s: -1.0",
+    ]

@@ -32,7 +32,7 @@ async def test_an_index_of_a_real_cache(tmp_path: Path, model: str) -> None:
     names = name_blocks(root_name(limits.fingerprint), PROMPT, block_size)
     keys = [key_of(name) for name in names]
     async with Plane().channel(group.addresses[worker]) as channel:
-        feed = WorkerFeed(channel, loads.append, index)
+        feed = WorkerFeed("worker", channel, loads.append, index)
         await group.warm(worker, PROMPT)
         await until(lambda: index.match(keys, 0.0).num_held == len(PROMPT) // block_size)
         await worker.engine.ask(Engine.reset_prefix_cache)

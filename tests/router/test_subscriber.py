@@ -76,7 +76,7 @@ async def followed(
 ) -> AsyncIterator[None]:
     seen = [] if loads is None else loads
     async with serving(lambda s: add_WorkerEventsServicer_to_server(servicer, s)) as channel:
-        feed = WorkerFeed(channel, seen.append, index)
+        feed = WorkerFeed("worker", channel, seen.append, index)
         try:
             yield
         finally:
@@ -140,11 +140,16 @@ class Miscounting(WorkerEventsServicer):
             await asyncio.sleep(0.01)
 
 
-async def test_a_report_that_cannot_be_is_not_counted_with() -> None:
+async def test_a_report_that_cannot_be_is_not_counted_with(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And told once, with whose it is."""
     loads: list[Load] = []
     async with followed(Miscounting(), None, loads):
         await until(lambda: len(loads) >= 3)
     assert [load.num_steps for load in loads[:3]] == [3, 5, 7]
+    told = "the reports of worker are not believed: load.still_s: nan, must be 0 to 1e+15"
+    assert caplog.messages == [told]
 
 
 async def test_an_index_may_come_later_and_another_one_after_it(cache: CacheOnPaper) -> None:
@@ -153,7 +158,7 @@ async def test_an_index_may_come_later_and_another_one_after_it(cache: CacheOnPa
     first, second = WorkerIndex(SHAPE), WorkerIndex(SHAPE)
     service = EventService(cache, pace_s=0.001)
     async with serving(lambda s: add_WorkerEventsServicer_to_server(service, s)) as channel:
-        feed = WorkerFeed(channel, loads.append)
+        feed = WorkerFeed("worker", channel, loads.append)
         await until(lambda: bool(loads))
         feed.follow(first)
         await until(lambda: held(first) == {1, 2, 3, 4, 5})
@@ -313,7 +318,7 @@ async def test_what_cannot_be_taken_once_does_not_end_the_feed() -> None:
 
     worker = Scripted()
     async with serving(lambda s: add_WorkerEventsServicer_to_server(worker, s)) as channel:
-        feed = WorkerFeed(channel, take)
+        feed = WorkerFeed("worker", channel, take)
         await until(lambda: len(heard) > 4)
         await feed.close()
     assert len(worker.requests) == 2
@@ -372,8 +377,8 @@ async def test_who_took_a_workers_address_does_not_report_for_it() -> None:
     seen: list[Load] = []
     others: list[Load] = []
     async with serving(lambda s: add_WorkerEventsServicer_to_server(servicer, s)) as channel:
-        gone = WorkerFeed(channel, seen.append, incarnation=INCARNATION)
-        there = WorkerFeed(channel, others.append)
+        gone = WorkerFeed("worker", channel, seen.append, incarnation=INCARNATION)
+        there = WorkerFeed("worker", channel, others.append)
         try:
             await until(lambda: len(others) > 3 and len(servicer.requests) == 2)
         finally:

@@ -96,13 +96,19 @@ class CallObject:
 
     def __init__(self, index: int, is_tool: Callable[[str], bool] | None = None) -> None:
         """`is_tool` refuses names; without it any will do."""
-        self.text = ""  # of an object that is not known to be a call
         self.rest: str | None = None  # what stands behind the object, once it has ended
         self._index = index
         self._is_tool = is_tool or (lambda name: True)
         self._state = _State.HEAD
+        self._pieces: list[str] = []  # of `text`
+        self._num_chars = 0
         self._end = ObjectEnd()
         self._arguments = ArgumentsReader(index)
+
+    @property
+    def text(self) -> str:
+        """Of an object that is not known to be a call."""
+        return "".join(self._pieces)
 
     @property
     def is_call(self) -> bool:
@@ -119,18 +125,20 @@ class CallObject:
         return []
 
     def _read_head(self, text: str) -> list[Part]:
-        tried = len(self.text) >= _MAX_HEAD_CHARS
-        self.text += text
-        head = None if tried else _HEAD.match(self.text, 0, _MAX_HEAD_CHARS)
-        name = _decoded(head[1]) if head else None
-        if head and isinstance(name, str) and self._is_tool(name):
-            self._state = _State.ARGUMENTS
-            return [CallStart(self._index, name), *self._read_arguments(self.text[head.end() :])]
+        tried = self._num_chars >= _MAX_HEAD_CHARS
+        self._pieces.append(text)
+        self._num_chars += len(text)
+        if not tried:
+            begun = self.text
+            head = _HEAD.match(begun, 0, _MAX_HEAD_CHARS)
+            name = _decoded(head[1]) if head else None
+            if head and isinstance(name, str) and self._is_tool(name):
+                self._state = _State.ARGUMENTS
+                return [CallStart(self._index, name), *self._read_arguments(begun[head.end() :])]
         end = self._end.find(text)
         if end is None:
             return []
-        end += len(self.text) - len(text)
-        self.text, self.rest = self.text[:end], self.text[end:]
+        self._pieces[-1], self.rest = text[:end], text[end:]
         call = _call_of(_decoded(self.text))
         if call is None or not self._is_tool(call[0]):
             self._state = _State.REFUSED
@@ -141,7 +149,7 @@ class CallObject:
     def _read_arguments(self, text: str) -> list[Part]:
         parts = self._arguments.push(text)
         if self._arguments.rest is not None:
-            self._state, self.text = _State.TAIL, ""
+            self._state = _State.TAIL
             self._read_tail(self._arguments.rest)
         return parts
 

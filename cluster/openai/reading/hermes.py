@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from cluster.openai.reading.marked import MarkedReader, State
-from cluster.openai.reading.parts import Part
+from cluster.openai.reading.parts import Held, Part
 
 START, END = "<tool_call>", "</tool_call>"
 # Some models close one object too many.
@@ -19,20 +19,23 @@ class HermesReader(MarkedReader):
     marker = START
 
     def _read_marked(self, parts: list[Part]) -> bool:
-        text = self._text.lstrip()
-        if not text:
+        self._hold_start()
+        if not self._text:
             return False
-        if text.startswith("{"):
+        if self._text.startswith("{"):
             self._begin_call()
         else:
             self._refuse(parts)
         return True
 
     def _read_after(self, parts: list[Part]) -> bool:
-        text = _SURPLUS.sub("", self._text, count=1)
-        if text != END and END.startswith(text):
+        surplus = _SURPLUS.match(self._text)
+        self._hold(surplus.end() if surplus else 0)
+        if self._text != END and END.startswith(self._text):
             return False
-        if text.startswith(END):
-            self._text = text.removeprefix(END)
-        self._state = State.CONTENT
+        if self._text.startswith(END):
+            self._text = self._text.removeprefix(END)
+            self._held, self._state = Held(), State.CONTENT
+        else:
+            self._refuse(parts)
         return True

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 
 from cluster.openai.reading.marked import MarkedReader, State
-from cluster.openai.reading.parts import CallArguments, CallStart, Part
+from cluster.openai.reading.parts import CallArguments, CallStart, Held, Part
 from cluster.openai.reading.python_call import PythonCall, python_calls
 
 PYTHON_TAG = "<|python_tag|>"
@@ -23,9 +23,11 @@ class Llama3Reader(MarkedReader):
     def __init__(self, tools: Collection[str]) -> None:
         super().__init__(State.AFTER)
         self._tools = frozenset(tools)
+        self._code: list[str] = []  # in pieces, behind a mark
 
     def finish(self) -> list[Part]:
         if self._state is State.MARKED:
+            self._text = "".join(self._code)
             call = _built_in_call(self._text)
             if call is not None:
                 name, arguments = call
@@ -36,22 +38,27 @@ class Llama3Reader(MarkedReader):
         return super().finish()
 
     def _read_marked(self, parts: list[Part]) -> bool:
-        if self._text.lstrip()[:1] != "{":
-            return False  # code goes on to the answer's end
-        self._begin_call()
-        return True
+        if not self._code:
+            self._hold_start()
+            if self._text.startswith("{"):
+                self._begin_call()
+                return True
+        if self._text:  # code, which goes on to the answer's end
+            self._code.append(self._text)
+            self._text = ""
+        return False
 
     def _read_after(self, parts: list[Part]) -> bool:
         """Also where an answer begins."""
-        text = self._text.lstrip(" \t\r\n;" if self._num_calls else None)
-        if not text:
+        self._hold_start(" \t\r\n;" if self._num_calls else None)
+        if not self._text:
             return False
-        if text.startswith("{"):
+        if self._text.startswith("{"):
             if self._num_calls:
-                self._text = text
+                self._held = Held()
             self._begin_call(self._tools.__contains__)
         else:
-            self._state = State.CONTENT
+            self._refuse(parts)
         return True
 
 

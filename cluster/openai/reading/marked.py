@@ -7,8 +7,11 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from cluster.openai.reading.call_object import CallObject, NamedCall
-from cluster.openai.reading.parts import Content, Part, partial_at_end, split_space
+from cluster.openai.reading.parts import Content, Held, Part, partial_at_end
 from cluster.openai.reading.tagged_call import TaggedCall
+
+# Characters. Each mark is looked for, and what follows it copied, in no more than that.
+_AT_ONCE = 1024
 
 
 class State(Enum):
@@ -32,28 +35,30 @@ class MarkedReader(ABC):
     def __init__(self, state: State = State.CONTENT) -> None:
         self._state = state
         self._text = ""  # not read yet
-        self._held = ""  # read, and content unless a call follows
+        self._held = Held()  # read, and content unless a call follows
         self._found = ""  # the mark, or `unmarked`, that was read last
         self._num_calls = 0
         self._said_any = False
         self._call: CallObject | NamedCall | TaggedCall | None = None
 
     def push(self, text: str) -> list[Part]:
-        self._text += text
         parts: list[Part] = []
-        while self._step(parts):
-            pass
+        for at in range(0, len(text), _AT_ONCE):
+            self._text += text[at : at + _AT_ONCE]
+            while self._step(parts):
+                pass
         return parts
 
     def finish(self) -> list[Part]:
         match self._state:
             case State.CONTENT:
-                text = self._text.rstrip() if self._num_calls else self._text
+                text = self._held.take() + self._text
+                text = text.rstrip() if self._num_calls else text
             case State.MARKED:
-                text = self._held + self._text
+                text = self._held.take() + self._text
             case State.CALL:
                 call = self._call
-                text = "" if call is None or call.is_call else self._held + call.text
+                text = "" if call is None or call.is_call else self._held.take() + call.text
             case State.AFTER:
                 text = ""
         parts: list[Part] = []
@@ -86,12 +91,11 @@ class MarkedReader(ABC):
         at, self._found = min(found, default=(-1, ""))
         partial = max(partial_at_end(self._text, mark) for mark in marks)
         keep = at if found else len(self._text) - partial
-        text, space = split_space(self._text[:keep])
-        self._say(text, parts)
-        self._text = space + self._text[keep:]
+        self._say(self._held.push(self._text[:keep]), parts)
+        self._text = self._text[keep:]
         if not found:
             return False
-        self._take(len(space) + len(self._found))
+        self._hold(len(self._found))
         self._state = State.MARKED
         return True
 
@@ -103,27 +107,30 @@ class MarkedReader(ABC):
             return False
         self._text = self._call.rest
         if self._call.is_call:
-            self._held, self._state = "", State.AFTER
+            self._held, self._state = Held(), State.AFTER
             self._num_calls += 1
         else:
-            self._held += self._call.text
+            self._held.add(self._call.text)
             self._refuse(parts)
         return True
 
-    def _take(self, num_chars: int) -> None:
-        self._held += self._text[:num_chars]
+    def _hold(self, num_chars: int) -> None:
+        self._held.add(self._text[:num_chars])
         self._text = self._text[num_chars:]
 
+    def _hold_start(self, chars: str | None = None) -> None:
+        self._text = self._held.add_start(self._text, chars)
+
     def _begin_call(self, is_tool: Callable[[str], bool] | None = None) -> None:
-        """With the text's next brace; white space before it is held."""
-        self._take(len(self._text) - len(self._text.lstrip()))
+        """With the text's first brace."""
         self._call = CallObject(self._num_calls, is_tool)
         self._state = State.CALL
 
     def _refuse(self, parts: list[Part]) -> None:
-        """What was held is content after all."""
-        self._say(self._held, parts)
-        self._held, self._state = "", State.CONTENT
+        """What was held is content after all; a call may still follow the white space at its
+        end."""
+        self._say(self._held.push(self._held.take()), parts)
+        self._state = State.CONTENT
 
     def _say(self, text: str, parts: list[Part]) -> None:
         if self._num_calls and not self._said_any:

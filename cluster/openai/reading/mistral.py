@@ -10,11 +10,11 @@ import re
 
 from cluster.openai.reading.call_object import NamedCall
 from cluster.openai.reading.marked import MarkedReader, State
-from cluster.openai.reading.parts import Part
+from cluster.openai.reading.parts import Held, Part
 
 MARKER, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(
-    r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*([A-Za-z0-9_-]{1,64})\s*)?(?:\[ARGS\]\s*)?(?=\{)"
+    r"([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*([A-Za-z0-9_-]{1,64})\s*)?(?:\[ARGS\]\s*)?(?=\{)"
 )
 _MAX_NAME_CHARS = 256  # with the marks, up to the arguments
 
@@ -27,11 +27,11 @@ class MistralReader(MarkedReader):
         self._in_array = False
 
     def _read_marked(self, parts: list[Part]) -> bool:
-        text = self._text.lstrip()
-        if not text:
+        self._hold_start()
+        if not self._text:
             return False
-        if text.startswith("["):
-            self._take(len(self._text) - len(text) + 1)
+        if self._text.startswith("["):
+            self._hold(1)
             self._in_array, self._state = True, State.AFTER
             return True
         head = self._text[:_MAX_NAME_CHARS]
@@ -41,7 +41,7 @@ class MistralReader(MarkedReader):
         if name is None:
             self._refuse(parts)
         else:
-            self._take(name.end())
+            self._hold(name.end())
             self._call = NamedCall(self._num_calls, name[1], name[2])
             self._in_array, self._state = False, State.CALL
         return True
@@ -50,14 +50,13 @@ class MistralReader(MarkedReader):
         if not self._in_array:
             self._state = State.CONTENT
             return True
-        text = self._text.lstrip(" \t\r\n,")
-        if not text:
+        self._hold_start(" \t\r\n,")
+        if not self._text:
             return False
-        self._take(len(self._text) - len(text))
-        if text.startswith("{"):
+        if self._text.startswith("{"):
             self._begin_call()
-        elif text.startswith("]"):
-            self._text, self._held, self._state = text[1:], "", State.CONTENT
+        elif self._text.startswith("]"):
+            self._text, self._held, self._state = self._text[1:], Held(), State.CONTENT
         else:
             self._refuse(parts)
         return True

@@ -59,7 +59,31 @@ def partial_at_end(text: AnyStr, marker: AnyStr) -> int:
     return 0
 
 
-def split_space(text: str) -> tuple[str, str]:
-    """The text, and the white space that it ends with."""
-    kept = text.rstrip()
-    return kept, text[len(kept) :]
+class Held:
+    """Text that may be nobody's, in pieces: white space goes on for as long as a client likes, and
+    none of it is looked at, or copied, once for every token that follows."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def add(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+
+    def take(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        return text
+
+    def add_start(self, text: str, chars: str | None = None) -> str:
+        """As much as begins with these characters, or white space; what is behind it."""
+        rest = text.lstrip(chars)
+        self.add(text[: len(text) - len(rest)])
+        return rest
+
+    def push(self, text: str) -> str:
+        """All that is somebody's: what is held and this, without the white space at its end."""
+        kept = text.rstrip()
+        said = self.take() + kept if kept else ""
+        self.add(text[len(kept) :])
+        return said

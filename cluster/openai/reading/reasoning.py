@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
-from cluster.openai.reading.parts import Part, Reader, Reasoning, partial_at_end, split_space
+from cluster.openai.reading.parts import Held, Part, Reader, Reasoning, partial_at_end
 
 
 class Marks(NamedTuple):
@@ -42,6 +42,7 @@ class ReasoningReader:
         self._content = content
         self._is_open = is_open
         self._state = _State.OPENING
+        self._space = Held()  # before the text
         self._text = ""
         self._said_any = False
 
@@ -59,7 +60,7 @@ class ReasoningReader:
             if self._text:
                 self._state = _State.CONTENT
         if self._state is _State.CONTENT:
-            text, self._text = self._text, ""
+            text, self._text = self._space.take() + self._text, ""
             parts += self._content.push(text)
         return parts
 
@@ -67,30 +68,31 @@ class ReasoningReader:
         parts: list[Part] = []
         match self._state:
             case _State.INSIDE:
-                parts += self._say(self._text.rstrip())
+                parts += self._say(self._space.push(self._text))
             case _State.OPENING if self._is_open:
-                parts += self._say(self._text.strip())
+                parts += self._say(self._text)
             case _State.OPENING:
-                parts += self._content.push(self._text)
+                parts += self._content.push(self._space.take() + self._text)
         return parts + self._content.finish()
 
     def _open(self) -> None:
-        start, said = self._marks.start, self._text.lstrip()
-        if said.startswith(start):
-            self._state, self._text = _State.INSIDE, said[len(start) :]
-        elif not start.startswith(said):
+        start = self._marks.start
+        self._text = self._space.add_start(self._text)
+        if self._text.startswith(start):
+            self._state, self._text = _State.INSIDE, self._text[len(start) :]
+        elif not start.startswith(self._text):
             self._state = _State.INSIDE if self._is_open else _State.CONTENT
 
     def _read_inside(self) -> list[Part]:
         end = self._text.find(self._marks.end)
         if end >= 0:
             text, self._text = self._text[:end], self._text[end + len(self._marks.end) :]
+            said, self._space = self._space.push(text), Held()
             self._state = _State.AFTER
-            return self._say(text.rstrip())
+            return self._say(said)
         keep = len(self._text) - partial_at_end(self._text, self._marks.end)
-        text, space = split_space(self._text[:keep])
-        self._text = space + self._text[keep:]
-        return self._say(text)
+        text, self._text = self._text[:keep], self._text[keep:]
+        return self._say(self._space.push(text))
 
     def _say(self, text: str) -> list[Part]:
         if not self._said_any:

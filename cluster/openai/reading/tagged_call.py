@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from cluster.openai.reading.bare_values import BareValues
-from cluster.openai.reading.parts import CallArguments, CallStart, Part, partial_at_end
+from cluster.openai.reading.parts import CallArguments, CallStart, Held, Part, partial_at_end
 
 _MAX_HEAD_CHARS = 256  # of a name or key, with its tags
 
@@ -50,6 +50,7 @@ class TaggedCall:
         self._tools = tools
         self._state = _State.NAME
         self._begun = begun
+        self._space = Held()  # before the text, where a key may follow
         self._text = begun  # not read yet
         self._values = BareValues(None)
         self._key = ""
@@ -103,21 +104,23 @@ class TaggedCall:
 
     def _read_key(self) -> str | None:
         """None: it takes more text to say."""
-        tags, text = self._tags, self._text.lstrip()
+        tags = self._tags
+        text = self._text = self._space.add_start(self._text)
         if tags.key_start.startswith(text):
             return None
         if text.startswith(tags.key_start):
             key = tags.key.match(text, 0, _MAX_HEAD_CHARS)
             if key is not None:
                 self._key, self._text = key[1], text[key.end() :]
+                self._space = Held()
                 return self._begin_value()
             if len(text) < _MAX_HEAD_CHARS:
                 return None
         elif tags.end.startswith(text) and text != tags.end:
             return None
         elif text.startswith(tags.end):
-            self._text = text.removeprefix(tags.end)
-        self._state, self.rest = _State.CALL, self._text
+            self._text, self._space = text.removeprefix(tags.end), Held()
+        self._state, self.rest = _State.CALL, self._space.take() + self._text
         return "{}" if self._opening == "{" else "}"
 
     def _begin_value(self) -> str:

@@ -69,6 +69,35 @@ async def test_all_pages_are_one(worker: str) -> None:
     assert len([line for line in lines if line.startswith("# TYPE kvrelay:things")]) == 1
 
 
+async def test_who_asks_meanwhile_gets_the_same_page() -> None:
+    """Also where the first one leaves before it is there."""
+    page, scrapes, may_answer = page_of("decode", "d", 5), 0, asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal scrapes
+        scrapes += 1
+        await reader.readuntil(b"\r\n\r\n")
+        await may_answer.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + page.render())
+        writer.close()
+
+    server = await asyncio.start_server(slow, "127.0.0.1", 0)
+    cluster = cluster_of("i1")
+    port = server.sockets[0].getsockname()[1]
+    cluster.update("decode", {"d": {KEY: f"127.0.0.1:{port}"}})
+    asking = [asyncio.create_task(cluster.page()) for _ in range(16)]
+    while not scrapes:
+        await asyncio.sleep(0)
+    asking.pop(0).cancel()
+    may_answer.set()
+    pages = await asyncio.gather(*asking)
+    assert things(pages[0]) == {"i1": 1, "d": 5}
+    assert len(set(pages)) == scrapes == 1
+    assert things(await cluster.page()) == {"i1": 1, "d": 5}
+    assert scrapes == 2, "who comes later is told what is so then"
+    server.close()
+
+
 async def test_who_is_named_no_more_stays_for_as_long_as_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

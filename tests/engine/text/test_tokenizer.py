@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,32 @@ def test_ids_and_text_as_transformers(tmp_path: Path, kind: str, add_special_tok
         assert tokenizer.decode(ids) == oracle.decode(ids)
         shown = tokenizer.decode(ids, skip_special_tokens=True)
         assert shown == oracle.decode(ids, skip_special_tokens=True)
+
+
+def test_others_run_while_many_tokens_are_decoded(tmp_path: Path) -> None:
+    """As a server's event loop does; where there is no core for it just then, one of the next."""
+    tokenizer = Tokenizer.from_folder(save(byte_level(), tmp_path))
+    ids = tokenizer.encode(TEXT[0]) * 10_000
+    begins, is_decoding, was_decoding = threading.Semaphore(0), False, []
+
+    def look() -> None:
+        begins.acquire()
+        was_decoding.append(is_decoding)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # nobody gets the interpreter who is not let
+    try:
+        while len(was_decoding) < 20 and not any(was_decoding):
+            other = threading.Thread(target=look)
+            other.start()
+            is_decoding = True
+            begins.release()
+            tokenizer.decode(ids)
+            is_decoding = False
+            other.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert any(was_decoding)
 
 
 def test_what_goes_around_a_text_is_what_the_file_says(tmp_path: Path) -> None:
