@@ -42,8 +42,7 @@ class EngineSource:
         self._queued = QueuedWork()
         self._rests = 0
 
-    @property
-    def num_turns(self) -> int:
+    def next_turn(self) -> int:
         """An engine whose thread rests is asked for nothing, which is not being stuck."""
         if self._engine.at_rest:
             self._rests += 1
