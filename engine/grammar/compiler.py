@@ -39,10 +39,6 @@ class GrammarCompiler:
         self._num_waiting = 0
         self._closed = False
 
-    @property
-    def num_kept(self) -> int:
-        return len(self._kept)
-
     def submit(self, grammar: Grammar) -> "Future[CompiledGrammar]":
         """The same future for the same text; RequestError is in it."""
         with self._lock:

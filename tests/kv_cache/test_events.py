@@ -108,10 +108,10 @@ def test_old_batches_leave_a_gap() -> None:
     for i in range(5):
         log.stored(name(i), None, 0)
         log.flush()
-    assert log.since(1) == Gap(asked_after=1, oldest_kept=3, latest=5)
+    assert log.since(1) == Gap()
     assert [b.number for b in batches(log, 2)] == [3, 4, 5]
     assert log.since(5) == []
-    assert isinstance(log.since(6), Gap), "a number of another life"
+    assert log.since(6) == Gap(), "a number of another life"
 
 
 class Walked(deque[EventBatch]):
@@ -146,7 +146,7 @@ def test_a_batch_larger_than_the_ring_is_a_gap_and_not_a_leak() -> None:
     for i in range(4):
         log.stored(name(i), None, 0)
     log.flush()
-    assert log.since(0) == Gap(asked_after=0, oldest_kept=2, latest=1)
+    assert log.since(0) == Gap()
     assert len(log._batches) == 0
 
 
