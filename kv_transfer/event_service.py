@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
@@ -22,28 +22,36 @@ from protos.generation_pb2 import Failure
 
 PACE_S = 0.02  # from one look at the cache's events to the next, however fast they come
 COMES_BACK_S = 1.0  # within which a router whose stream has broken opens another
+# Three waits in a row and the time between two reports are less than what others take for silence,
+# however long a step lasts.
+ANSWER_S = 0.4
+
+Answer = TypeVar("Answer")
 
 
 class EventSource(Protocol):
-    """A worker's cache and load. Every method answers soon, whatever the engine does, so that the
-    reports of a stuck one go on and show that it makes no steps."""
+    """A worker's cache and load. Events and snapshots take as long as the engine's step does, or a
+    large cache, and are not asked for twice: the engine would carry out both."""
 
     @property
     def incarnation(self) -> int: ...
 
     async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
-        """Empty, too, while the engine does not answer."""
+        """Empty, too, of an engine that is gone."""
         ...
 
     async def snapshot(self) -> Snapshot | None:
-        """None while the engine does not answer."""
+        """None of an engine that is gone."""
         ...
 
     async def newer(self, number: int) -> None:
         """Returns when this is not the latest batch."""
         ...
 
-    async def load(self) -> LoadReport: ...
+    async def load(self) -> LoadReport:
+        """Within ANSWER_S, whatever the engine does, so that the reports of a stuck one go on and
+        show that it makes no steps."""
+        ...
 
 
 class Subscription:
@@ -57,6 +65,8 @@ class Subscription:
         self._source = source
         knows_us = request.incarnation == source.incarnation
         self._applied = request.after_number if knows_us else None
+        # What follows `_applied`, while the engine does not answer: it is waited for again.
+        self._asked: asyncio.Task[Any] | None = None
 
     async def change(self) -> None:
         """Returns when there may be news; at once if they could not all be told."""
@@ -66,18 +76,30 @@ class Subscription:
     async def news(self) -> AsyncIterator[WorkerEvent]:
         """All that is new now; each event counts as told when the next one is asked for."""
         if self._applied is not None:
-            batches = await self._source.events_since(self._applied)
-            if isinstance(batches, Gap) or not all(fits(batch) for batch in batches):
+            applied = self._applied
+            batches = await self._answer(lambda: self._source.events_since(applied))
+            if isinstance(batches, Gap) or not all(fits(batch) for batch in batches or ()):
                 self._applied = None
-            else:
+            elif batches:
                 for event in self._tell(batches):
                     yield event
         if self._applied is None:
-            snapshot = await self._source.snapshot()
+            snapshot = await self._answer(self._source.snapshot)
             if snapshot is not None:
                 for part in encode_snapshot(snapshot):
                     yield WorkerEvent(snapshot=part)
                 self._applied = snapshot.number
+
+    async def _answer(self, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer | None:
+        """None if it takes longer; the next call waits for the same answer."""
+        if self._asked is None:
+            self._asked = asyncio.ensure_future(ask())
+        asked: asyncio.Task[Answer] = self._asked
+        await asyncio.wait({asked}, timeout=ANSWER_S)
+        if not asked.done():
+            return None
+        self._asked = None
+        return asked.result()
 
     def _tell(self, batches: Sequence[EventBatch]) -> Iterator[WorkerEvent]:
         for batch in batches:

@@ -166,7 +166,7 @@ class Holder(HandOffServicer):
         source = self._source
         return Waiting(
             wait_s=source.predict_s(),
-            num_turns=source.num_turns,
+            num_turns=source.next_turn(),
             turn_s=source.turn_s(),
         )
 

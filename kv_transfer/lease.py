@@ -48,10 +48,6 @@ class Lease:
         self._holds: list[TransferHold] = []
         self._broken = ""
 
-    @property
-    def num_holds(self) -> int:
-        return len(self._holds)
-
     def announce(self, held: HeldRange) -> None:
         assert self.state is LeaseState.OPEN, f"announced while {self.state.name}"
         assert held.start == self.announced_to, "ranges follow each other"

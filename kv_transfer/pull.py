@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum, auto
+from itertools import product
 from typing import NamedTuple
 
 from kv_cache.handover import BlockRun, HeldRange
@@ -82,6 +83,7 @@ class Pull:
         self.arrived_to = target.start  # announced, and being read or read
         self._block_size = block_size
         self._local = {(r.group, r.first_entry + i): b for r in target.runs for i, b in _entries(r)}
+        self._groups = {run.group for run in target.runs}
         self._whole = whole
         self._committed = False
         self._unread = 0
@@ -196,8 +198,9 @@ class Pull:
             raise TransferError(f"tokens {start}..{end} end inside a block")
         if start == end:
             return []  # prompt logprobs without a block that has become full
-        first, last = start // self._block_size, -(-end // self._block_size)
-        wanted = {key: b for key, b in self._local.items() if first <= key[1] < last}
+        span = range(start // self._block_size, -(-end // self._block_size))
+        keys = product(self._groups, span)  # of each group some, where it has a window
+        wanted = {key: self._local[key] for key in keys if key in self._local}
         copies = []
         for run in runs:
             if run.checksums and len(run.checksums) != len(run.blocks):

@@ -1,6 +1,10 @@
 """Lets peers read our pool over TCP: a thread for each of their connections."""
 
 import contextlib
+import errno
+import logging
+import math
+import os
 import socket
 import ssl
 import struct
@@ -15,7 +19,10 @@ from kv_transfer.block_pairs import Blocks
 from kv_transfer.carrier import CarriedPool, Carrier, End
 from kv_transfer.errors import TransferError
 
+logger = logging.getLogger(__name__)
+
 _SWEEP_S = 0.5
+_TOLD_S = 60.0  # from one word in the log to the next, of what fails all the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class SocketServer:
         self._lock = threading.Lock()
         self._connections: dict[_Connection, None] = {}  # in the order in which they came
         self._closing = False
+        self._told_at = -math.inf
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         both = address[0] == "::" and socket.has_dualstack_ipv6()  # as gRPC's servers listen
         self._listener = socket.create_server(
@@ -106,12 +114,23 @@ class SocketServer:
                 sock, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # of that one connection, or no descriptors left
+            except OSError as error:  # of that one connection, or no descriptors left
+                self._tell(error)
                 time.sleep(0.01)
                 continue
             while (oldest := self._cut_oldest_stranger()) and oldest.thread:
                 oldest.thread.join(_SWEEP_S)
             self._start(sock)
+
+    def _tell(self, error: OSError) -> None:
+        now = time.monotonic()
+        if self._closing or now < self._told_at + _TOLD_S:
+            return
+        self._told_at = now
+        lacks_files = error.errno in (errno.EMFILE, errno.ENFILE)
+        advice = "; raise the limit of open files (ulimit -n)" if lacks_files else ""
+        words = os.strerror(error.errno) if error.errno else str(error)
+        logger.error("no peer can connect to read from here: %s%s", words, advice)
 
     def _cut_oldest_stranger(self) -> _Connection | None:
         """None while there is room for one more."""

@@ -50,9 +50,8 @@ class PromptStream(Protocol):
 class PromptSource(Protocol):
     """An engine that computes prompts for others, or at least hands out what it has."""
 
-    @property
-    def num_turns(self) -> int:
-        """Grows as long as the engine's thread is not stuck."""
+    def next_turn(self) -> int:
+        """Grows from call to call as long as the engine's thread is not stuck."""
         ...
 
     def open(self, ask: Ask) -> PromptStream:

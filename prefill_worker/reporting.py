@@ -11,13 +11,11 @@ from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import SchedulerStats
 from kv_cache.cache import CacheStats
 from kv_cache.events import EventBatch, Gap, Snapshot
+from kv_transfer.event_service import ANSWER_S
 from kv_transfer.exchange import Exchange
 from protos.cores import Cores
 from protos.events_pb2 import BlockCounts, LoadReport, StepTimes
 
-# Three questions in a row and the time between two reports are less than what others take for
-# silence, however long a step lasts.
-ANSWER_S = 0.4
 Stats = tuple[SchedulerStats, CacheStats]
 Answer = TypeVar("Answer")
 
@@ -42,12 +40,18 @@ class Reported(Protocol):
 
 class Reporter:
     """Asks the engine's thread, and does not wait for the end of a long step: it is reported too,
-    as a stuck engine is, with the last figures that were given."""
+    as a stuck engine is, with the last figures that were given.
+
+    The thread carries out whatever it was asked, also what nobody waits for any more, so the
+    subscribers share a question for as long as it is open.
+    """
 
     def __init__(self, worker: Reported, first: Stats) -> None:
         """`first`: no report is without figures, whatever the engine is at by then."""
         self._worker = worker
         self._last = first
+        self._stats: asyncio.Task[None] | None = None
+        self._snapshot: asyncio.Task[Snapshot | None] | None = None
 
     @property
     def incarnation(self) -> int:
@@ -64,11 +68,28 @@ class Reporter:
         await self._worker.engine.newer_events(number)
 
     async def snapshot(self) -> Snapshot | None:
-        return await self._ask(lambda engine: engine.snapshot())
+        if self._snapshot is None:
+            self._snapshot = asyncio.ensure_future(self._take_snapshot())
+        return await self._snapshot
+
+    async def _take_snapshot(self) -> Snapshot | None:
+        try:
+            return await self._ask(lambda engine: engine.snapshot())
+        finally:
+            self._snapshot = None
+
+    async def _take_stats(self) -> None:
+        """Also those that come late are newer than the last."""
+        try:
+            self._last = await self._ask(stats_of) or self._last
+        finally:
+            self._stats = None
 
     async def load(self) -> LoadReport:
         worker, engine = self._worker, self._worker.engine.engine
-        self._last = await self._ask(stats_of) or self._last
+        if self._stats is None:
+            self._stats = asyncio.ensure_future(self._take_stats())
+        await asyncio.wait({self._stats}, timeout=ANSWER_S)
         report = LoadReport(
             incarnation=worker.incarnation,
             num_steps=engine.num_steps,
@@ -97,9 +118,8 @@ class Reporter:
 
     async def _ask(self, question: Callable[[Engine], Answer]) -> Answer | None:
         try:
-            async with asyncio.timeout(ANSWER_S):
-                return await self._worker.engine.ask(question)
-        except (TimeoutError, EngineError):
+            return await self._worker.engine.ask(question)
+        except EngineError:
             return None
 
 

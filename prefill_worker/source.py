@@ -18,9 +18,9 @@ from kv_cache.transfers import TransferHold
 from kv_transfer.errors import Refused
 from kv_transfer.faults import Faults
 from kv_transfer.source import PromptStream, ReadyChunk, ReadyEnd
-from prefill_worker.ahead import Ahead
 from prefill_worker.fetching import Fetcher, FetchPlan
 from prefill_worker.named_workers import decode_sources
+from prefill_worker.queued_work import QueuedWork
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, FirstToken, PrefixSource
 
@@ -39,11 +39,10 @@ class EngineSource:
         self._faults = faults
         self._computes = computes
         self._serial = count(1)
-        self._ahead = Ahead()
+        self._queued = QueuedWork()
         self._rests = 0
 
-    @property
-    def num_turns(self) -> int:
+    def next_turn(self) -> int:
         """An engine whose thread rests is asked for nothing, which is not being stuck."""
         if self._engine.at_rest:
             self._rests += 1
@@ -51,7 +50,7 @@ class EngineSource:
 
     @property
     def num_queued_tokens(self) -> int:
-        return self._ahead.num_tokens
+        return self._queued.num_tokens
 
     def open(self, ask: Ask) -> PromptStream:
         if not ask.HasField("compute"):
@@ -64,7 +63,7 @@ class EngineSource:
             return RefusedPrompt(encode_failure(error))
         self._faults.hold_up(self._faults.reach("source.open"), self._engine.call)
         stream = self._engine.hand_over(request)
-        return ComputedPrompt(stream, request, self._ahead, self.fetcher)
+        return ComputedPrompt(stream, request, self._queued, self.fetcher)
 
     def _decode(self, ask: Ask) -> GenerationRequest:
         """A priority counts only where the engine goes by it, and more choices than run at once
@@ -90,11 +89,11 @@ class EngineSource:
 
     def predict_s(self) -> float:
         """As if all that is queued were computed in one step before it."""
-        return self._engine.engine.step_times.predict(self._ahead.as_one_step())
+        return self._engine.engine.step_times.predict(self._queued.as_one_step())
 
     def turn_s(self) -> float:
         chunk = self._engine.engine.info.shape.chunk_tokens
-        return self._engine.engine.step_times.predict(self._ahead.longest_step(chunk))
+        return self._engine.engine.step_times.predict(self._queued.longest_step(chunk))
 
     def drop(self, holds: Sequence[TransferHold]) -> None:
         if holds:
@@ -108,17 +107,17 @@ class ComputedPrompt:
         self,
         stream: HandOverStream,
         request: GenerationRequest,
-        ahead: Ahead,
+        queued: QueuedWork,
         fetcher: Fetcher,
     ) -> None:
         self._stream = stream
         self._fetcher = fetcher
-        self._ahead = ahead
+        self._queued = queued
         self._num_tokens = len(request.prompt_token_ids)
         self._num_done = 0
         self._num_logprobs = 0
         self._closed = False
-        ahead.add(self._num_tokens)
+        queued.add(self._num_tokens)
 
     async def wait(self) -> None:
         await self._stream.wait()
@@ -142,7 +141,7 @@ class ComputedPrompt:
     def close(self) -> None:
         self._count_down(self._num_tokens)
         if not self._closed:
-            self._ahead.ended(self._num_tokens)
+            self._queued.ended(self._num_tokens)
         self._closed = True
         self._stream.close()
         self._fetcher.forget(self._stream.request_id)
@@ -150,7 +149,7 @@ class ComputedPrompt:
     def _count_down(self, num_done: int) -> None:
         """Blocks may come before their tokens' logprobs, or logprobs without blocks."""
         if num_done > self._num_done:
-            self._ahead.computed(self._num_done, num_done)
+            self._queued.computed(self._num_done, num_done)
             self._num_done = num_done
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from engine.errors import EngineError, QueueFullError, StepError, UnavailableError
+from engine.errors import EngineError, QueueFullError, RequestError, StepError, UnavailableError
 from engine.grammar.interface import CompiledGrammar
 from engine.grammar.value import Grammar
 
@@ -23,9 +23,11 @@ Compile = Callable[[Grammar], CompiledGrammar]
 
 
 class GrammarCompiler:
-    """Compiles each text once while it is kept, or in use; safe to use from any thread.
+    """Compiles each text once while it waits, and as long as it is one of the MAX_KEPT that were
+    asked for last; safe to use from any thread.
 
-    What is refused is kept too. `load` is called on the compiling thread, for the first grammar.
+    What is refused is kept too, and what failed for another reason is tried again when it is asked
+    for again. `load` is called on the compiling thread, for the first grammar.
     """
 
     def __init__(self, load: Callable[[], Compile]) -> None:
@@ -36,10 +38,6 @@ class GrammarCompiler:
         self._thread: ThreadPoolExecutor | None = None
         self._num_waiting = 0
         self._closed = False
-
-    @property
-    def num_kept(self) -> int:
-        return len(self._kept)
 
     def submit(self, grammar: Grammar) -> "Future[CompiledGrammar]":
         """The same future for the same text; RequestError is in it."""
@@ -55,9 +53,13 @@ class GrammarCompiler:
             self._thread = self._thread or deep_thread("grammars")
             self._num_waiting += 1
             future = self._kept[grammar] = self._thread.submit(self._run, grammar)
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            self._evict()
         return future
+
+    def _evict(self) -> None:
+        done = [grammar for grammar, future in self._kept.items() if future.done()]
+        for grammar in done[: max(0, len(self._kept) - MAX_KEPT)]:
+            del self._kept[grammar]
 
     def close(self) -> None:
         """What waits is not compiled any more."""
@@ -71,9 +73,13 @@ class GrammarCompiler:
             if self._compile is None:
                 self._compile = self._load()
             return self._compile(grammar)
-        except EngineError:
+        except RequestError:
             raise
         except BaseException as error:  # noqa: BLE001 - a panic of the library's is no Exception
+            with self._lock:
+                del self._kept[grammar]
+            if isinstance(error, EngineError):
+                raise
             logger.exception("a grammar could not be compiled")
             raise StepError(f"compiling the grammar failed: {error!r}") from error
         finally:

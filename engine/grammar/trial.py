@@ -174,13 +174,13 @@ class GrammarTrial:
 
     def _start_child(self) -> None:
         self._end_child()
-        self._child = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,  # Ctrl-C is for the process that has it
-        )
         try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                process_group=0,  # Ctrl-C is for the process that has it
+            )
             vocabulary = [self._write_tokenizer(), self._vocab_size, self._eos_token_ids]
             self._write(json.dumps(vocabulary))
             self._ask(_EASY, START_S, START_S)

@@ -62,7 +62,7 @@ async def test_two_workers_say_what_one_does(
     for choice, tokens in expected.tokens.items():
         assert told.tokens[choice] == tokens[4:]
     assert pair.decode.fetcher.ends[FetchEnd.DELIVERED] >= 1
-    assert pair.prefill.engine.engine.grammars.num_kept == 0, "the decode worker's alone"
+    assert not pair.prefill.engine.engine.grammars._kept, "the decode worker's alone"
 
 
 async def test_workers_agree_with_a_cold_and_a_warm_cache(pair: WorkerPair) -> None:

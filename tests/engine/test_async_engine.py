@@ -282,16 +282,20 @@ async def test_an_engine_that_fails_every_step_dies_of_it(
     assert [line.split("failed, ")[1] for line in told] == ["and with it 0", "and with it 8"]
 
 
+@pytest.mark.parametrize("bug", [KeyError("bug"), BaseException("bug")], ids=["bug", "panic"])
 async def test_a_dead_thread_is_told_to_everyone(
-    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch, bug: BaseException
 ) -> None:
+    """A panic of a library's in Rust is no Exception."""
+
     def die() -> None:
-        raise KeyError("bug")
+        raise bug
 
     monkeypatch.setattr(serving.engine, "step", die)
     stream = serving.submit(request("last"))
-    with pytest.raises(UnavailableError, match="bug"):
-        await read(stream)
+    async with asyncio.timeout(30):
+        with pytest.raises(UnavailableError, match="bug"):
+            await read(stream)
     with pytest.raises(UnavailableError):
         serving.check_health()
     with pytest.raises(UnavailableError):

@@ -101,7 +101,7 @@ class FakeSource:
     """An engine whose prompts are streams that the test fills."""
 
     def __init__(self) -> None:
-        self.num_turns = 0
+        self._num_turns = 0
         self.streams: list[FakeStream] = []
         self.asks: list[Ask] = []
         self.dropped: list[TransferHold] = []
@@ -113,8 +113,11 @@ class FakeSource:
         self.asked.set()
         return self.streams[-1]
 
+    def next_turn(self) -> int:
+        self._num_turns += 1
+        return self._num_turns
+
     def predict_s(self) -> float:
-        self.num_turns += 1
         return 0.1
 
     def turn_s(self) -> float:

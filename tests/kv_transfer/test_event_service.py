@@ -18,6 +18,7 @@ from kv_cache.events import (
     name_digest,
 )
 from kv_cache.names import NAME_BYTES, BlockName
+from kv_transfer import event_service
 from kv_transfer.errors import TransferError
 from kv_transfer.event_messages import (
     MAX_BATCH_EVENTS,
@@ -57,7 +58,8 @@ class CacheOnPaper:
         self.log = EventLog(1, INCARNATION, max_events)
         self.blobs: dict[BlockName, Stored] = {}
         self.num_loads = self.num_looks = 0
-        self.answers = True
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     def store(self, *numbers: int) -> None:
         for number in numbers:
@@ -79,15 +81,15 @@ class CacheOnPaper:
 
     async def events_since(self, number: int) -> Sequence[EventBatch] | Gap:
         self.num_looks += 1
-        return self.log.since(number) if self.answers else []
+        await self.answers.wait()
+        return self.log.since(number)
 
     async def newer(self, number: int) -> None:
         while self.log.latest == number:
             await asyncio.sleep(0.001)
 
     async def snapshot(self) -> Snapshot | None:
-        if not self.answers:
-            return None
+        await self.answers.wait()
         return self.log.snapshot(self.blobs.values())
 
     async def load(self) -> LoadReport:
@@ -249,9 +251,10 @@ async def test_nobody_looks_for_events_while_there_are_none(
 
 
 async def test_loads_come_at_their_period_while_the_engine_is_stuck(
-    stub: WorkerEventsStub, cache: CacheOnPaper
+    stub: WorkerEventsStub, cache: CacheOnPaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache.answers = False
+    monkeypatch.setattr(event_service, "ANSWER_S", 0.01)
+    cache.answers.clear()
     started = asyncio.get_running_loop().time()
     call = stub.Subscribe(ask(load_period_ms=50), timeout=30)
     index = Index()
@@ -259,7 +262,7 @@ async def test_loads_come_at_their_period_while_the_engine_is_stuck(
         index.apply(await call.read())  # type: ignore[attr-defined]
     assert index.loads == [1, 2, 3, 4]
     assert asyncio.get_running_loop().time() - started >= 0.149
-    cache.answers = True
+    cache.answers.set()
     cache.store(1)
     while not index.stored:
         index.apply(await call.read())  # type: ignore[attr-defined]

@@ -191,7 +191,7 @@ async def test_what_is_only_handed_out_may_be_less_than_wanted(pair: Pair) -> No
 
 
 async def test_an_engine_that_is_stuck_is_left(pair: Pair) -> None:
-    pair.source.predict_s = lambda: 0.1  # type: ignore[method-assign]
+    pair.source.next_turn = lambda: 7  # type: ignore[method-assign]
 
     async def act() -> None:
         pass

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -136,6 +137,32 @@ def test_a_chunk_ends_at_a_block_unless_it_is_the_last() -> None:
     pull = Pull(target, BLOCK, 0.0, stuck_after_s=5.0, deadline=None)
     with pytest.raises(TransferError, match="inside a block"):
         pull.note_chunk(0.0, 0, 12, [RemoteRun(0, 0, (9, 8))], 0.1)
+
+
+class Looked(dict[tuple[int, int], int]):
+    """Counts the entries that are looked at."""
+
+    num_seen = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.num_seen += 1
+        return super().__contains__(key)
+
+    def items(self) -> Any:
+        self.num_seen += len(self)
+        return super().items()
+
+
+def test_a_chunk_costs_its_own_blocks_and_not_the_prompts() -> None:
+    num_blocks = 1000
+    target = HeldRange(0, num_blocks * BLOCK, (BlockRun(0, 0, tuple(range(num_blocks))),), ())
+    pull = Pull(target, BLOCK, 0.0, stuck_after_s=5.0, deadline=None)
+    pull._local = looked = Looked(pull._local)
+    for entry in range(num_blocks):
+        run = RemoteRun(0, entry, (entry,))
+        pull.note_chunk(0.0, entry * BLOCK, (entry + 1) * BLOCK, [run], 0.1)
+    assert pull.complete
+    assert looked.num_seen <= 2 * num_blocks
 
 
 def test_a_chunk_may_bring_no_blocks() -> None:

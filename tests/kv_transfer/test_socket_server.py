@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -18,6 +19,7 @@ import trustme
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kv_transfer import socket_server
 from kv_transfer import socket_wire as wire
 from kv_transfer.errors import ConnectorUnavailable, IncompatiblePeer, TransferError
 from kv_transfer.socket_connector import SocketConfig, SocketConnector
@@ -188,6 +190,39 @@ def test_strangers_push_out_one_another_and_no_peer(pool: Pool) -> None:
             sock.sendall(request(0))
             assert wire.receive_answer(sock) is wire.Answer.OK
         assert len(server._connections) < 2 * limits.max_connections
+
+
+def test_a_lack_of_descriptors_is_told_once_a_minute(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_failed = 0
+    accept = socket.socket.accept
+    listeners: list[socket.socket] = []
+
+    def fail(listener: socket.socket) -> Any:
+        nonlocal num_failed
+        if listener not in listeners:  # another test's
+            return accept(listener)
+        num_failed += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def wait_for(num_more: int) -> None:
+        deadline, wanted = time.monotonic() + 30, num_failed + num_more
+        while num_failed < wanted and time.monotonic() < deadline:
+            os.sched_yield()
+        assert num_failed >= wanted
+
+    with contextlib.contextmanager(serving)(pool, LIMITS) as server:
+        listeners.append(server._listener)
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "accept", fail)
+            wait_for(5)
+            (told,) = caplog.messages
+            assert "Too many open files; raise the limit of open files (ulimit -n)" in told
+            patch.setattr(socket_server, "_TOLD_S", 0.0)
+            wait_for(5)
+            assert len(caplog.messages) > 3
+        is_served(server, pool)
 
 
 def test_neither_end_trusts_another_secret(server: SocketServer, pool: Pool) -> None:

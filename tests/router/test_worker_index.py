@@ -333,7 +333,7 @@ def hear(index: WorkerIndex, cache: KvCache, data: st.DataObject) -> None:
 def repair(index: WorkerIndex, cache: KvCache) -> None:
     """As whoever follows does: from where it stands, and by a snapshot where it is told to."""
     incarnation, number = index.resume()
-    batches = cache.events.since(number) if incarnation else Gap(0, 0, 0)
+    batches = cache.events.since(number) if incarnation else Gap()
     outcomes = [] if isinstance(batches, Gap) else follow(index, *batches)
     if isinstance(batches, Gap) or any(outcome.needs_snapshot for outcome in outcomes):
         assert index.apply_part(cache.snapshot(), complete=True) is Outcome.APPLIED

@@ -9,6 +9,7 @@ from engine.async_engine import AsyncEngine
 from engine.async_streams import EngineStream
 from engine.errors import (
     DeadlineError,
+    EngineError,
     QueueFullError,
     RequestError,
     StepError,
@@ -27,6 +28,7 @@ class Counting:
         self.compiled: list[str] = []
         self.go_on = threading.Event()
         self.go_on.set()
+        self.fails: list[BaseException] = []
 
     def load(self) -> Compile:
         return self.compile
@@ -34,8 +36,8 @@ class Counting:
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         self.go_on.wait()
         self.compiled.append(grammar.text)
-        if grammar.text == "panic":
-            raise BaseException("a panic")
+        if self.fails:
+            raise self.fails.pop()
         return vocabulary().compile(grammar)
 
 
@@ -90,10 +92,37 @@ def test_what_waits_is_bounded(
     compiler.submit(regex("c")).result()
 
 
-def test_a_panic_ends_one_grammar(compiler: GrammarCompiler) -> None:
-    with pytest.raises(StepError, match="a panic"):
-        compiler.submit(regex("panic")).result()
+def test_what_waits_is_compiled_once_however_much_does(
+    compiler: GrammarCompiler, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 2)
+    counting.go_on.clear()
+    futures = [compiler.submit(regex(text)) for text in "abcdabcd"]
+    counting.go_on.set()
+    for future in futures:
+        future.result()
+    assert counting.compiled == list("abcd")
+    compiler.submit(regex("e")).result()
+    assert list(compiler._kept) == [regex("d"), regex("e")]
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (BaseException("a panic"), StepError),
+        (OSError("a file is away"), StepError),
+        (UnavailableError("no thread is left"), UnavailableError),
+    ],
+)
+def test_a_failure_ends_one_grammar_and_not_for_good(
+    compiler: GrammarCompiler, counting: Counting, failure: BaseException, told: type[EngineError]
+) -> None:
+    counting.fails = [failure]
+    with pytest.raises(told, match=str(failure)):
+        compiler.submit(regex("a")).result()
+    compiler.submit(regex("b")).result()
     compiler.submit(regex("a")).result()
+    assert counting.compiled == ["a", "b", "a"]
 
 
 def test_nothing_after_its_end(compiler: GrammarCompiler) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from engine.errors import QueueFullError, RequestError, UnprocessableError
+from engine.errors import QueueFullError, RequestError, UnavailableError, UnprocessableError
 from engine.grammar import trial as module
 from engine.grammar.trial import GrammarTrial
 from engine.grammar.value import Grammar, GrammarKind
@@ -85,6 +86,16 @@ async def test_a_child_that_dies_is_followed_by_another(trial: GrammarTrial) -> 
     child.kill()
     child.wait()
     await trial.check(regex("b"))
+
+
+async def test_a_child_that_cannot_be_started_is_tried_again(
+    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(UnavailableError, match="does not start: .*/nowhere/python"):
+            await trial.check(regex("a"))
+    await trial.check(regex("a"))
 
 
 async def test_a_child_that_did_not_answer_has_refused_nothing_for_good() -> None:

@@ -6,7 +6,7 @@ from engine.step_times import StepShape, num_pairs
 
 
 @dataclass(slots=True)
-class Ahead:
+class QueuedWork:
     """Counts every prompt from its arrival to its end, and its tokens until they are computed."""
 
     num_tokens: int = 0
