@@ -66,6 +66,25 @@ async def test_stopped(relay: Relay, point: str) -> None:
     await relay.reconnect()
 
 
+async def test_stopped_before_it_has_asked(relay: Relay) -> None:
+    """What it asks for when it goes on comes too late: nobody is there any more."""
+    commits = await relay.first.num_commits()
+    relay.first.set_faults("source.open=stuck")  # until it has noticed
+    relay.decode.set_faults("worker.reserved=stop")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="unasked"))
+    await relay.decode.stopped()
+    stopped = time.monotonic()
+    with pytest.raises(UnavailableError):
+        await asked
+    assert time.monotonic() - stopped < NOTICED_HERE_S
+    relay.decode.go_on()
+    await relay.decode.check_settled()
+    relay.first.go_on()
+    await relay.first.check_settled()
+    assert await relay.first.num_commits() == commits
+    await relay.reconnect()
+
+
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_failure_is_another_ones_turn(relay: Relay, expected: Expected, point: str) -> None:
     steps = (await relay.second.load()).num_steps
