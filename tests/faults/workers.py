@@ -132,8 +132,12 @@ class Worker:
     async def held_at(self, point: str) -> None:
         """Until one of its threads is, as these faults ask for."""
         async with asyncio.timeout(30):
-            while f"held at {point}".encode() not in self.log.read_bytes()[self._said_before :]:
+            while not self.has_said(f"held at {point}"):
                 await asyncio.sleep(0.005)
+
+    def has_said(self, words: str) -> bool:
+        """Since its faults were last set, as they are after every test."""
+        return words.encode() in self.log.read_bytes()[self._said_before :]
 
     def send(self, number: signal.Signals) -> None:
         if self.child.returncode is None:
