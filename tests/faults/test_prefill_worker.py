@@ -12,6 +12,7 @@ import pytest
 from decode_worker.answerer import LocalPrefill, PrefillCandidate
 from engine.errors import UnavailableError
 from kv_transfer.faults import DAMAGE, POSTED, READ, TWICE
+from kv_transfer.probe import FIRST_READ_TIMEOUT_S
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Ask, Commit, HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
@@ -125,6 +126,32 @@ async def test_its_stream_breaks_while_it_is_read(
     assert before == [await cached(decode, whole, salt) for salt in salts]
     if number is signal.SIGKILL:
         await first.restart()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_it_goes_while_a_link_to_it_is_made(
+    relay: Relay, expected: Expected, number: signal.Signals
+) -> None:
+    """Before the first READ, for which nixl needs its help. When it goes on or comes back, a link
+    is made as if nobody had tried."""
+    first, decode, name = relay.first, relay.decode, number.name
+    gone = (await first.load()).incarnation
+    await first.restart()
+    await decode.until_lost(gone)
+    decode.set_faults(f"{READ}=hold")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["250"], PARAMS, salt=name))
+    await decode.held_at(READ)
+    first.send(number)
+    await (first.died() if number is signal.SIGKILL else first.stopped())
+    went = time.monotonic()
+    decode.set_faults("")
+    (await asked).check_equal(expected["250"])  # by the other one
+    assert time.monotonic() - went < FIRST_READ_TIMEOUT_S, "it was not waited for"
+    if number is signal.SIGKILL:
+        await first.restart()
+    first.go_on()
+    told = await relay.ask(PROMPTS["33"], PARAMS, first, salt=f"after {name}")
+    told.check_equal(expected["33"])
 
 
 async def test_what_is_said_twice_or_on_another_stream_moves_no_lease(relay: Relay) -> None:
