@@ -28,6 +28,7 @@ from tests.faults.workers import (
     SLACK_S,
     Relay,
     cached,
+    kill_readers,
     leased,
 )
 
@@ -152,6 +153,11 @@ async def test_it_goes_while_a_link_to_it_is_made(
     first.go_on()
     told = await relay.ask(PROMPTS["33"], PARAMS, first, salt=f"after {name}")
     told.check_equal(expected["33"])
+
+
+async def test_its_readers_are_killed_in_mid_transfer(relay: Relay) -> None:
+    """Every one of 20, five at once."""
+    await kill_readers(relay.first, [5] * 4)
 
 
 async def test_what_is_said_twice_or_on_another_stream_moves_no_lease(relay: Relay) -> None:
