@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc.aio
@@ -21,6 +21,7 @@ from protos.worker_pb2 import DrainProgress
 from tests.engine.pair import Answer
 from tests.faults.cached import names
 from tests.faults.conftest import ANY_CONNECTOR, PARAMS, PROMPTS
+from tests.faults.wire import Wire, wire
 from tests.faults.workers import (
     NOTICED_HERE_S,
     NOTICED_S,
@@ -127,6 +128,34 @@ async def test_its_stream_breaks_while_it_is_read(
     assert before == [await cached(decode, whole, salt) for salt in salts]
     if number is signal.SIGKILL:
         await first.restart()
+
+
+@pytest.mark.parametrize("break_off", [Wire.cut, Wire.fall_silent])
+async def test_its_stream_alone_breaks_while_it_is_read(
+    relay: Relay, expected: Expected, break_off: Callable[[Wire], None]
+) -> None:
+    """Both workers live, and the read goes on: it has its blocks until it ends, its holder none
+    that are held for it."""
+    first, decode, name = relay.first, relay.decode, break_off.__name__
+    async with wire(first.address) as between:
+        far = PrefillCandidate(between.address)
+        await relay.ask(PROMPTS["33"], PARAMS, far)  # the link's first read
+        await relay.ask(PROMPTS["33"], PARAMS, relay.second)
+        decode.set_faults(f"{POSTED}=hold")
+        asked = asyncio.ensure_future(
+            relay.ask(PROMPTS["32"], PARAMS, far, relay.second, salt=name)
+        )
+        await decode.held_at(POSTED)
+        await first.until(lambda load: load.num_leases == 1)
+        break_off(between)
+        broke = time.monotonic()
+        load = await decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
+        await first.until(lambda load: load.num_leases == 0)
+        assert time.monotonic() - broke < NOTICED_HERE_S
+        assert load.blocks[0].quarantined == 2
+        (await asked).check_equal(expected["32"])
+        decode.set_faults("")
+        await decode.until(lambda load: not load.blocks[0].quarantined)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
