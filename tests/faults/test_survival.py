@@ -77,7 +77,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet_of_module(model: Path, folder: Path) -> AsyncIterator[Fleet]:
-    prefill, decode = ([Worker(folder, model, str(leg), "socket") for _ in range(2)] for leg in Leg)
+    """Of the prefill workers the first one is read from by nixl, the other by sockets."""
+    prefill = [Worker(folder, model, "prefill", connector) for connector in ("auto", "socket")]
+    decode = [Worker(folder, model, "decode", "auto") for _ in range(2)]
     fleet = Fleet(prefill, decode)
     await fleet.start()
     yield fleet
@@ -154,6 +156,8 @@ async def test_events_cut_swapped_doubled_lost_and_changed(
     async with fleet.ingress(STRICT, plane) as relay:
         while not all(garblers[one.address].is_done for one in fleet.living):
             await Wave(relay, JOBS).check(expected)
+        links = [link for one in fleet.decode for link in (await one.load()).links]
+        assert {link.connector for link in links} == {"nixl", "socket"}
         for worker in fleet.living:
             assert garblers[worker.address].counts == dict.fromkeys(FAULTS, 1)
             index, chains = relay.router.index.of(fleet.known(worker)), await snapshot(worker)
