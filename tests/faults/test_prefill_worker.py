@@ -319,7 +319,6 @@ async def test_who_may_ask_nobody_else_waits_for_a_worker_that_is_started_again(
     assert time.monotonic() - serves < SLACK_S < RESTARTED_S
 
 
-@ANY_CONNECTOR
 async def test_the_only_one_is_asked_once_more_when_it_is_lost_in_the_middle(
     relay: Relay, expected: Expected
 ) -> None:
