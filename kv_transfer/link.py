@@ -20,6 +20,7 @@ from protos.limits import PROTOCOL
 from protos.worker_pb2 import WorkerDescription
 
 HandOffCall = grpc.aio.StreamStreamCall[PullerMessage, HolderMessage]
+LoadCall = grpc.aio.UnaryStreamCall[SubscribeRequest, WorkerEvent]
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,12 @@ LOAD_PERIOD_MS = 500
 TELLING_BYTES = 1 << 20  # reads from this size on say something about the rate
 SMOOTHING = 0.2
 READ_PATIENCE, READ_PATIENCE_S = 3.0, 30.0  # times what it should take, and so much more
+
+
+def report_load(channel: grpc.aio.Channel) -> LoadCall:
+    """A peer's load as it comes, by a stream that breaks when the peer does."""
+    wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=LOAD_PERIOD_MS)
+    return WorkerEventsStub(channel).Subscribe(wanted)
 
 
 class LinkRead(NamedTuple):
@@ -81,14 +88,13 @@ class Link:
         self._calls.discard(call)
         self._close_if_unused()
 
-    def watch(self) -> None:
-        """Follows the peer's load, whose stream breaks when the peer does."""
-        self._watch = asyncio.ensure_future(self._follow_load())
+    def watch(self, reports: LoadCall) -> None:
+        """The link ends with them."""
+        self._watch = asyncio.ensure_future(self._follow(reports))
 
-    async def _follow_load(self) -> None:
-        wanted = SubscribeRequest(protocol=PROTOCOL, load_period_ms=LOAD_PERIOD_MS)
+    async def _follow(self, reports: LoadCall) -> None:
         try:
-            async for event in WorkerEventsStub(self._channel).Subscribe(wanted):
+            async for event in reports:
                 if isinstance(event, WorkerEvent):  # or else None: gRPC could not read it
                     self._take(event.load)
             self.lose("its load reports ended")

@@ -1,14 +1,16 @@
 """Makes a link: a channel of its own, a handshake, and the first READ of a connector."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import grpc
 
 from kv_transfer.compatible import check_holder
 from kv_transfer.connector import Connector, PeerPool
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
-from kv_transfer.link import Link
+from kv_transfer.link import Link, LoadCall, report_load
 from kv_transfer.probe import LinkFigures, probe
 from protos.limits import shortened
 from protos.worker_pb2 import DescribeRequest, WorkerDescription
@@ -38,10 +40,14 @@ class LinkMaker:
         """Over a fresh channel: one that has failed waits before it connects again."""
         channel = self._open_channel(address)
         try:
-            link = await self._connect(address, channel)
+            description = await self._describe(address, channel)
+            check_holder(self._me.format, description)
+            reports = report_load(channel)
+            link = await _while_it_lives(self._connect(address, channel, description), reports)
         except BaseException:  # a link that is given up while it is made leaves nothing behind
             await channel.close()
             raise
+        link.watch(reports)
         self._report(link)
         return link
 
@@ -66,11 +72,11 @@ class LinkMaker:
             raise TransferError(f"{address}: what it says of itself is unreadable", retryable=False)
         return said
 
-    async def _connect(self, address: str, channel: grpc.aio.Channel) -> Link:
+    async def _connect(
+        self, address: str, channel: grpc.aio.Channel, description: WorkerDescription
+    ) -> Link:
         """By the first connector that can. One that fails while the peer still answers, as behind
         a firewall, leads to the next like one that is refused."""
-        description = await self._describe(address, channel)
-        check_holder(self._me.format, description)
         offers = {offer.name: offer for offer in description.connectors}
         failures: dict[str, TransferError] = {}
         for connector in self._connectors:
@@ -135,3 +141,20 @@ class LinkMaker:
                 link.pool.transport,
                 self._slow / 1e9,
             )
+
+
+async def _while_it_lives(making: Coroutine[Any, Any, Link], reports: LoadCall) -> Link:
+    """Unreachable as soon as the peer's reports break off: a READ from one that is stopped does
+    not end."""
+    ended = asyncio.Event()
+    reports.add_done_callback(lambda _: ended.set())
+    task, gone = asyncio.ensure_future(making), asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Unreachable(f"its load reports broke off: {await reports.details()}")
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)

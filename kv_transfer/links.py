@@ -161,7 +161,6 @@ class Links:
         if peer.link is not None:
             peer.link.lose("it was made anew")
         peer.link, peer.problem, peer.back_off_s = link, None, 0.0
-        link.watch()
         return link
 
 

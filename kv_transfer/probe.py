@@ -35,9 +35,12 @@ async def probe(pool: PeerPool, blob_bytes: int) -> LinkFigures:
 async def _timed(pool: PeerPool, count: int) -> float:
     started = time.perf_counter()
     read = pool.read(0, [SCRATCH_BLOCK] * count, [SCRATCH_BLOCK] * count)
-    done, _ = await asyncio.wait({read.ended}, timeout=FIRST_READ_TIMEOUT_S)
+    try:
+        done, _ = await asyncio.wait({read.ended}, timeout=FIRST_READ_TIMEOUT_S)
+    finally:
+        if not read.ended.done():
+            read.give_up()
     if not done:
-        read.give_up()
         raise TransferError(f"the first READ did not end within {FIRST_READ_TIMEOUT_S:.0f} s")
     read.ended.result()
     return time.perf_counter() - started

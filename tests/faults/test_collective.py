@@ -12,7 +12,7 @@ import pytest
 from engine.errors import UnavailableError
 from tests.engine.pair import Answer
 from tests.faults.conftest import PARAMS, PROMPTS
-from tests.faults.workers import NOTICED_HERE_S, Relay
+from tests.faults.workers import NOTICED_HERE_S, Relay, kill_readers
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -61,3 +61,8 @@ async def test_the_reader_is_stopped(relay: Relay) -> None:
     await relay.first.check_settled()
     relay.decode.go_on()
     await relay.reconnect()
+
+
+async def test_readers_are_killed(relay: Relay) -> None:
+    """Every one of 20, five at once."""
+    await kill_readers(relay.first, [5] * 4)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from decode_worker.answerer import LocalPrefill, PrefixSource
+from decode_worker.answerer import LocalPrefill, PrefillCandidate, PrefixSource
 from engine.errors import UnavailableError
 from kv_transfer.faults import BREAK, POSTED, READ
 from protos.events_pb2 import LoadReport
@@ -62,6 +62,25 @@ async def test_stopped(relay: Relay, point: str) -> None:
     await relay.decode.check_settled()
     assert shown == Answer()
     assert await names(relay.decode) <= before
+    assert await relay.first.num_commits() == commits
+    await relay.reconnect()
+
+
+async def test_stopped_before_it_has_asked(relay: Relay) -> None:
+    """What it asks for when it goes on comes too late: nobody is there any more."""
+    commits = await relay.first.num_commits()
+    relay.first.set_faults("source.open=stuck")  # until it has noticed
+    relay.decode.set_faults("worker.reserved=stop")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="unasked"))
+    await relay.decode.stopped()
+    stopped = time.monotonic()
+    with pytest.raises(UnavailableError):
+        await asked
+    assert time.monotonic() - stopped < NOTICED_HERE_S
+    relay.decode.go_on()
+    await relay.decode.check_settled()
+    relay.first.go_on()
+    await relay.first.check_settled()
     assert await relay.first.num_commits() == commits
     await relay.reconnect()
 
@@ -149,9 +168,19 @@ async def test_an_event_loop_that_is_blocked_is_seen(relay: Relay, expected: Exp
         (await asked).check_equal(expected["300"])
 
 
+@ANY_CONNECTOR
+async def test_a_client_that_leaves_while_nobody_can_be_reached(relay: Relay) -> None:
+    """Who might compute its prompt is tried again and again."""
+    nobody = PrefillCandidate("127.0.0.1:9")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, nobody))
+    await relay.decode.until(lambda load: load.num_fetching == 1)
+    await leave(asked)
+    await relay.decode.until(lambda load: load.num_fetching == 0)
+
+
 @pytest.mark.parametrize("point", ["source.open", "holder.chunk:2", "holder.finished"])
 async def test_a_client_that_leaves_while_its_prompt_is_fetched(relay: Relay, point: str) -> None:
-    """The holder says nothing more: before a chunk, between two, when all of it has been read."""
+    """The holder says nothing more: before a chunk, between two, when all has been announced."""
     relay.first.set_faults(f"{point}=stop")
     asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt=f"leave {point}"))
     await relay.first.stopped()
@@ -161,18 +190,27 @@ async def test_a_client_that_leaves_while_its_prompt_is_fetched(relay: Relay, po
     relay.first.go_on()
 
 
-async def test_a_client_that_leaves_while_a_read_is_under_way(relay: Relay) -> None:
-    """Its blocks wait in quarantine, of which there may be two, for the read's end."""
-    await relay.ask(PROMPTS["33"], PARAMS, relay.first)  # the link's first read
-    relay.decode.set_faults(f"{POSTED}=hold")  # of a single chunk, so of all three blocks
-    asked = asyncio.ensure_future(relay.ask(PROMPTS["33"], PARAMS, relay.first, salt="leave"))
-    await relay.decode.held_at(POSTED)
-    load = await relay.decode.load()
-    assert load.num_fetching == load.transfer.num_reads == 1
+@pytest.mark.parametrize(("name", "num_blocks"), [("300", 4), ("33", 3)])
+async def test_a_client_that_leaves_while_a_read_is_under_way(
+    relay: Relay, name: str, num_blocks: int
+) -> None:
+    """Of the first of five chunks, the last of which is computed still; and of the only one, when
+    the first tokens are there. Its blocks wait in quarantine, of which there may be two, for the
+    read's end."""
+    first, decode = relay.first, relay.decode
+    await relay.ask(PROMPTS["33"], PARAMS, first)  # the link's first read
+    first.set_faults("holder.chunk:5=hold")
+    decode.set_faults(f"{POSTED}=hold puller.finished=stop")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS[name], PARAMS, first, salt=f"leave {name}"))
+    await (first.held_at("holder.chunk") if name == "300" else decode.stopped())
+    decode.send(signal.SIGCONT)  # the read is held still
+    await decode.held_at(POSTED)
+    load = await decode.until(lambda load: load.transfer.num_reads == 1)
+    assert load.num_fetching == 1
     await leave(asked)
-    load = await relay.decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
-    assert load.unhealthy == "3 blocks are in quarantine, at most 2 may be"
-    health = await relay.decode.health()
+    load = await decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
+    assert load.unhealthy == f"{num_blocks} blocks are in quarantine, at most 2 may be"
+    health = await decode.health()
     assert (health.healthy, health.reason) == (False, load.unhealthy)
 
 
@@ -191,7 +229,6 @@ async def test_a_client_that_leaves_while_its_prompt_is_computed_here(relay: Rel
     assert (await relay.decode.load()).num_query_tokens == before, "it was not read to its end"
 
 
-@ANY_CONNECTOR
 @pytest.mark.parametrize("puller", ["decode", "prefill"])
 async def test_a_client_that_leaves_while_a_prefix_is_pulled(relay: Relay, puller: str) -> None:
     """From the second prefill worker, which is asked as no link to it is known yet, and stops
@@ -220,13 +257,37 @@ async def test_a_client_that_leaves_while_a_prefix_is_pulled(relay: Relay, pulle
     assert (await pulls.load()).num_prefix_tokens == before
 
 
-async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> None:
-    relay.first.set_faults("holder.commit=stop")
-    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="leave"))
-    await relay.first.stopped()
+async def test_a_client_that_leaves_between_an_early_commit_and_the_first_tokens(
+    relay: Relay,
+) -> None:
+    """All has been read, which over sockets a holder that is stopped would not let happen."""
+    first, decode = relay.first, relay.decode
+    first.set_faults("holder.finished=hold")
+    decode.set_faults("puller.commit=stop")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, first, salt="leave early"))
+    await decode.stopped()
+    await first.held_at("holder.finished")
+    decode.go_on()
+    load = await decode.load()
+    assert (load.num_fetching, load.transfer.num_reads) == (1, 0)
     await leave(asked)
-    await relay.decode.until(lambda load: load.num_fetching == 0)
-    relay.first.go_on()
+    await decode.until(lambda load: load.num_fetching == 0)
+    first.go_on()
+
+
+async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> None:
+    """The tokens were there before the last read ended."""
+    first, decode = relay.first, relay.decode
+    await relay.ask(PROMPTS["33"], PARAMS, first)  # the link's first read
+    first.set_faults("holder.commit=stop")
+    decode.set_faults(f"{POSTED}=hold puller.finished=stop")
+    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, first, salt="leave"))
+    await decode.stopped()
+    decode.go_on()
+    await first.stopped()
+    await leave(asked)
+    await decode.until(lambda load: load.num_fetching == 0)
+    first.go_on()
 
 
 async def test_clients_that_leave_a_queue_and_a_batch(relay: Relay, expected: Expected) -> None:
@@ -301,7 +362,6 @@ async def test_a_session_that_breaks(relay: Relay) -> None:
     await relay.connect()
 
 
-@ANY_CONNECTOR
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_an_ingress_that_dies_or_stops(relay: Relay, number: signal.Signals) -> None:
     """Seven of its requests are answered, one is fetched and one waits."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -23,12 +24,20 @@ from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
 from engine.wire.params import encode_params
+from kv_transfer.pool_description import PoolDescription
 from protos.events_pb2 import LoadReport, SubscribeRequest
 from protos.events_pb2_grpc import WorkerEventsStub
 from protos.handoff_pb2 import Ask, BlockRun, Chunk, Compute, HolderMessage, PullerMessage
 from protos.handoff_pb2_grpc import HandOffStub
 from protos.rpc import PROTOCOL, Plane
-from protos.worker_pb2 import DrainProgress, DrainRequest, HealthReport, HealthRequest
+from protos.worker_pb2 import (
+    DescribeRequest,
+    DrainProgress,
+    DrainRequest,
+    HealthReport,
+    HealthRequest,
+    WorkerDescription,
+)
 from protos.worker_pb2_grpc import WorkerStub
 from tests.cluster.metrics.samples import Samples, read, value
 from tests.engine.pair import Answer
@@ -90,6 +99,7 @@ class Worker:
             "engine": {"model": str(model), **ENGINE, **engine},
         }
         self._config.write_text(yaml.safe_dump(options))
+        self.connector = connector
         self.log = folder / f"{name}.log"
         self._apart = apart
         self._environment = dict(environment or {})
@@ -132,8 +142,12 @@ class Worker:
     async def held_at(self, point: str) -> None:
         """Until one of its threads is, as these faults ask for."""
         async with asyncio.timeout(30):
-            while f"held at {point}".encode() not in self.log.read_bytes()[self._said_before :]:
+            while not self.has_said(f"held at {point}"):
                 await asyncio.sleep(0.005)
+
+    def has_said(self, words: str) -> bool:
+        """Since its faults were last set, as they are after every test."""
+        return words.encode() in self.log.read_bytes()[self._said_before :]
 
     def send(self, number: signal.Signals) -> None:
         if self.child.returncode is None:
@@ -324,6 +338,30 @@ async def leave(*asked: asyncio.Future[Answer]) -> None:
     for one in asked:
         one.cancel()
     await asyncio.wait(asked)
+
+
+async def kill_readers(worker: Worker, counts: Sequence[int]) -> None:
+    """So many at once of processes that read from its cache, each in the middle of a transfer."""
+    connector = worker.connector
+
+    async def described() -> WorkerDescription:
+        """It expects somebody to connect now."""
+        return await WorkerStub(worker.channel).Describe(DescribeRequest(protocol=PROTOCOL))
+
+    told = await described()
+    (metadata,) = [offer.metadata for offer in told.connectors if offer.name == connector]
+    regions = PoolDescription.decode(metadata, connector, b"").regions
+    shapes = [(region.num_blocks, region.blob_bytes) for region in regions]
+    words = json.dumps([connector, shapes, told.incarnation, metadata.hex()])
+    async with forked("tests.faults.doomed", words) as process:
+        for count in counts:
+            await described()
+            process.stdin.write(f"{count}\n".encode())
+            async with asyncio.timeout(60):
+                while (line := await process.stdout.readline()) != b"killed\n":
+                    assert line, "it ended"  # NIXL writes to standard output, too
+        process.stdin.close()
+        assert await process.wait() == 0
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import mmap
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from kv_transfer import socket_memory
@@ -60,6 +61,9 @@ class Child:
                 await self.read(peer, group, remote, remote)
 
         self._endless = asyncio.ensure_future(repeat())
+
+    async def cpu_s(self) -> float:
+        return time.process_time()
 
     async def blob_sums(self, group: int) -> list[int]:
         self._pool.fetch()

@@ -1,7 +1,6 @@
 """Peers in processes of their own that stop, die, or cannot be read without their help."""
 
 import asyncio
-import json
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -15,13 +14,10 @@ from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.nixl_connector import NixlConfig
 from kv_transfer.registry import ConnectorConfig, open_connector
 from kv_transfer.socket_connector import SocketConfig
-from tests.forked import forked
 from tests.kv_transfer.children import ChildError, ChildHandle, child
 from tests.kv_transfer.pools import Pool
 
 LARGE = ((256, 262144),)  # 64 MiB: far more than sockets buffer
-# Of which twenty readers have one each.
-SMALLER = ((256, 65536),)  # 16 MiB: more than sockets buffer
 ALL = list(range(256))
 
 
@@ -143,32 +139,6 @@ async def test_a_failed_read_does_not_poison_the_pair(name: str) -> None:
         again = await connector.connect(holder.incarnation, holder.metadata)
         await ended(again.read(0, ALL, ALL).ended)
         assert pool.blobs[0].sum(axis=1, dtype=int).tolist() == sums
-
-
-@pytest.mark.parametrize("name", ["socket", "nixl", "collective"])
-async def test_a_holder_survives_readers_killed_in_mid_transfer(name: str) -> None:
-    """Every one of 20, five at once."""
-    pool = Pool(SMALLER)
-    async with child(name, 6, groups=SMALLER) as holder, reader(name, pool) as connector:
-        await kill_readers(name, holder, [5] * 4)
-        ours = await connector.connect(holder.incarnation, holder.metadata)
-        await ended(ours.read(0, ALL, ALL).ended)
-        sums = pool.blobs[0].sum(axis=1, dtype=int).tolist()
-        assert await holder.ask("blob_sums", 0) == sums
-
-
-async def kill_readers(name: str, holder: ChildHandle, counts: list[int]) -> None:
-    reads = json.dumps([name, SMALLER, holder.incarnation, holder.metadata.hex()])
-    async with forked("tests.kv_transfer.doomed", reads) as process:
-        for count in counts:
-            await holder.ask("expect_peer")
-            process.stdin.write(f"{count}\n".encode())
-            while line := await asyncio.wait_for(process.stdout.readline(), 60):
-                if line == b"killed\n":  # NIXL writes to standard output
-                    break
-            assert line, f"it ended: {await process.wait()}"
-        process.stdin.close()
-        assert await process.wait() == 0
 
 
 async def test_nixl_reads_from_a_stopped_holder() -> None:

@@ -13,7 +13,7 @@ from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError,
 from protos.events_pb2 import LoadReport, StepTimes, WorkerEvent
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import CacheFormat, WorkerDescription
-from tests.kv_transfer.linked_peers import Describer, FakeConnector, MakeLinks, Peer
+from tests.kv_transfer.linked_peers import Describer, FakeConnector, MakeLinks, Peer, begun
 
 
 async def test_a_read_that_is_not_one_sided_leads_to_the_next_connector(
@@ -66,6 +66,24 @@ async def test_a_peer_that_goes_during_the_first_read_is_not_tried_otherwise(
         fast.pools[0].reads[0].fail()
         with pytest.raises(Unreachable):
             await making
+    assert plain.pools == []
+    await peer.start()
+
+
+async def test_a_peer_that_goes_during_a_first_read_that_does_not_end_is_not_waited_for(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    """As of one that is stopped, which breaks all of its streams."""
+    fast, plain = FakeConnector("fast", by_hand=True), FakeConnector("plain")
+    making = asyncio.ensure_future(make_links(fast, plain).get(peer.address))
+    async with asyncio.timeout(probe.FIRST_READ_TIMEOUT_S - 1):
+        await begun(fast)
+        await peer.stop()
+        with pytest.raises(Unreachable, match="load reports broke off"):
+            await making
+    (read,) = fast.pools[0].reads
+    assert not read.wanted
+    assert fast.pools[0].disconnected
     assert plain.pools == []
     await peer.start()
 

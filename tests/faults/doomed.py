@@ -1,8 +1,8 @@
 """Readers that are killed in mid-transfer, each out of one process that has all of it loaded.
 
 For every number on its standard input so many processes are forked. Each connects and has always
-two reads of the whole pool under way, until it is killed when every one of them has done its first;
-then a line says so.
+two reads under way, of the whole pool as often as that takes, until it is killed when every one of
+them has done its first; then a line says so.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from kv_transfer.registry import ConnectorConfig, open_connector
 from kv_transfer.socket_connector import SocketConfig
 from tests.kv_transfer.pools import Pool
 
+READ_BYTES = 16 << 20  # more than sockets buffer
+
 
 async def read_for_ever(
     name: str, pool: Pool, incarnation: int, metadata: bytes, under_way: int
@@ -25,7 +27,9 @@ async def read_for_ever(
     config = ConnectorConfig(nixl=NixlConfig(lanes=1), socket=SocketConfig(streams=1))
     connector = await open_connector(name, pool.regions, new_incarnation(), config)
     peer = await connector.connect(incarnation, metadata)
-    blocks = list(range(pool.regions[0].num_blocks))
+    region = pool.regions[0]
+    times = -(-READ_BYTES // (region.num_blocks * region.blob_bytes))
+    blocks = list(range(region.num_blocks)) * times
 
     async def repeat() -> None:
         while True:
