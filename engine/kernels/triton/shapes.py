@@ -81,12 +81,16 @@ SHAPES = (
     ModelShape("fp16, partial", 32, 8, 128, format="fp16", rotary_dim=96, attention_only=False),
     ModelShape("qwen3-8b", 32, 8, 128, head_norm=True),
     ModelShape("phi-3-mini", 32, 32, 96),
+    ModelShape("phi-4-mini", 24, 8, 128),
+    ModelShape("gemma-3-27b local", 32, 16, 128, window=1024),
+    ModelShape("gemma-2-27b global", 32, 16, 128, soft_cap=50.0),
     ModelShape("gemma-2-9b local", 16, 8, 256, window=4096, soft_cap=50.0),
     ModelShape("gemma-2-9b global", 16, 8, 256, soft_cap=50.0),
     ModelShape("llama, fp8_e4m3", 32, 8, 128, format="fp8_e4m3"),
     ModelShape("llama, fp8_e5m2", 32, 8, 128, format="fp8_e5m2"),
     ModelShape("int8, block 16", 32, 8, 128, block_size=16, format="int8", rotary_dim=64),
     ModelShape("gemma-2, fp8_e4m3", 16, 8, 256, format="fp8_e4m3", window=4096, soft_cap=50.0),
+    ModelShape("gemma, fp8 global", 16, 8, 256, format="fp8_e4m3", soft_cap=50.0),
 )
 
 
