@@ -110,7 +110,8 @@ def prefill_kernel(
         kv_len, block_stride, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
         BLOCK_SIZE, WINDOW, SCALE, INNER, PRECISION, TOKENS, True,
     )  # fmt: skip
-    out = (acc / tl.maximum(total, 1.0e-30)[:, None]).to(out_ptr.dtype.element_ty)
+    inverse = 1.0 / tl.maximum(total, 1.0e-30)  # a division of each element takes registers
+    out = (acc * inverse[:, None]).to(out_ptr.dtype.element_ty)
     # No length is below 0, but the compiler does not know that. It would compute places once, and
     # keep a dozen registers of them through the loops, which have none to spare.
     zero = tl.minimum(kv_len, 0)
