@@ -27,6 +27,7 @@ from kv_cache.slab import KvSlab
 
 META = torch.device("meta")
 TOKENS = 2048  # of the prefill
+FEW = 16  # of one whose rows are 64 at most: the wider a head, the nearer that is to the limits
 SEQS = 256  # of the decode step
 MAX_LEN = 8192
 NUM_BLOCKS = 12_000
@@ -108,8 +109,9 @@ def launches_of(shape: ModelShape) -> Iterator[Launch]:
     out = torch.empty_like(q)
     decode = _batch(group, num_seqs=SEQS, num_decode=SEQS, max_query_len=1)
     yield from decode_launches(q, spec, slab, 3, decode, group, out, H200_PROGRAMS)
-    prefill = _batch(group, num_seqs=1, num_decode=0, max_query_len=TOKENS)
-    yield prefill_launch(q, spec, slab, 3, prefill, group, out)
+    for num_queries in (TOKENS, FEW) if spec.head_dim > 128 else (TOKENS,):
+        prefill = _batch(group, num_seqs=1, num_decode=0, max_query_len=num_queries)
+        yield prefill_launch(q, spec, slab, 3, prefill, group, out)
 
 
 def draws() -> Iterator[tuple[str, Launch]]:
