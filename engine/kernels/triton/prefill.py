@@ -115,7 +115,8 @@ def prefill_kernel(
     # No length is below 0, but the compiler does not know that. It would compute places once, and
     # keep a dozen registers of them through the loops, which have none to spare.
     zero = tl.minimum(kv_len, 0)
-    rows, first_token = rows + zero, first_token + zero
+    first_token += zero
+    rows = (rows + zero) & (ROWS - 1)  # a small number: by it a division is one product
     out_rows = row_places(out_ptr, first_token, first_head, rows, NUM_HEADS, MEMBERS, VALUE_DIM)
     out_mask = (rows < num_rows)[:, None] & (vdims < VALUE_DIM)
     tl.store(out_rows + vdims, out, mask=out_mask)

@@ -83,6 +83,7 @@ SHAPES = (
     ModelShape("qwen3-8b", 32, 8, 128, head_norm=True),
     ModelShape("phi-3-mini", 32, 32, 96),
     ModelShape("phi-4-mini", 24, 8, 128),
+    ModelShape("qwen2.5-7b", 28, 4, 128),
     ModelShape("gemma-3-27b local", 32, 16, 128, window=1024),
     ModelShape("gemma-2-27b global", 32, 16, 128, soft_cap=50.0),
     ModelShape("gemma-2-9b local", 16, 8, 256, window=4096, soft_cap=50.0),
