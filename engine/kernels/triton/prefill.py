@@ -16,6 +16,21 @@ from engine.kernels.triton.tiles import AttentionTiles, prefill_tiles
 from kv_cache.slab import KvSlab
 
 
+@triton.jit
+def row_places(
+    ptr: tl.tensor,  # [tokens, NUM_HEADS, WIDTH]
+    first_token: tl.tensor,  # of row 0
+    first_head: tl.tensor,
+    rows: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """Pointers to where every row begins, [rows, 1]; 64-bit is what they have in common."""
+    start = ptr + (first_token.to(tl.int64) * NUM_HEADS + first_head) * WIDTH
+    return start + ((rows + rows // MEMBERS * (NUM_HEADS - MEMBERS)) * WIDTH)[:, None]
+
+
 @triton.jit(do_not_specialize=["first_seq", "table_stride"])
 def prefill_kernel(
     q_ptr: tl.tensor,  # [tokens, NUM_HEADS, HEAD_DIM]
@@ -60,14 +75,15 @@ def prefill_kernel(
     kv_len = tl.load(kv_lens_ptr + seq)
     kv_head = chunk // CHUNKS
     rows = tl.arange(0, ROWS)
-    members = chunk % CHUNKS * MEMBERS + rows % MEMBERS
-    queries = first_query + rows // MEMBERS
-    wanted = (rows < QUERIES * MEMBERS) & (members < NUM_HEADS // KV_HEADS)
-    wanted = (wanted & (queries < num_queries))[:, None]
-    heads = (query_start + queries).to(tl.int64) * NUM_HEADS
-    heads = (heads + kv_head * (NUM_HEADS // KV_HEADS) + members)[:, None]
+    num_rows = tl.minimum(num_queries - first_query, QUERIES) * MEMBERS
+    if CHUNKS > 1:
+        num_rows = tl.minimum(num_rows, NUM_HEADS // KV_HEADS - chunk % CHUNKS * MEMBERS)
+    first_token = query_start + first_query
+    first_head = kv_head * (NUM_HEADS // KV_HEADS) + chunk % CHUNKS * MEMBERS
     dims, vdims = tl.arange(0, HEAD_BLOCK)[None, :], tl.arange(0, VALUE_BLOCK)[None, :]
-    q = tl.load(q_ptr + heads * HEAD_DIM + dims, mask=wanted & (dims < HEAD_DIM), other=0.0)
+    q_rows = row_places(q_ptr, first_token, first_head, rows, NUM_HEADS, MEMBERS, HEAD_DIM)
+    q_mask = (rows < num_rows)[:, None] & (dims < HEAD_DIM)
+    q = tl.load(q_rows + dims, mask=q_mask, other=0.0)
     k_ptr = slab_ptr + (k_offset + kv_head * head_stride)
     v_ptr = slab_ptr + (v_offset + kv_head * head_stride)
     own_scales = scales_ptr
@@ -94,8 +110,16 @@ def prefill_kernel(
         kv_len, block_stride, HEAD_DIM, VALUE_DIM, HEAD_BLOCK, VALUE_BLOCK,
         BLOCK_SIZE, WINDOW, SCALE, INNER, PRECISION, TOKENS, True,
     )  # fmt: skip
-    out = (acc / tl.maximum(total, 1.0e-30)[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + heads * VALUE_DIM + vdims, out, mask=wanted & (vdims < VALUE_DIM))
+    inverse = 1.0 / tl.maximum(total, 1.0e-30)  # a division of each element takes registers
+    out = (acc * inverse[:, None]).to(out_ptr.dtype.element_ty)
+    # No length is below 0, but the compiler does not know that. It would compute places once, and
+    # keep a dozen registers of them through the loops, which have none to spare.
+    zero = tl.minimum(kv_len, 0)
+    first_token += zero
+    rows = (rows + zero) & (ROWS - 1)  # a small number: by it a division is one product
+    out_rows = row_places(out_ptr, first_token, first_head, rows, NUM_HEADS, MEMBERS, VALUE_DIM)
+    out_mask = (rows < num_rows)[:, None] & (vdims < VALUE_DIM)
+    tl.store(out_rows + vdims, out, mask=out_mask)
 
 
 def prefill_launch(

@@ -27,6 +27,7 @@ from kv_cache.slab import KvSlab
 
 META = torch.device("meta")
 TOKENS = 2048  # of the prefill
+FEW = 16  # of one whose rows are 64 at most: the wider a head, the nearer that is to the limits
 SEQS = 256  # of the decode step
 MAX_LEN = 8192
 NUM_BLOCKS = 12_000
@@ -81,12 +82,17 @@ SHAPES = (
     ModelShape("fp16, partial", 32, 8, 128, format="fp16", rotary_dim=96, attention_only=False),
     ModelShape("qwen3-8b", 32, 8, 128, head_norm=True),
     ModelShape("phi-3-mini", 32, 32, 96),
+    ModelShape("phi-4-mini", 24, 8, 128),
+    ModelShape("qwen2.5-7b", 28, 4, 128),
+    ModelShape("gemma-3-27b local", 32, 16, 128, window=1024),
+    ModelShape("gemma-2-27b global", 32, 16, 128, soft_cap=50.0),
     ModelShape("gemma-2-9b local", 16, 8, 256, window=4096, soft_cap=50.0),
     ModelShape("gemma-2-9b global", 16, 8, 256, soft_cap=50.0),
     ModelShape("llama, fp8_e4m3", 32, 8, 128, format="fp8_e4m3"),
     ModelShape("llama, fp8_e5m2", 32, 8, 128, format="fp8_e5m2"),
     ModelShape("int8, block 16", 32, 8, 128, block_size=16, format="int8", rotary_dim=64),
     ModelShape("gemma-2, fp8_e4m3", 16, 8, 256, format="fp8_e4m3", window=4096, soft_cap=50.0),
+    ModelShape("gemma, fp8 global", 16, 8, 256, format="fp8_e4m3", soft_cap=50.0),
 )
 
 
@@ -104,8 +110,9 @@ def launches_of(shape: ModelShape) -> Iterator[Launch]:
     out = torch.empty_like(q)
     decode = _batch(group, num_seqs=SEQS, num_decode=SEQS, max_query_len=1)
     yield from decode_launches(q, spec, slab, 3, decode, group, out, H200_PROGRAMS)
-    prefill = _batch(group, num_seqs=1, num_decode=0, max_query_len=TOKENS)
-    yield prefill_launch(q, spec, slab, 3, prefill, group, out)
+    for num_queries in (TOKENS, FEW) if spec.head_dim > 128 else (TOKENS,):
+        prefill = _batch(group, num_seqs=1, num_decode=0, max_query_len=num_queries)
+        yield prefill_launch(q, spec, slab, 3, prefill, group, out)
 
 
 def draws() -> Iterator[tuple[str, Launch]]:

@@ -50,7 +50,7 @@ def prefill_tiles(
     if num_rows <= MIN_DOT:
         return AttentionTiles(MIN_DOT, 64, num_warps=4, num_stages=2)
     if num_rows <= 64:
-        return AttentionTiles(64, 64, num_warps=4, num_stages=2)
+        return AttentionTiles(64, 32 if width > 128 else 64, num_warps=4, num_stages=2)
     if width > 128:
         return AttentionTiles(128, 32, num_warps=8, num_stages=3)
     if head_dim < width or value_dim < width or quantised:  # masks take registers, conversions too

@@ -53,6 +53,8 @@ def test_decode_however_the_work_is_dealt_out(num_programs: int, device: torch.d
         (8, 2, 128, 128),
         (4, 1, 256, 256),
         (6, 2, 48, 32),
+        (5, 1, 32, 32),
+        (14, 2, 64, 64),
     ],
 )
 def test_head_shapes(
