@@ -6,6 +6,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from engine.kernels.cpu.features import asks_once
+
 LANES = 16
 VECTOR_BYTES = LINE_BYTES = 64  # of fp32 lanes, and of memory in a cache
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "bf16_dot": 2}
@@ -182,7 +184,9 @@ def stack_lines(builder: Any, count: int) -> Any:
         return builder.ptrtoint(builder.alloca(ir.ArrayType(FLOATS, count)), I64)
 
 
-def prefetch_line(builder: Any, address: Any) -> None:
+def prefetch_line(builder: Any, address: Any, *, once: bool = False) -> None:
+    """Into the second cache level. What is used up before it leaves the first one is asked for
+    `once`: there alone, so that it puts nothing else out, on a CPU that has the room."""
     line = pointer(builder, address, ir.IntType(8))
-    read, locality, data = const(0, I32), const(2, I32), const(1, I32)
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), line, read, locality, data)
+    near = const(0 if once and asks_once() else 2, I32)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), line, const(0, I32), near, const(1, I32))

@@ -58,6 +58,14 @@ def _of_this_machine() -> CpuFeatures:
 
 
 @cache
+def asks_once() -> bool:
+    """Whether what is used up soon is asked for into the first cache level alone. With 48 kB that
+    of a Zen 5 has room for the part of a panel in use, the next one and the rows; elsewhere it was
+    not tried."""
+    return bool(llvm.get_host_cpu_name() == "znver5")
+
+
+@cache
 def converts_halves() -> bool:
     """Whether fp16 becomes fp32 by an instruction: where there is none, LLVM calls functions that
     no library here has, and ends the process."""

@@ -33,6 +33,7 @@ from engine.kernels.cpu.memory import (
 )
 from engine.kernels.cpu.tile import (
     COLUMNS,
+    far_6x64,
     made_6x64,
     narrow_1x64,
     narrow_2x32,
@@ -179,6 +180,9 @@ def tile(
     size, step = panel_step_bytes(job), NUMBER_BYTES
     if is_narrow(job):
         return narrow_tile(job, x, x_row, part, size, steps, sums, add, rows, ahead, fetched)
+    if rows >= 6 and rows != 8 and word(job, 7) >= MANY_ROWS:
+        far_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
+        return 6
     if rows >= 6 and rows != 8:
         tile_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
         return 6

@@ -115,12 +115,14 @@ def _tile(
     load_row: Callable[[Any, Any, str, int], list[Any]] = weights_row,
     narrow: bool | None = False,
     unrolled: int = 1,
+    once: bool = False,
 ) -> Any:
     """The tile of so many rows and vectors of columns; distances are in bytes.
 
     On a CPU with other registers it is nothing, unless `narrow` is None. In each step it can ask
     for so many lines at `ahead`, as many as it reads if None, and goes on by `ahead_step` there; of
-    steps that are written out and read half a line, every second one does.
+    steps that are written out and read half a line, every second one does. `once`: as in
+    `prefetch_line`.
     """
 
     def write(
@@ -159,7 +161,7 @@ def _tile(
             columns = load_row(b, b.add(rhs, b.mul(index, rhs_step)), element, vectors)
             wanted = b.add(ahead, b.mul(index, ahead_step))
             for i in range(lines if asks else 0):
-                prefetch_line(b, offset(b, wanted, i * LINE_BYTES))
+                prefetch_line(b, offset(b, wanted, i * LINE_BYTES), once=once)
             along = b.mul(index, a_step)
             for r, row in enumerate(a_rows):
                 left = splat_of(b, load_from(b, b.add(row, along), number, 2))
@@ -186,8 +188,9 @@ narrow_2x32 = _tile(2, 2, 1, load_row=narrow_row, narrow=True)
 narrow_4x16, narrow_6x16 = (
     _tile(rows, 1, 1, load_row=narrow_row, narrow=True, unrolled=UNROLLED) for rows in (4, 6)
 )
-tile_1x64, tile_2x64 = (_tile(rows, 4, fetched=None) for rows in (1, 2))
-tile_4x64, tile_6x64 = (_tile(rows, 4, fetched=2) for rows in (4, 6))
+tile_1x64, tile_2x64 = (_tile(rows, 4, fetched=None, once=True) for rows in (1, 2))
+tile_4x64, tile_6x64 = (_tile(rows, 4, fetched=2, once=True) for rows in (4, 6))
+far_6x64 = _tile(6, 4, fetched=2)  # for a part that stays in the second cache level
 made_6x64 = _tile(6, 4, fetched=2, load_row=fp32_row, unrolled=UNROLLED)
 made_4x64 = _tile(4, 4, load_row=fp32_row)
 made_4x16 = _tile(4, 1, load_row=fp32_row, narrow=None, unrolled=UNROLLED)
