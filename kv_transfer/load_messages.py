@@ -19,15 +19,15 @@ class LoadCheck:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._told = ""
+        self._told: set[str] = set()
 
     def believes(self, report: LoadReport) -> bool:
         try:
             check_load(report)
         except TransferError as error:
             field = str(error).partition(":")[0]
-            if field != self._told:
-                self._told = field
+            if field not in self._told:
+                self._told.add(field)
                 logger.warning("the reports of %s are not believed: %s", self._address, error)
             return False
         return True

@@ -89,7 +89,10 @@ class Reporter:
         worker, engine = self._worker, self._worker.engine.engine
         if self._stats is None:
             self._stats = asyncio.ensure_future(self._take_stats())
-        await asyncio.wait({self._stats}, timeout=ANSWER_S)
+        stats = self._stats
+        await asyncio.wait({stats}, timeout=ANSWER_S)
+        if stats.done():
+            stats.result()  # raises what is a bug of ours
         report = LoadReport(
             incarnation=worker.incarnation,
             num_steps=engine.num_steps,

@@ -68,5 +68,5 @@ def check_num_logprobs(params: SamplingParams, num_prompts: int, num_prompt_toke
         num_tokens = num_prompts * params.n * (params.max_tokens or 0)
         number, field = number + num_tokens * (params.logprobs + 1), "logprobs"
     if number > MAX_LOGPROBS_IN_ALL:
-        most = f"must be at most {MAX_LOGPROBS_IN_ALL:,}"
+        most = f"must be at most {MAX_LOGPROBS_IN_ALL:,}; a lower max_tokens counts"
         raise RequestError(field, f"{number:,} of all prompts, choices and tokens together, {most}")
