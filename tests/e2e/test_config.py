@@ -35,10 +35,11 @@ from tests.e2e.asking import (
 )
 from tests.e2e.cluster import Cluster, by_replica, http, page_of, total, wait_until
 
-# A thread for each worker: they share no core, and prompts are handed off.
+# A thread for each worker: they share no core, and prompts are handed off. A decode worker has room
+# for all of its sequences, or else prompts would wait for that and not for a prefill worker.
 CONFIG = """
 engine: {dtype: float32, kv_cache_memory_bytes: 50331648, max_num_seqs: 16, num_threads: 1}
-decode: {replicas: 1-2}
+decode: {replicas: 1-2, engine: {kv_cache_memory_bytes: 201326592}}
 prefill: {replicas: 1-2}
 local_prefill: never
 scaling: {max_sequence_use: 0.2, ttft_s: 0.5, max_requests: 8, down_delay_s: 30}
@@ -54,7 +55,7 @@ NUM_PROMPTS = 4
 CLIENTS = PROMPTS[:NUM_PROMPTS] * 2  # half of a worker: more than a fifth
 # Of long prompts, of which a prefill worker is given two or so at a time: the others wait.
 NUM_READERS = 24
-PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 60
+PROMPT_WORDS = "    def method(self, number: int, other: str) -> None:\n" * 100
 UP_S, DOWN_S, JOIN_S = 120.0, 120.0, 40.0
 ENDED_S, NUM_ENDED, NUM_WAITING = 20.0, 150, 40
 WATCHING_S = 2.0  # of a core, that the command may take while answers end
