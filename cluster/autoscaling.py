@@ -269,8 +269,7 @@ def _estimate_demand(
     workers = [load for load in sample.loads if isinstance(load, WorkerLoad)]
     queued_s = waiting.queued_s + sum(load.queued_s for load in workers)
     busy = sum(load.busy for load in workers)
-    busiest = max((load.busy for load in workers), default=0.0)
-    demand, capacity = busy, max(state.capacity, busiest)
+    demand, capacity = busy, state.capacity
     if state.estimated_at is not None and state.demand is not None and now > state.estimated_at:
         passed_s = now - state.estimated_at
         comes = max(0.0, busy + (queued_s - state.queued_s) / passed_s)
@@ -283,7 +282,7 @@ def _estimate_demand(
         return state._replace(late_since=now)
     if now - state.late_since < _SATURATED_S:
         return state
-    return state._replace(capacity=busiest)
+    return state._replace(capacity=max(load.busy for load in workers))
 
 
 def _prefill_needs(
