@@ -22,8 +22,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.model_folder import write_model
 from benchmarks.workloads import SMALL
+from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
-from engine.kernels.cpu.linear import OnednnLinear, PlainLinear, reorders
+from engine.kernels.cpu.linear import (
+    OnednnLinear,
+    PlainLinear,
+    make_linear,
+    product_of,
+    reorders,
+)
+from engine.kernels.cpu.packing import WeightMemory
 from engine.kernels.interface import (
     Activation,
     AttentionSpec,
@@ -109,6 +117,11 @@ def linears(kernels: CpuKernels) -> None:
         "ours": [kernels.linear(weight, None) for weight in weights],
         "torch": [theirs(weight, None) for weight in weights],
     }
+    features = CpuFeatures.of_this_machine()
+    if features.wide_registers and not features.bf16_tiles:  # ours are of twelve bits
+        product = product_of(features.element(torch.bfloat16))._replace(short=None)
+        place = WeightMemory()
+        sides["16 bits"] = [make_linear(product, place, weight, None) for weight in weights]
     elements = sum(weight.numel() for weight in weights)
     del weights
 

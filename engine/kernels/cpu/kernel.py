@@ -22,16 +22,17 @@ PARALLEL_ELEMENTS = 65536
 class Kernel:
     """A function over a job, compiled for one element type at its first call.
 
-    `words` gives the kinds of its words as in `struct`: q an integer, d a float. `quantised` is
-    the format of a cache that is quantised. Calls of one Kernel must not overlap: they share the
+    `words` gives the kinds of its words as in `struct`: q an integer, d a float. `stored` says
+    how what is read lies in memory, where not as elements: a quantised cache's format, or short
+    weights. Calls of one Kernel must not overlap: they share the
     memory of the words.
     """
 
     def __init__(
-        self, function: Callable[[Any], None], element: str, words: str, quantised: str = ""
+        self, function: Callable[[Any], None], element: str, words: str, stored: str = ""
     ) -> None:
         self._function = function
-        self._element = f"{element}+{quantised}" if quantised else element
+        self._element = f"{element}+{stored}" if stored else element
         self._layout = struct.Struct(f"{OWN_WORDS}q" + words)
         self._pack = self._layout.pack_into
         self._words = ctypes.create_string_buffer(self._layout.size)

@@ -9,8 +9,9 @@ job's type carries the element type of the tensors, which is how one kernel's so
 `f32`, `f16`, `bf16`, `bf16_dot`, the same memory as bf16 with products in pairs by
 `vdpbf16ps` (no conversion to fp32: 2.5 times as fast, on CPUs with AVX512-BF16 only), and
 `bf16_tiles`, which is `bf16_dot` for all but products of tiles, on CPUs with AMX. `_narrow` stands
-behind it on CPUs with sixteen registers of eight lanes; where the cache is quantised its format
-does, behind a plus, as in `bf16_dot+int8`.
+behind it on CPUs with sixteen registers of eight lanes; where what is read is stored
+otherwise, its format does, behind a plus: a quantised cache's, as in `bf16_dot+int8`, or that of
+weights, `bf16_dot+short`.
 """
 
 import inspect
@@ -42,10 +43,11 @@ class Vector(types.Type):
 
 
 class Job(types.Type):
-    """The words of one call, the element type of its tensors, and the cache's quantised format."""
+    """The words of one call, the element type of its tensors, and the format of what is
+    stored otherwise."""
 
     def __init__(self, element: str) -> None:
-        computed, _, self.quantised = element.partition("+")
+        computed, _, self.stored = element.partition("+")
         self.has_tiles = computed == "bf16_tiles"
         self.narrow = computed.endswith("_narrow")
         self.element = "bf16_dot" if self.has_tiles else computed.removesuffix("_narrow")
@@ -83,8 +85,8 @@ def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]],
     """Makes a function that writes IR callable from kernels.
 
     It is given the IR builder and the values of its parameters; for `JOB`, always the first,
-    the pointer, the element type, whether there are products of tiles, the cache's format if that
-    is quantised, else nothing, and whether registers are few and narrow.
+    the pointer, the element type, whether there are products of tiles, the format of what is
+    stored otherwise, or nothing, and whether registers are few and narrow.
     """
 
     def wrap(write: Callable[..., Any]) -> Any:
@@ -96,7 +98,7 @@ def instruction(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]],
             def generate(target: Any, builder: Any, signature: Any, values: Any) -> Any:
                 if JOB in parameters:
                     job = accepted[0]
-                    known = job.element, job.has_tiles, job.quantised, job.narrow
+                    known = job.element, job.has_tiles, job.stored, job.narrow
                     values = [(values[0], *known), *values[1:]]
                 written = write(builder, *values)
                 return target.get_dummy_value() if result is types.void else written

@@ -1,6 +1,7 @@
 """Linear layers: own packed panels where the CPU has the instructions, torch for the rest."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,16 +13,27 @@ from engine.kernels.cpu.packing import IN_TILES, PANELS, Packing, WeightMemory
 from engine.kernels.cpu.product import FEW_ROWS, WIDEN_WORDS, WIDENED, product, widen_rows
 from engine.kernels.cpu.product import WORDS as PRODUCT_WORDS
 from engine.kernels.cpu.recording import empty, empty_rows
+from engine.kernels.cpu.short import SHORT
+from engine.kernels.cpu.short import WORDS as SHORT_WORDS
+from engine.kernels.cpu.shortening import Shortening
 from engine.kernels.cpu.tile_product import tile_product, tiles_together
 from engine.kernels.interface import Linear
 
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
 ONEDNN_PACK_ROWS = 64
 
+SHORTENED = ("bf16", "bf16_dot")  # element types
 TOGETHER = 8  # panels in one claim, at most
 # Rows whose products with a weight take as long as an element of the other kernels does; for fewer
 # the weight is read in that time.
 ROWS_PER_ELEMENT = 8
+
+
+class ShortProduct(NamedTuple):
+    """That with weights of twelve bits."""
+
+    multiply: Kernel
+    shortening: Shortening
 
 
 class Product(NamedTuple):
@@ -32,10 +44,14 @@ class Product(NamedTuple):
     widen_rows: Kernel | None = None  # for more than FEW_ROWS
     # Panels in one claim at most, by the number of rows and the bytes of a panel.
     together: Callable[[int, int], int] = lambda rows, panel_bytes: TOGETHER
+    short: ShortProduct | None = None
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        return (self.multiply,) if self.widen_rows is None else (self.multiply, self.widen_rows)
+        widen = () if self.widen_rows is None else (self.widen_rows,)
+        if self.short is None:
+            return self.multiply, *widen
+        return self.short.multiply, self.multiply, *self.short.shortening.kernels, *widen
 
 
 def tile_product_of() -> Product:
@@ -48,7 +64,11 @@ def product_of(element: str) -> Product:
     widen = None
     if element.removesuffix("_narrow") in WIDENED:
         widen = Kernel(widen_rows, element, WIDEN_WORDS)
-    return Product(Kernel(product, element, PRODUCT_WORDS), PANELS[element], widen)
+    short = None
+    if element in SHORTENED:
+        multiply = Kernel(product, element, PRODUCT_WORDS + SHORT_WORDS, SHORT)
+        short = ShortProduct(multiply, Shortening(element, PANELS[element]))
+    return Product(Kernel(product, element, PRODUCT_WORDS), PANELS[element], widen, short=short)
 
 
 def make_linear(
@@ -58,9 +78,28 @@ def make_linear(
     bias: torch.Tensor | None,
 ) -> Linear:
     if product is not None:
-        packed = product.packing.pack(weight, place)
-        return PanelLinear(product, packed, weight.shape, bias)
+        return PanelLinear(product, packed(product, place, weight), weight, bias)
     return OnednnLinear(weight, bias) if reorders(weight.dtype) else PlainLinear(weight, bias)
+
+
+class Packed(NamedTuple):
+    """A weight in panels, and what reads it; the plain copy is not kept."""
+
+    multiply: Kernel
+    panels: torch.Tensor
+    rows: Callable[[torch.Tensor], torch.Tensor]  # those of such numbers, zeros behind the inputs
+    more: tuple[int, ...] = ()  # words for `multiply`
+
+
+def packed(product: Product, place: WeightMemory, weight: torch.Tensor) -> Packed:
+    if product.short is not None:
+        shortening = product.short.shortening
+        short = shortening.pack(weight, place)
+        if short is not None:
+            rows = partial(shortening.rows, short)
+            return Packed(product.short.multiply, short.panels, rows, short.words)
+    panels = product.packing.pack(weight, place.empty)
+    return Packed(product.multiply, panels, partial(product.packing.rows, panels))
 
 
 def reorders(dtype: torch.dtype) -> bool:
@@ -70,57 +109,57 @@ def reorders(dtype: torch.dtype) -> bool:
 
 
 class PanelLinear:
-    """A weight packed in panels for `product`; the plain copy is not kept."""
-
     def __init__(
         self,
         product: Product,
-        panels: torch.Tensor,
-        shape: tuple[int, ...],  # of the plain weight
+        packed: Packed,
+        weight: torch.Tensor,  # the plain one, for its shape and type
         bias: torch.Tensor | None,
     ) -> None:
-        self._product = product
-        self._columns, self._inputs = shape
-        self._panels = panels
-        self._padding = -self._inputs % product.packing.inputs
-        missing = -self._columns % product.packing.columns
+        self._product, self._packed = product, packed
+        self._columns, self._inputs = weight.shape
+        self._dtype = weight.dtype
+        packing = product.packing
+        self._num_panels, self._steps, words = packing.shape(weight.shape)
+        self._num_words = self._num_panels * self._steps * words
+        self._padding = -self._inputs % packing.inputs
+        missing = -self._columns % packing.columns
         self._bias = None if bias is None else F.pad(bias.float(), (0, missing))
         self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
-        self._panel_bytes = panels[:1].nbytes
+        self._panel_bytes = packed.panels[:1].nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows, inputs = x.shape
         assert inputs == self._inputs
-        assert x.dtype is self._panels.dtype
+        assert x.dtype is self._dtype
         assert x.stride(1) == 1
         if self._padding:
             x = F.pad(x, (0, self._padding))
         out = empty((rows, self._columns), x.dtype)
         if self._product.widen_rows is not None and rows > FEW_ROWS:
             x = self._widened(self._product.widen_rows, x)
-        threads = threads_for(
-            self._panels.numel() * max(rows, ROWS_PER_ELEMENT) // ROWS_PER_ELEMENT
-        )
-        self._product.multiply(
+        threads = threads_for(self._num_words * max(rows, ROWS_PER_ELEMENT) // ROWS_PER_ELEMENT)
+        self._packed.multiply(
             threads,
             x.data_ptr(),
             x.stride(0) * x.itemsize,
-            self._panels.data_ptr(),
-            self._panels.shape[1],
+            self._packed.panels.data_ptr(),
+            self._steps,
             self._bias_address,
             out.data_ptr(),
             self._columns,
             rows,
             min(
-                max(1, self._panels.shape[0] // (2 * threads)),
+                max(1, self._num_panels // (2 * threads)),
                 self._product.together(rows, self._panel_bytes),
             ),
+            *self._packed.more,
         )
         return out
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Of the plain weight. A line of memory for every word: 0.2 ms for 32 rows of 768."""
-        return self._product.packing.rows(self._panels, token_ids)[:, : self._inputs].contiguous()
+        return self._packed.rows(token_ids)[:, : self._inputs].contiguous()
 
     def _widened(self, widen: Kernel, x: torch.Tensor) -> torch.Tensor:
         rows, inputs = x.shape
@@ -129,7 +168,7 @@ class PanelLinear:
             threads_for(x.numel()),
             x.data_ptr(),
             x.stride(0) * x.itemsize,
-            self._panels.shape[1],
+            self._steps,
             rows,
             wide.data_ptr(),
             wide.stride(0) * wide.itemsize,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from engine.kernels.cpu import tile_product
 from engine.kernels.cpu.emit import LANES, LINE_BYTES
-from engine.kernels.cpu.tile import COLUMNS
+from engine.kernels.cpu.short import COLUMNS
 from kv_cache.huge_pages import prefer_huge_pages
 
 CHUNK_BYTES = 64 << 20  # of packed weights; beyond 32 MiB malloc asks the system for new memory
@@ -40,14 +40,17 @@ class Packing:
     # packed panels, panels and columns in them -> [count, ...] words in the inputs' order
     gathered: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def pack(self, weight: torch.Tensor, place: WeightMemory) -> torch.Tensor:
-        """[out, in] to [panels, steps, ...], with zeros behind the last ones."""
+    def shape(self, weight: tuple[int, ...]) -> tuple[int, int, int]:
+        """Panels, their steps, and words in each."""
+        columns, inputs = weight
+        return -(-columns // self.columns), -(-inputs // self.inputs), self.columns * self.inputs
+
+    def pack(self, weight: torch.Tensor, empty: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """[out, in] to [panels, steps, ...], with zeros behind the last ones, in `empty` memory."""
         columns, inputs = weight.shape
+        packed = empty(self.shape(weight.shape), dtype=weight.dtype)
         weight = F.pad(weight, (0, -inputs % self.inputs)) if inputs % self.inputs else weight
-        steps = weight.shape[1] // self.inputs
         full, rest = divmod(columns, self.columns)
-        shape = full + (rest > 0), steps, self.columns * self.inputs
-        packed = place.empty(shape, weight.dtype)
         self._lay(packed[:full], weight[: columns - rest])
         if rest:
             self._lay(packed[full:], F.pad(weight[-rest:], (0, 0, 0, self.columns - rest)))

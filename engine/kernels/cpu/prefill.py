@@ -121,7 +121,7 @@ def score(job: Any, areas: Any, groups: Any) -> None:
         target = areas.scores + four * ROW_BYTES
         queries = areas.queries
         made_4x64(
-            job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False, 0, 0
+            job, keys, row_bytes, 4, queries, ROW_BYTES, steps, target, ROW_BYTES, False, 0, 0, 0
         )
 
 
@@ -132,7 +132,7 @@ def score_narrow(job: Any, areas: Any, tokens: Any, dim: Any) -> None:
         queries, scores = areas.queries + at, areas.scores + at
         for four in range(0, tokens, 4):
             keys, target = areas.keys + four * row_bytes, scores + four * row
-            made_4x16(job, keys, row_bytes, 4, queries, row, dim, target, row, False, 0, 0)
+            made_4x16(job, keys, row_bytes, 4, queries, row, dim, target, row, False, 0, 0, 0)
 
 
 @part_of_kernel
@@ -249,12 +249,12 @@ def weigh(job: Any, areas: Any, piece: Any, groups: Any, fresh: Any) -> None:
         while row - at >= 256 and not is_narrow(job):
             right = areas.values + at
             made_4x64(
-                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, add, 0, 0
+                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, add, 0, 0, 0
             )
             at += 256
         while at < row:
             right = areas.values + at
             made_4x16(
-                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, add, 0, 0
+                job, weights, 4, ROW_BYTES, right, source_row, steps, sums + at, row, add, 0, 0, 0
             )
             at += 64

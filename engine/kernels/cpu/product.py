@@ -3,9 +3,10 @@
 A panel holds its columns' weights step by step, [steps][64], a step being one input, or two in a
 pair where the CPU multiplies pairs of bf16. So weights are one stream through memory, which is
 what decides the time of few rows, while the register tile keeps many rows at the speed of the
-multipliers. What the CPU cannot multiply is widened to fp32: weights in the tile, or a part of them
-before it where many rows pass; rows before it, by `widen_rows` where there are more than a few,
-since every panel would do so again.
+multipliers. What the CPU cannot multiply is made for it in the tile: weights are widened to fp32,
+or put together from twelve bits (`short.py`); where many rows pass, the first four keep a part as
+they have made it. Rows are widened before, by `widen_rows` where there are more than a few, since
+every panel would do so again.
 
 A part of a panel stays in the first cache level, for many rows in the second, while all rows pass
 it six at a time, and up to eight of the passes fetch the part that comes next, so that reading and
@@ -27,38 +28,42 @@ from engine.kernels.cpu.memory import (
     is_narrow,
     load,
     load_fp32,
+    prefetch,
     store,
     store_fp32,
     word,
 )
+from engine.kernels.cpu.short import COLUMNS, IDS_WORD, is_short, short_bytes
 from engine.kernels.cpu.tile import (
-    COLUMNS,
+    KEPT,
     far_6x64,
+    keeping_4x64,
     made_6x64,
     narrow_1x64,
     narrow_2x32,
     narrow_4x16,
     narrow_6x16,
+    row_words,
     tile_1x64,
     tile_2x64,
     tile_4x64,
     tile_6x64,
-    widen_panel,
 )
 
 WORDS = "9q"
 WIDEN_WORDS = "6q"
+SUMS_ROW = COLUMNS * 4
 NUMBER_BYTES = 4  # that the tile broadcasts: one fp32 or a pair of bf16
 PART_BYTES = 16 << 10  # of a panel, beside as many steps of six rows
+SHORT_PART_BYTES = 12 << 10  # of weights in twelve bits, as many steps
 NARROW_PART_BYTES = 24 << 10
 AHEAD_BYTES = 8 << 10  # that few rows look ahead
-BLOCK_ROWS = 384
-TILE_ROWS = 6
+BLOCK_ROWS = KEPT // SUMS_ROW
+TILE_ROWS, KEEPING_ROWS = 6, 4
 FEW_ROWS = 6  # that pass a panel together, as it comes
-MANY_ROWS = 64  # for which a part is widened once
-MANY_STEPS = 384  # of a part for many rows, 96 kB of what they are multiplied with
+MANY_ROWS = 64  # for which a part is made once
+MANY_STEPS, MANY_SHORT_STEPS = 384, 192  # of a part for many rows: 96 kB of what they multiply
 MOST_PASSES = 8
-SUMS_ROW = COLUMNS * 4
 WIDENED = ("bf16", "f16")  # element types
 FEW_WIDENED = (NARROW_PART_BYTES // (2 * COLUMNS) + LANES) * NUMBER_BYTES  # from row to row, of few
 
@@ -78,9 +83,11 @@ def product(job: Any) -> None:
     """Pieces are panels, all of them for one block of rows after the other."""
     steps, columns = word(job, 3), word(job, 6)
     rows, together = word(job, 7), word(job, 8)  # `together`: panels in one claim
-    part_steps, wide_part = steps, 0
+    part_steps = steps
     if rows >= MANY_ROWS and not is_narrow(job):
-        part_steps, wide_part = MANY_STEPS, widened_part() if widens(job) else 0
+        part_steps = MANY_SHORT_STEPS if has_short_weights(job) else MANY_STEPS
+    elif rows > FEW_ROWS and has_short_weights(job):
+        part_steps = SHORT_PART_BYTES // panel_step_bytes(job)
     elif rows > FEW_ROWS or widens(job) or is_narrow(job):
         part_steps = (NARROW_PART_BYTES if is_narrow(job) else PART_BYTES) // panel_step_bytes(job)
     panels = (columns + COLUMNS - 1) // COLUMNS
@@ -97,8 +104,7 @@ def product(job: Any) -> None:
             panel = piece % panels
             for step in range(0, steps, part_steps):
                 next_comes = piece < last or step + part_steps < steps
-                wide = wide_part if count >= MANY_ROWS else 0
-                multiply(job, panel, step, part_steps, row, count, sums, numbers, wide, next_comes)
+                multiply(job, panel, step, part_steps, row, count, sums, numbers, next_comes)
             for r in range(count):
                 finish(job, sums + r * SUMS_ROW, row + r, panel * COLUMNS)
 
@@ -113,17 +119,20 @@ def multiply(
     rows: Any,
     sums: Any,
     numbers: Any,
-    wide: Any,
     next_comes: Any,
 ) -> None:
-    """Adds the products of a part of a panel with a block of rows to their sums; `wide`: where that
-    part is to be widened once, or 0."""
+    """Adds the products of a part of a panel with a block of rows to their sums."""
     x_row, steps, step_bytes = word(job, 1), word(job, 3), panel_step_bytes(job)
     widens_few = widens(job) and word(job, 7) <= FEW_ROWS
     number_bytes = element_bytes(job) if widens_few else NUMBER_BYTES
     x = word(job, 0) + row * x_row + step * number_bytes
     count = min(steps - step, part_steps)
     part = word(job, 2) + (panel * steps + step) * step_bytes
+    ids = 0
+    if has_short_weights(job):
+        ids = word(job, IDS_WORD) + panel * steps + step
+        for line in range(ids + count, ids + 2 * count, LINE_BYTES):
+            prefetch(line)
     ahead, fetched, passes = part + count * step_bytes, step_bytes, 1
     if not is_narrow(job) and rows <= FEW_ROWS:
         ahead, next_comes = part + AHEAD_BYTES, True
@@ -131,8 +140,7 @@ def multiply(
         # So many passes fetch all of the part that comes next, so much of it in each step.
         passes = min(max(2, (rows + 2) // TILE_ROWS), MOST_PASSES)
         fetched = (step_bytes + passes - 1) // passes
-    if wide != 0:
-        widen_panel(job, part, step_bytes, count, wide)
+    keeps = rows >= kept_for(job)
     done, turn = 0, 0
     while done < rows:
         place, target = x + done * x_row, sums + done * SUMS_ROW
@@ -145,12 +153,16 @@ def multiply(
         later, distance = part, 0  # which is there: asking costs nothing
         if next_comes and turn < passes:
             later, distance = ahead + turn * count * fetched, fetched
-        if wide != 0 and left >= TILE_ROWS:
-            wide_tile(job, place, place_row, wide, count, target, step > 0, later, distance)
+        add = step > 0
+        if keeps and done == 0:
+            keeping_tile(job, place, place_row, part, ids, count, target, add, later, distance)
+            done += KEEPING_ROWS
+        elif keeps and left >= TILE_ROWS:
+            made_tile(job, place, place_row, sums + KEPT, count, target, add, later, distance)
             done += TILE_ROWS
         else:
             done += tile(
-                job, place, place_row, part, count, target, step > 0, left, later, distance
+                job, place, place_row, part, ids, count, target, add, left, later, distance
             )
         turn += 1
 
@@ -169,6 +181,7 @@ def tile(
     x: Any,
     x_row: Any,
     part: Any,
+    ids: Any,
     steps: Any,
     sums: Any,
     add: Any,
@@ -180,37 +193,56 @@ def tile(
     size, step = panel_step_bytes(job), NUMBER_BYTES
     if is_narrow(job):
         return narrow_tile(job, x, x_row, part, size, steps, sums, add, rows, ahead, fetched)
+    place = x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched, ids
     if rows >= 6 and rows != 8 and word(job, 7) >= MANY_ROWS:
-        far_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
+        far_6x64(job, *place)
         return 6
     if rows >= 6 and rows != 8:
-        tile_6x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
+        tile_6x64(job, *place)
         return 6
     if rows >= 4:
-        tile_4x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
+        tile_4x64(job, *place)
         return 4
     if rows >= 2:
-        tile_2x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
+        tile_2x64(job, *place)
         return 2
-    tile_1x64(job, x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched)
+    tile_1x64(job, *place)
     return 1
 
 
 @part_of_kernel
-def wide_tile(
+def keeping_tile(
     job: Any,
     x: Any,
     x_row: Any,
     part: Any,
+    ids: Any,
     steps: Any,
     sums: Any,
     add: Any,
     ahead: Any,
     fetched: Any,
 ) -> None:
-    """TILE_ROWS and a part that was widened."""
+    """KEEPING_ROWS, the first ones, and a part that they leave as it was made."""
+    size, step, row = panel_step_bytes(job), NUMBER_BYTES, SUMS_ROW
+    keeping_4x64(job, x, x_row, step, part, size, steps, sums, row, add, ahead, fetched, ids)
+
+
+@part_of_kernel
+def made_tile(
+    job: Any,
+    x: Any,
+    x_row: Any,
+    made: Any,
+    steps: Any,
+    sums: Any,
+    add: Any,
+    ahead: Any,
+    fetched: Any,
+) -> None:
+    """TILE_ROWS, and a part that was kept."""
     step, row = NUMBER_BYTES, SUMS_ROW
-    made_6x64(job, x, x_row, step, part, row, steps, sums, row, add, ahead, fetched)
+    made_6x64(job, x, x_row, step, made, row, steps, sums, row, add, ahead, fetched, 0)
 
 
 @part_of_kernel
@@ -234,13 +266,13 @@ def narrow_tile(
     for i in range(cuts):
         right, to, later = part + i * size // cuts, sums + i * sums_row // cuts, ahead
         if done == 6:
-            narrow_6x16(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far)
+            narrow_6x16(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far, 0)
         elif done == 4:
-            narrow_4x16(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far)
+            narrow_4x16(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far, 0)
         elif done == 2:
-            narrow_2x32(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far)
+            narrow_2x32(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far, 0)
         else:
-            narrow_1x64(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far)
+            narrow_1x64(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far, 0)
         ahead += steps * far
     return done
 
@@ -260,14 +292,9 @@ def finish(job: Any, sums: Any, row: Any, start: Any) -> None:
 
 @instruction(types.int64)
 def block_sums(builder: Any) -> Any:
-    """Room on the stack for the sums of a block of rows, 96 kB."""
-    return stack_lines(builder, BLOCK_ROWS * COLUMNS // LANES)
-
-
-@instruction(types.int64)
-def widened_part(builder: Any) -> Any:
-    """Room on the stack for a part of a panel as fp32, 96 kB."""
-    return stack_lines(builder, MANY_STEPS * COLUMNS // LANES)
+    """Room on the stack for the sums of a block of rows, and for a part of a panel as the tile
+    takes it: 96 kB each."""
+    return stack_lines(builder, (KEPT + MANY_STEPS * SUMS_ROW) // LINE_BYTES)
 
 
 @instruction(types.int64)
@@ -282,6 +309,20 @@ def widens(builder: Any, job: Any) -> Any:
     return const(int(job[1] in WIDENED), I1)
 
 
+@instruction(types.boolean, JOB)
+def has_short_weights(builder: Any, job: Any) -> Any:
+    return const(int(is_short(job)), I1)
+
+
+@instruction(types.int64, JOB)
+def kept_for(builder: Any, job: Any) -> Any:
+    """For how many rows a part of a panel is made once; as constant."""
+    never = job[4] or not (job[1] in WIDENED or is_short(job))
+    return const(BLOCK_ROWS + 1 if never else MANY_ROWS)
+
+
 @instruction(types.int64, JOB)
 def panel_step_bytes(builder: Any, job: Any) -> Any:
+    if is_short(job):
+        return const(short_bytes(row_words(job[1], COLUMNS // LANES)))
     return const(COLUMNS * (2 if job[1] in WIDENED else NUMBER_BYTES))

@@ -92,7 +92,7 @@ def test_rows_of_a_packed_weight_are_the_weights(
     packing: Packing, dtype: torch.dtype, outputs: int, inputs: int
 ) -> None:
     weight = torch.randn(outputs, inputs).to(dtype)
-    packed = packing.pack(weight, WeightMemory())
+    packed = packing.pack(weight, WeightMemory().empty)
     for numbers in (torch.arange(outputs), torch.randint(0, outputs, (7,)), torch.arange(0)):
         assert torch.equal(packing.rows(packed, numbers)[:, :inputs], weight[numbers])
 

@@ -14,6 +14,7 @@ COMPILE = """
 from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.prefill import prefill
 from engine.kernels.cpu.product import product
+from engine.kernels.cpu.short import short_rows
 from engine.kernels.cpu.tile_prefill import tile_prefill
 from engine.kernels.cpu.tile_product import tile_product
 
@@ -30,8 +31,14 @@ print("compiled")
         pytest.param(
             "haswell", "(prefill, 'bf16_narrow+int8'), (product, 'bf16_narrow')", id="avx2"
         ),
-        pytest.param("skylake-avx512", "(product, 'bf16'),", id="avx512"),
-        pytest.param("znver4", "(prefill, 'bf16_dot+fp8_e4m3'),", id="avx512-bf16"),
+        pytest.param(
+            "skylake-avx512", "(product, 'bf16+short'), (short_rows, 'bf16+short')", id="avx512"
+        ),
+        pytest.param(
+            "znver4",
+            "(prefill, 'bf16_dot+fp8_e4m3'), (product, 'bf16_dot+short')",
+            id="avx512-bf16",
+        ),
         pytest.param(
             "sapphirerapids",
             "(tile_prefill, 'bf16_tiles+fp8_e5m2'), (tile_product, 'bf16_tiles')",
