@@ -20,16 +20,21 @@ class WeightMemory:
     stream of weights is slower where the way to each 4 kB must be looked up."""
 
     def __init__(self) -> None:
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._rest = self._before = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes > self._rest.numel():
             self._rest = torch.empty(max(num_bytes, CHUNK_BYTES), dtype=torch.uint8)
             prefer_huge_pages(self._rest.data_ptr(), self._rest.numel())
+        self._before = self._rest
         place = self._rest[:num_bytes]
         self._rest = self._rest[-(-num_bytes // LINE_BYTES) * LINE_BYTES :]
         return place.view(dtype).view(shape)
+
+    def take_back(self) -> None:
+        """What was given last, and nobody has."""
+        self._rest = self._before
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.kernels.cpu.kernel import Kernel, threads_for
@@ -19,7 +21,7 @@ from engine.kernels.cpu.short import (
     word_of,
 )
 
-SAMPLE = 1 << 20  # weights by which the table of most steps is chosen
+SAMPLE = 1 << 16  # weights by which the table of most steps is chosen
 MOST_TABLES = 256  # what a byte can tell apart
 CHUNK_PANELS = 64  # that are packed as they were first
 
@@ -71,6 +73,7 @@ class Shortening:
             if others.any():
                 found = tables.codes(_upper(plain[others])[:, _order(words)])
                 if found is None:
+                    place.take_back()
                     return None
                 ids[chunk][others], (lower, upper) = found.ids, found.codes.chunk(2, 1)
                 packed[chunk, :, words:][others] = lower | upper << 4
@@ -105,49 +108,52 @@ class _Tables:
         every = -(-weight.numel() // SAMPLE) | 1  # odd, so that it comes through all columns
         sample = _upper(weight.contiguous().view(-1)[::every])
         counts = torch.bincount(sample.int(), minlength=256)
-        self._by_count: list[int] = counts.argsort(descending=True).tolist()
-        self._tables: list[list[int]] = []
-        self._sets: list[int] = []  # their bytes, as bits of a number
-        self._add(0)
+        self._by_count = counts.argsort(descending=True, stable=True)
+        self._tables: list[torch.Tensor] = []
+        self._bits: list[npt.NDArray[np.uint64]] = []  # which bytes a table has
+        self._add(torch.zeros(256, dtype=torch.bool))
         self.first_codes = self._codes_of(self._tables[0])
 
     def all(self) -> torch.Tensor:
-        return torch.tensor(self._tables, dtype=torch.uint8)
+        return torch.stack(self._tables).to(torch.uint8)
 
     def codes(self, upper: torch.Tensor) -> _Found | None:
         """Of steps, [steps, words] upper bytes; None if one has too many, or all together."""
-        present = torch.zeros(len(upper), 256, dtype=torch.bool)
-        present.scatter_(1, upper.long(), True)
-        if present.sum(1).max() > CODES:
+        has = torch.zeros(len(upper), 256, dtype=torch.bool).scatter_(1, upper.long(), True)
+        if has.sum(1).max() > CODES:
             return None
-        needed, which = present.unique(dim=0, return_inverse=True)
-        places = [
-            self._place(sum(1 << byte for byte in row.nonzero()[:, 0].tolist())) for row in needed
-        ]
-        if len(self._tables) > MOST_TABLES:
-            return None
-        ids = torch.tensor(places, dtype=torch.uint8)[which]
-        codes = torch.stack([self._codes_of(table) for table in self._tables])
-        return _Found(ids, codes[ids.long().unsqueeze(1), upper.long()])
+        bits, ids = _bits(has), np.zeros(len(upper), np.uint8)
+        left, number = np.arange(len(upper)), 0
+        while len(left):
+            if number == MOST_TABLES:
+                return None
+            if number == len(self._tables):
+                self._add(has[left[0]])
+            fits = ~(bits[left] & ~self._bits[number]).any(1)
+            ids[left[fits]] = number
+            left, number = left[~fits], number + 1
+        every = torch.stack([self._codes_of(table) for table in self._tables])
+        found = torch.from_numpy(ids)
+        return _Found(found, every[found.long().unsqueeze(1), upper.long()])
 
-    def _place(self, needed: int) -> int:
-        """Of the first table with these bytes."""
-        for number, bytes_of_it in enumerate(self._sets):
-            if not needed & ~bytes_of_it:
-                return number
-        return self._add(needed)
-
-    def _add(self, needed: int) -> int:
-        table = [byte for byte in self._by_count if needed >> byte & 1]
-        table += [byte for byte in self._by_count if not needed >> byte & 1][: CODES - len(table)]
+    def _add(self, needed: torch.Tensor) -> None:
+        """With these bytes, and the most frequent of the others."""
+        is_needed = needed[self._by_count]
+        table = torch.cat([self._by_count[is_needed], self._by_count[~is_needed]])[:CODES]
+        has = torch.zeros(256, dtype=torch.bool)
+        has[table] = True
         self._tables.append(table)
-        self._sets.append(sum(1 << byte for byte in table))
-        return len(self._tables) - 1
+        self._bits.append(_bits(has.unsqueeze(0))[0])
 
-    def _codes_of(self, table: list[int]) -> torch.Tensor:
+    def _codes_of(self, table: torch.Tensor) -> torch.Tensor:
         codes = torch.full((256,), NO_CODE, dtype=torch.uint8)
         codes[table] = torch.arange(CODES, dtype=torch.uint8)
         return codes
+
+
+def _bits(has: torch.Tensor) -> npt.NDArray[np.uint64]:
+    """[count, 256] as [count, 4]."""
+    return np.packbits(has.numpy(), axis=1).view(np.uint64)
 
 
 def _order(words: int) -> list[int]:

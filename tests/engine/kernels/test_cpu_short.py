@@ -4,6 +4,7 @@ import llvmlite.binding as llvm
 import pytest
 import torch
 
+from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.linear import PanelLinear, make_linear, packed, product_of
 from engine.kernels.cpu.packing import WeightMemory
 from engine.kernels.cpu.shortening import CHUNK_PANELS, SAMPLE
@@ -74,8 +75,11 @@ def test_a_normal_weight_takes_three_quarters(element: str) -> None:
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_a_weight_of_many_exponents_stays_as_it_is(element: str) -> None:
     weight = torch.randn(130, 96).mul(torch.rand(130, 96).mul(40).sub(20).exp2()).bfloat16()
-    product = product_of(element)
-    assert packed(product, WeightMemory(), weight).multiply is product.multiply
+    product, place = product_of(element), WeightMemory()
+    first = place.empty((1,), dtype=torch.uint8)
+    plain = packed(product, place, weight)
+    assert plain.multiply is product.multiply
+    assert plain.panels.data_ptr() == first.data_ptr() + LINE_BYTES  # nothing was left behind
     linear = make_linear(product, WeightMemory(), weight, None)
     x = torch.randn(9, 96).bfloat16()
     theirs = REFERENCE.linear(weight, None)(x)
@@ -92,5 +96,17 @@ def test_what_the_sample_does_not_show_is_right_all_the_same(element: str) -> No
     short, plain = both_ways(element, weight)
     for count in (1, 7, 64):
         x = torch.randn(count, inputs).bfloat16()
+        assert torch.equal(bits(short(x)), bits(plain(x)))
+    assert torch.equal(short.rows(torch.arange(len(weight))), weight)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_steps_have_tables_of_their_own(element: str) -> None:
+    """Of columns of many widths, more bytes than one table has."""
+    widths = torch.arange(0, 60, 6).repeat_interleave(64).sub(30).exp2()
+    weight = torch.randn(len(widths), 256).mul(widths.unsqueeze(1)).bfloat16()
+    short, plain = both_ways(element, weight)
+    for count in (1, 8, 33, 70):
+        x = torch.randn(count, 256).bfloat16()
         assert torch.equal(bits(short(x)), bits(plain(x)))
     assert torch.equal(short.rows(torch.arange(len(weight))), weight)
