@@ -52,7 +52,7 @@ from engine.kernels.cpu.tile import (
 
 WORDS = "9q"
 WIDEN_WORDS = "6q"
-SUMS_ROW = COLUMNS * 4
+SUMS_ROW = MADE_STEP_BYTES = COLUMNS * 4
 NUMBER_BYTES = 4  # that the tile broadcasts: one fp32 or a pair of bf16
 PART_BYTES = 16 << 10  # of a panel, beside as many steps of six rows
 SHORT_PART_BYTES = 12 << 10  # of weights in twelve bits, as many steps
@@ -155,10 +155,14 @@ def multiply(
             later, distance = ahead + turn * count * fetched, fetched
         add = step > 0
         if keeps and done == 0:
-            keeping_tile(job, place, place_row, part, ids, count, target, add, later, distance)
+            right, to = (part, step_bytes), (target, SUMS_ROW, add)
+            keeping_4x64(
+                job, place, place_row, NUMBER_BYTES, *right, count, *to, later, distance, ids
+            )
             done += KEEPING_ROWS
         elif keeps and left >= TILE_ROWS:
-            made_tile(job, place, place_row, sums + KEPT, count, target, add, later, distance)
+            right, to = (sums + KEPT, MADE_STEP_BYTES), (target, SUMS_ROW, add)
+            made_6x64(job, place, place_row, NUMBER_BYTES, *right, count, *to, later, distance, 0)
             done += TILE_ROWS
         else:
             done += tile(
@@ -208,41 +212,6 @@ def tile(
         return 2
     tile_1x64(job, *place)
     return 1
-
-
-@part_of_kernel
-def keeping_tile(
-    job: Any,
-    x: Any,
-    x_row: Any,
-    part: Any,
-    ids: Any,
-    steps: Any,
-    sums: Any,
-    add: Any,
-    ahead: Any,
-    fetched: Any,
-) -> None:
-    """KEEPING_ROWS, the first ones, and a part that they leave as it was made."""
-    size, step, row = panel_step_bytes(job), NUMBER_BYTES, SUMS_ROW
-    keeping_4x64(job, x, x_row, step, part, size, steps, sums, row, add, ahead, fetched, ids)
-
-
-@part_of_kernel
-def made_tile(
-    job: Any,
-    x: Any,
-    x_row: Any,
-    made: Any,
-    steps: Any,
-    sums: Any,
-    add: Any,
-    ahead: Any,
-    fetched: Any,
-) -> None:
-    """TILE_ROWS, and a part that was kept."""
-    step, row = NUMBER_BYTES, SUMS_ROW
-    made_6x64(job, x, x_row, step, made, row, steps, sums, row, add, ahead, fetched, 0)
 
 
 @part_of_kernel

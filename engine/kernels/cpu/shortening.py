@@ -75,7 +75,8 @@ class Shortening:
                 if found is None:
                     place.take_back()
                     return None
-                ids[chunk][others], (lower, upper) = found.ids, found.codes.chunk(2, 1)
+                ids[chunk][others] = found.ids
+                lower, upper = found.codes.chunk(2, 1)
                 packed[chunk, :, words:][others] = lower | upper << 4
         return ShortPanels(packed, ids, tables.all())
 
