@@ -47,7 +47,7 @@ class SessionService(SessionServicer):
         self._limits = limits or SessionLimits()
         self._numbers = count(1)
         self._sessions: set[Session] = set()
-        self._draining = False
+        self._draining = self._asks_to_move = False
 
     @property
     def num_requests(self) -> int:
@@ -64,6 +64,8 @@ class SessionService(SessionServicer):
             session.drain()
 
     def ask_to_move(self) -> None:
+        """Sessions that open later as well."""
+        self._asks_to_move = True
         for session in self._sessions:
             session.ask_to_move()
 
@@ -84,6 +86,8 @@ class SessionService(SessionServicer):
         self._sessions.add(session)
         if self._draining:
             session.drain()
+        if self._asks_to_move:
+            session.ask_to_move()
         loop = asyncio.get_running_loop()
         greeting = loop.call_later(self._limits.greeting_s, session.end_greeting)
         receiver = asyncio.create_task(self._receive(session, request_iterator))

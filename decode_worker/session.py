@@ -33,6 +33,8 @@ LONGEST_PAUSE_S = 0.04
 TELL_S = 0.002
 _MANY = 8
 
+_MOVE = DecodeMessage(leaving=Leaving(move=True))
+
 
 class _Phase(Enum):
     GREETING = auto()
@@ -64,6 +66,7 @@ class Session:
         self._messages: list[DecodeMessage] = []  # before the next step
         self._farewell: Failure | None = None
         self._live: dict[RequestId, AnswerStream] = {}
+        self._asks_to_move = False
         self._num_submitted = 0
         self._is_to_tell = False  # that these have come, though there is nothing else to say
         self._telling: asyncio.TimerHandle | None = None
@@ -119,9 +122,11 @@ class Session:
         self._end(Failure(kind=Failure.KIND_UNAVAILABLE, message="the worker is draining"))
 
     def ask_to_move(self) -> None:
-        """What another worker can take is to be asked of that one."""
-        if self._phase is not _Phase.ENDED and self._live:
-            self._messages.append(DecodeMessage(leaving=Leaving(move=True)))
+        """What another worker can take is to be asked of that one. An ingress that has nothing
+        here is told as well: it would move to here what it has elsewhere."""
+        self._asks_to_move = True
+        if self._phase is _Phase.OPEN or self._live:
+            self._messages.append(_MOVE)
             self._news.set()
 
     def fail(self, failure: Failure) -> None:
@@ -153,6 +158,8 @@ class Session:
         else:
             self._phase = _Phase.OPEN
             self._messages.append(DecodeMessage(welcome=self._welcome))
+            if self._asks_to_move:
+                self._messages.append(_MOVE)
             self._news.set()
 
     def _submit(self, message: Submit) -> None:

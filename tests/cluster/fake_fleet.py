@@ -32,6 +32,7 @@ from router.load_report import read_load
 from router.router import Router
 from router.workers import Leg, Worker
 from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, PushedStream
+from tests.waiting import until
 
 RELEASE = "r"
 FINGERPRINT = DESCRIPTION.format.fingerprint
@@ -179,9 +180,3 @@ async def next_tokens(stream: RelayStream) -> list[int]:
 async def next_update(stream: RelayStream) -> GenerationUpdate:
     async with asyncio.timeout(30):
         return await anext(stream)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -35,8 +35,8 @@ from tests.cluster.fake_fleet import (
     next_tokens,
     next_update,
     request,
-    until,
 )
+from tests.waiting import until
 
 
 async def test_nobody_there_is_said_after_a_while(make_fleet: MakeFleet) -> None:

@@ -25,8 +25,8 @@ from tests.cluster.fake_fleet import (
     next_tokens,
     next_update,
     request,
-    until,
 )
+from tests.waiting import until
 
 
 def is_answering(worker: FakeWorker) -> bool:
@@ -353,6 +353,21 @@ async def test_a_worker_that_was_stuck_and_goes_on_is_as_good_as_any(fleet: Flee
     (await stuck.stream(1)).push(ChoiceDelta(0, [1], finish_reason=END))
     assert await reading == [1]
     assert not full.answerer.streams
+    stream.close()
+
+
+async def test_a_worker_that_leaves_inherits_nothing_though_it_is_idle(fleet: Fleet) -> None:
+    first = await fleet.add()
+    stream = fleet.relay.submit(request())
+    answer = await first.stream()
+    idle = await fleet.add()
+    idle.sessions.ask_to_move()
+    await until(lambda: wants_move(fleet, idle))
+    first.sessions.ask_to_move()
+    await until(lambda: wants_move(fleet, first))
+    answer.push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await next_tokens(stream) == [1]
+    assert not idle.answerer.streams
     stream.close()
 
 

@@ -1,7 +1,6 @@
 """A decode worker keeps its requests' deadlines, whether or not their ingress does."""
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest_asyncio
 
 from cluster.session import SessionBackend
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
-from engine.engine import Engine
 from engine.errors import DeadlineError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
@@ -19,6 +17,7 @@ from protos.rpc import Plane
 from tests.decode_worker.worker_pair import WorkerPair
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
+from tests.prefill_worker.hung import hung
 
 PROMPT = list(range(100))
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -34,20 +33,13 @@ async def pair(tmp_path: Path) -> AsyncIterator[WorkerPair]:
     await pair.stop()
 
 
-@pytest.mark.parametrize("hung", ["prefill", "decode"])
+@pytest.mark.parametrize("which", ["prefill", "decode"])
 @pytest.mark.parametrize("local", [LocalPrefill.NEVER, LocalPrefill.AUTO])
-async def test_whichever_engine_hangs(pair: WorkerPair, hung: str, local: LocalPrefill) -> None:
+async def test_whichever_engine_hangs(pair: WorkerPair, which: str, local: LocalPrefill) -> None:
     """Told over the session, and nothing is left on either side."""
-    let_go = threading.Event()
-
-    def hang(_: Engine) -> None:
-        let_go.wait(30)
-
     session = SessionBackend(pair.decode_address, Plane())
     await session.start()
-    worker = pair.prefill if hung == "prefill" else pair.decode
-    worker.engine.call(hang)
-    try:
+    with hung(pair.prefill if which == "prefill" else pair.decode):
         request = GenerationRequest(RequestId("late"), PROMPT, PARAMS, timeout_s=SHORT_S)
         route = Route(tuple(PrefillCandidate(a) for a in pair.addresses), (), local)
         started = time.monotonic()
@@ -57,6 +49,4 @@ async def test_whichever_engine_hangs(pair: WorkerPair, hung: str, local: LocalP
                 await anext(stream)
         assert SHORT_S <= time.monotonic() - started < SHORT_S + 10
         assert pair.decode.engine.num_open == 0
-    finally:
-        let_go.set()
-        await session.stop()
+    await session.stop()

@@ -1,7 +1,6 @@
 """What a decode worker says of itself, to whoever routes or scales."""
 
 import asyncio
-import threading
 from importlib import metadata
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route, SubmittedRequest
 from decode_worker.worker import DecodeWorker
-from engine.engine import Engine
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from kv_transfer.faults import Faults
@@ -18,6 +16,7 @@ from protos.worker_pb2 import ROLE_DECODE
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
 from tests.engine.test_exact import random_prompts
+from tests.prefill_worker.hung import hung
 
 LONG = SamplingParams(max_tokens=180, ignore_eos=True)
 
@@ -53,14 +52,8 @@ async def test_the_first_report_of_a_busy_worker_has_figures(tmp_path: Path) -> 
     engine = make_engine(str(make_tiny("llama", tmp_path).folder))
     worker = Node(NodeConfig(connectors=("inprocess",)), engine, Faults())
     await worker.start()
-    over = threading.Event()
-
-    def step(_: Engine) -> None:
-        over.wait(30)
-
-    worker.engine.call(step)
-    report = await worker.reporter.load()
-    over.set()
+    with hung(worker):
+        report = await worker.reporter.load()
     (blocks,) = report.blocks
     assert blocks.total == blocks.free > 0
     await worker.stop()

@@ -344,6 +344,21 @@ async def test_a_draining_worker_asks_to_move_what_is_left(ends: Ends) -> None:
     assert news.deltas
 
 
+async def test_an_idle_session_is_asked_to_move_as_well(ends: Ends) -> None:
+    ends.session.ask_to_move()
+    (asked,) = await ends.messages()
+    assert asked.leaving.move
+
+
+async def test_who_greets_after_that_is_asked_behind_the_welcome() -> None:
+    ends = Ends(greeted=False)
+    ends.session.ask_to_move()
+    ends.session.receive(HELLO)
+    welcome, asked = await ends.messages()
+    assert welcome.HasField("welcome")
+    assert asked.leaving.move
+
+
 async def test_an_idle_session_drains_at_once(ends: Ends) -> None:
     ends.session.drain()
     assert (await ends.farewell()).kind == Failure.KIND_UNAVAILABLE

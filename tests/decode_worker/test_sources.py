@@ -3,7 +3,6 @@
 import asyncio
 import random
 import socket
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from tests.engine.models_on_disk import CONFIGS, make_tiny
 from tests.engine.pair import make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
+from tests.prefill_worker.hung import hung
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.crossed("folder", "running")]
 
@@ -258,16 +258,8 @@ async def test_a_source_that_drains_or_does_not_answer_is_left(llama: Path) -> N
     group = await WorkerGroup.start(engines(llama, 2), [], "inprocess")
     there, sources = group.decode[1], [group.has(group.decode[1], 96)]
     expected = answer(make_engine(str(llama)), PROMPT, HOT)
-    let_go = threading.Event()
-
-    def hang(_: Engine) -> None:
-        let_go.wait(20)
-
-    there.engine.call(hang)
-    try:
+    with hung(there):
         told = await group.ask(PROMPT, HOT, sources)
-    finally:
-        let_go.set()
     told.check_equal(expected)
     await group.check_idle()
     await group.forget()

@@ -22,6 +22,8 @@ from router.workers import CacheShape
 from tests.decode_worker.worker_group import WorkerGroup
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
+from tests.prefill_worker.hung import hung
+from tests.waiting import until
 
 _serial = count()
 
@@ -57,20 +59,20 @@ async def router(group: WorkerGroup) -> AsyncIterator[WorkerFeed]:
         await feed.close()
 
 
+async def drain(worker: Node, **limits: float) -> None:
+    async with asyncio.timeout(30):
+        async for _ in worker.drain(None, **limits):
+            pass
+    assert worker.draining
+
+
 @asynccontextmanager
 async def drained(worker: Node, **limits: float) -> AsyncIterator[None]:
     """Within it the worker is being stopped; after it, it has been."""
-
-    async def drain() -> None:
-        async for _ in worker.drain(None, **limits):
-            pass
-
-    task = asyncio.create_task(drain())
+    stopping = asyncio.create_task(drain(worker, **limits))
     await asyncio.sleep(0)
-    async with asyncio.timeout(30):
-        yield
-        await task
-    assert worker.draining
+    yield
+    await stopping
 
 
 def request(num_tokens: int) -> GenerationRequest:
@@ -99,15 +101,17 @@ async def test_it_takes_requests_until_the_last_ingress_has_left(group: WorkerGr
 
 
 async def test_it_does_not_wait_forever(group: WorkerGroup) -> None:
-    async with ingress(group) as backend, drained(group.decode[0], succession_s=0.2):
-        stream = backend.submit(request(1500))
-        await anext(stream)
-        while not group.decode[0].draining:
-            await asyncio.sleep(0.005)
-        with pytest.raises(UnavailableError, match="draining"):
-            await ask(backend)
-        async for _ in stream:
-            pass
+    (worker,) = group.decode
+    async with ingress(group) as backend:
+        with hung(worker):
+            stream = backend.submit(request(3))
+            await until(lambda: worker.sessions.num_requests == 1)
+            stopping = asyncio.create_task(drain(worker, succession_s=0.1))
+            await until(lambda: worker.draining)
+            with pytest.raises(UnavailableError, match="draining"):
+                await ask(backend)
+        assert sum([len(d.token_ids) async for update in stream for d in update.deltas]) == 3
+        await stopping
 
 
 async def test_one_that_asks_to_move_still_takes_what_nobody_else_can(group: WorkerGroup) -> None:
@@ -115,12 +119,9 @@ async def test_one_that_asks_to_move_still_takes_what_nobody_else_can(group: Wor
         ingress(group) as backend,
         drained(group.decode[0], succession_s=600.0, move_after_s=0.1),
     ):
-        stream = backend.submit(request(1500))
-        while not backend.wants_move:
-            await asyncio.sleep(0.005)
+        await until(lambda: backend.wants_move)
         assert not backend.leaving
         assert await ask(backend) == 3
-        stream.close()
         await backend.stop()
 
 
@@ -140,8 +141,7 @@ async def test_a_prefill_worker_reads_until_the_last_router_has_left(group: Work
     ):
         assert await ask(backend, route=handed_over(group)) == 3
         await second.close()
-        while worker.events.num_routers > 1:
-            await asyncio.sleep(0.005)
+        await until(lambda: worker.events.num_routers == 1)
         assert await ask(backend, route=handed_over(group)) == 3
         assert not worker.draining
         await first.close()

@@ -1,8 +1,6 @@
 import asyncio
 import gc
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from protos.judging import SILENT_AFTER_S
 from router.subscriber import PERIOD_MS
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
+from tests.prefill_worker.hung import hung
 
 PROMPT = list(range(1, 40))
 NUM_SUBSCRIBERS, NUM_TIMES = 4, 3
@@ -41,23 +40,6 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(reporting, "ANSWER_S", 0.01)
     yield node
     await node.stop()
-
-
-@contextmanager
-def held_up(node: Node) -> Iterator[None]:
-    """As by a long step."""
-    begun, over = threading.Event(), threading.Event()
-
-    def step(_: Engine) -> None:
-        begun.set()
-        assert over.wait(30)
-
-    node.engine.call(step)
-    assert begun.wait(30)
-    try:
-        yield
-    finally:
-        over.set()
 
 
 async def compute_prompt(node: Node) -> None:
@@ -92,7 +74,7 @@ async def test_what_takes_longer_than_it_is_waited_for_is_asked_once(
     await compute_prompt(node)
     request = SubscribeRequest(cache_events=True)
     subscribers = [Subscription(node.reporter, request) for _ in range(NUM_SUBSCRIBERS)]
-    with held_up(node):
+    with hung(node):
         for _ in range(NUM_TIMES):
             assert await asyncio.gather(*map(news, subscribers)) == [[]] * NUM_SUBSCRIBERS
             await asyncio.gather(*(node.reporter.load() for _ in subscribers))
@@ -103,7 +85,7 @@ async def test_what_takes_longer_than_it_is_waited_for_is_asked_once(
     assert len(told[0][0].snapshot.stored) == len(taken[0].stored) > 0
     assert len(taken) == 1
     await node.engine.ask(Engine.reset_prefix_cache)
-    with held_up(node):
+    with hung(node):
         for _ in range(NUM_TIMES):
             assert await asyncio.gather(*map(news, subscribers)) == [[]] * NUM_SUBSCRIBERS
         assert len(node.engine._commands) == NUM_SUBSCRIBERS, "each from where it is"
@@ -117,10 +99,10 @@ async def test_what_takes_longer_than_it_is_waited_for_is_asked_once(
 
 async def test_figures_that_come_late_are_in_the_next_report(node: Node) -> None:
     await compute_prompt(node)
-    with held_up(node):
+    with hung(node):
         assert (await node.reporter.load()).blocks[0].cached == 0
     await node.engine.ask(Engine.check_integrity)
-    with held_up(node):
+    with hung(node):
         assert (await node.reporter.load()).blocks[0].cached > 0
 
 
@@ -128,7 +110,7 @@ async def test_an_engine_that_stops_leaves_no_question_open(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     subscriber = Subscription(node.reporter, SubscribeRequest(cache_events=True))
-    with held_up(node):
+    with hung(node):
         assert await news(subscriber) == []
         await node.reporter.load()
         ending = asyncio.ensure_future(node.engine.end())

@@ -1,13 +1,11 @@
 """A server and a clock that move in step: time passes only where the server's script says so."""
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from cluster.bench.answer import Tally
 from engine.request import FinishReason, GenerationRequest, GenerationUpdate
 from tests.cluster.fakes import Script, Step, delta, prompt_report, small_tokenizer
-
-PATIENCE_S = 20.0
+from tests.waiting import until
 
 
 class HandClock:
@@ -18,12 +16,6 @@ class HandClock:
 
     def __call__(self) -> float:
         return self.now
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def in_step(

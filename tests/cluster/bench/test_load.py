@@ -21,9 +21,10 @@ from cluster.bench.prompts import PromptForm
 from cluster.bench.workload import Synthetic
 from engine.errors import ConfigError, EngineError, QueueFullError
 from engine.request import GenerationRequest
-from tests.cluster.bench.scripted import HandClock, in_step, until
+from tests.cluster.bench.scripted import HandClock, in_step
 from tests.cluster.fakes import CACHED, Step, answer_tokens, say
 from tests.cluster.live_server import LiveServer, live_server
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from kv_transfer.quarantine import Quarantine
 from prefill_worker.node import Node
 from router.config import RouterConfig
 from router.router import Router
-from tests.cluster.bench.scripted import until
 from tests.cluster.fakes import small_model
 from tests.cluster.metrics.samples import WHOSE, Samples, read, value
 from tests.decode_worker.worker_pair import WorkerPair
@@ -33,6 +32,7 @@ from tests.engine.pair import make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
 from tests.kv_transfer.test_quarantine import unfinished
+from tests.waiting import until
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 (PROMPT,) = random_prompts(1, 100, 100, seed=4)
