@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 from engine.text.pieces import REPLACEMENT, Pieces
@@ -98,7 +99,8 @@ class WindowDecoder:
 
     def __init__(self, pieces: Pieces, context: Sequence[int]) -> None:
         self._pieces = pieces
-        self._window = [i for i in context[-_CONTEXT_TOKENS:] if pieces.shows(i)]
+        shown = filter(pieces.shows, reversed(context))
+        self._window = list(islice(shown, _CONTEXT_TOKENS))[::-1]
         self._num_shown = len(self._window)  # tokens of the window whose text is out
 
     def push(self, token_ids: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -86,6 +86,7 @@ def test_real_text_joins_to_the_full_decoding_without_broken_characters(
 
 
 @settings(max_examples=60)
+@example("word_suffix", "0000x'00000x", 11)  # many unknown ones, which are not shown, in between
 @given(kind=kinds, text=texts, split=st.integers(0, 60))
 def test_text_goes_on_where_the_prompt_ends(kind: str, text: str, split: int) -> None:
     """The prompt's text and the answer's join to the text of both together."""
