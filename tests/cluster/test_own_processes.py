@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -81,8 +82,9 @@ def test_a_folder_whose_guard_is_killed_too_goes_with_the_next_start(
         (tmp_path / "kvrelay-front-link").symlink_to(left)
         kept.add(tmp_path / "kvrelay-front-link")
         with stopped(guard_of(guarded)):
-            for pid in (killed.pid, guard_of(left), orphan.pid):
-                os.kill(pid, signal.SIGKILL)
+            kill(guard_of(left))  # before what it guards, or it might have begun to remove that
+            killed.kill()
+            orphan.kill()
             killed.wait(GONE_S)
             orphan.wait(GONE_S)
             assert left.is_dir()
@@ -91,6 +93,16 @@ def test_a_folder_whose_guard_is_killed_too_goes_with_the_next_start(
         orphan.communicate(timeout=GONE_S)
         os.kill(sleeper_of(left), signal.SIGKILL)
     assert set(tmp_path.iterdir()) == kept
+
+
+def kill(pid: int) -> None:
+    """Afterwards it owns nothing any more."""
+    watch = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([watch], [], [], GONE_S)[0]
+    finally:
+        os.close(watch)
 
 
 @contextmanager
