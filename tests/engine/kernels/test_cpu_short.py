@@ -3,11 +3,13 @@
 import llvmlite.binding as llvm
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.linear import PanelLinear, make_linear, packed, product_of
 from engine.kernels.cpu.packing import WeightMemory
 from engine.kernels.cpu.shortening import CHUNK_PANELS, SAMPLE
+from engine.model_source import BUNDLED_FOLDER
 from tests.engine.kernels.cpu import REFERENCE
 
 FOUND = llvm.get_host_cpu_features()
@@ -70,6 +72,19 @@ def test_a_normal_weight_takes_three_quarters(element: str) -> None:
     weight, product = normal(640, 512), product_of(element)
     short = packed(product, WeightMemory(), weight)
     assert short.panels.nbytes == weight.nbytes * 3 // 4
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_trained_weights_do_as_well(element: str) -> None:
+    """Their upper bytes are of more kinds than a normal distribution's, all those of one step are
+    not."""
+    product = product_of(element)
+    tensors = load_file(BUNDLED_FOLDER / "model.safetensors")
+    linear = {name: tensor for name, tensor in tensors.items() if name.endswith("proj.weight")}
+    assert linear
+    for name, weight in linear.items():
+        short = packed(product, WeightMemory(), weight.bfloat16())
+        assert short.multiply is not product.multiply, name
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
