@@ -33,6 +33,7 @@ WELCOME_TIMEOUT_S = 5.0
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 _MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
+_MOST_MORE, _MOST_MORE_BYTES = 15, 64 << 10  # behind the first one in a message
 
 
 class SessionBroken(UnavailableError):
@@ -233,9 +234,21 @@ class SessionBackend:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 while self._outgoing:
-                    await call.write(self._outgoing.popleft())
+                    await call.write(self._next_message())
                 self._to_send.clear()
                 await self._to_send.wait()
+
+    def _next_message(self) -> IngressMessage:
+        """And the next few, if they are small: both ends need longer for a message than for what
+        most of them say."""
+        message = self._outgoing.popleft()
+        num_bytes = message.ByteSize()
+        while self._outgoing and len(message.more) < _MOST_MORE:
+            num_bytes += self._outgoing[0].ByteSize()
+            if num_bytes > _MOST_MORE_BYTES:
+                break
+            message.more.append(self._outgoing.popleft())
+        return message
 
     def _receive(self, message: DecodeMessage) -> None:
         self.num_come = message.num_submitted

@@ -79,6 +79,11 @@ class Session:
         return len(self._live)
 
     def receive(self, message: IngressMessage) -> None:
+        self._receive_one(message)
+        for one in message.more:
+            self.receive(one)
+
+    def _receive_one(self, message: IngressMessage) -> None:
         kind = message.WhichOneof("kind")
         if self._phase is _Phase.ENDED or (kind == "hello" and self._phase is _Phase.ENDING):
             return  # one that came while a drain began is told of that

@@ -27,37 +27,37 @@ from protos import handoff_pb2 as protos_dot_handoff__pb2
 from protos import worker_pb2 as protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/session.proto\x12\nkvrelay.v1\x1a\x17protos/generation.proto\x1a\x14protos/handoff.proto\x1a\x13protos/worker.proto\"\xb7\x01\n\x0eIngressMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.kvrelay.v1.HelloH\x00\x12$\n\x06submit\x18\x02 \x01(\x0b\x32\x12.kvrelay.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.kvrelay.v1.CancelH\x00\x12-\n\x0bstop_choice\x18\x04 \x01(\x0b\x32\x16.kvrelay.v1.StopChoiceH\x00\x42\x06\n\x04kind\"?\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"\xd2\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x06params\x18\x03 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12(\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x17.kvrelay.v1.ChoiceSoFar\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x12\n\ntimeout_ms\x18\x07 \x01(\r\x12\x35\n\x0fprefill_workers\x18\x08 \x03(\x0b\x32\x1c.kvrelay.v1.PrefillCandidate\x12)\n\x07sources\x18\t \x03(\x0b\x32\x18.kvrelay.v1.PrefixSource\x12/\n\rlocal_prefill\x18\n \x01(\x0e\x32\x18.kvrelay.v1.LocalPrefill\"8\n\x10PrefillCandidate\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\"2\n\x0b\x43hoiceSoFar\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"0\n\nStopChoice\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"\xd2\x01\n\rDecodeMessage\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.kvrelay.v1.WorkerDescriptionH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.kvrelay.v1.StepH\x00\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.FailureH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.LeavingH\x00\x12\x15\n\rnum_submitted\x18\x05 \x01(\rB\x06\n\x04kind\"\x17\n\x07Leaving\x12\x0c\n\x04move\x18\x01 \x01(\x08\"1\n\x04Step\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.kvrelay.v1.RequestNews\"\x9a\x01\n\x0bRequestNews\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x17.kvrelay.v1.ChoiceDelta\x12(\n\x06prompt\x18\x03 \x01(\x0b\x32\x18.kvrelay.v1.PromptReport\x12$\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.Failure*Y\n\x0cLocalPrefill\x12\x16\n\x12LOCAL_PREFILL_AUTO\x10\x00\x12\x18\n\x14LOCAL_PREFILL_ALWAYS\x10\x01\x12\x17\n\x13LOCAL_PREFILL_NEVER\x10\x02\x32L\n\x07Session\x12\x41\n\x04Open\x12\x1a.kvrelay.v1.IngressMessage\x1a\x19.kvrelay.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/session.proto\x12\nkvrelay.v1\x1a\x17protos/generation.proto\x1a\x14protos/handoff.proto\x1a\x13protos/worker.proto\"\xe1\x01\n\x0eIngressMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.kvrelay.v1.HelloH\x00\x12$\n\x06submit\x18\x02 \x01(\x0b\x32\x12.kvrelay.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.kvrelay.v1.CancelH\x00\x12-\n\x0bstop_choice\x18\x04 \x01(\x0b\x32\x16.kvrelay.v1.StopChoiceH\x00\x12(\n\x04more\x18\x05 \x03(\x0b\x32\x1a.kvrelay.v1.IngressMessageB\x06\n\x04kind\"?\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"\xd2\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x06params\x18\x03 \x01(\x0b\x32\x1a.kvrelay.v1.SamplingParams\x12(\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x17.kvrelay.v1.ChoiceSoFar\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x12\n\ntimeout_ms\x18\x07 \x01(\r\x12\x35\n\x0fprefill_workers\x18\x08 \x03(\x0b\x32\x1c.kvrelay.v1.PrefillCandidate\x12)\n\x07sources\x18\t \x03(\x0b\x32\x18.kvrelay.v1.PrefixSource\x12/\n\rlocal_prefill\x18\n \x01(\x0e\x32\x18.kvrelay.v1.LocalPrefill\"8\n\x10PrefillCandidate\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\"2\n\x0b\x43hoiceSoFar\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"0\n\nStopChoice\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\"\xd2\x01\n\rDecodeMessage\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.kvrelay.v1.WorkerDescriptionH\x00\x12 \n\x04step\x18\x02 \x01(\x0b\x32\x10.kvrelay.v1.StepH\x00\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.FailureH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.LeavingH\x00\x12\x15\n\rnum_submitted\x18\x05 \x01(\rB\x06\n\x04kind\"\x17\n\x07Leaving\x12\x0c\n\x04move\x18\x01 \x01(\x08\"1\n\x04Step\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.kvrelay.v1.RequestNews\"\x9a\x01\n\x0bRequestNews\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x17.kvrelay.v1.ChoiceDelta\x12(\n\x06prompt\x18\x03 \x01(\x0b\x32\x18.kvrelay.v1.PromptReport\x12$\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x13.kvrelay.v1.Failure*Y\n\x0cLocalPrefill\x12\x16\n\x12LOCAL_PREFILL_AUTO\x10\x00\x12\x18\n\x14LOCAL_PREFILL_ALWAYS\x10\x01\x12\x17\n\x13LOCAL_PREFILL_NEVER\x10\x02\x32L\n\x07Session\x12\x41\n\x04Open\x12\x1a.kvrelay.v1.IngressMessage\x1a\x19.kvrelay.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOCALPREFILL']._serialized_start=1332
-  _globals['_LOCALPREFILL']._serialized_end=1421
+  _globals['_LOCALPREFILL']._serialized_start=1374
+  _globals['_LOCALPREFILL']._serialized_end=1463
   _globals['_INGRESSMESSAGE']._serialized_start=105
-  _globals['_INGRESSMESSAGE']._serialized_end=288
-  _globals['_HELLO']._serialized_start=290
-  _globals['_HELLO']._serialized_end=353
-  _globals['_SUBMIT']._serialized_start=356
-  _globals['_SUBMIT']._serialized_end=694
-  _globals['_PREFILLCANDIDATE']._serialized_start=696
-  _globals['_PREFILLCANDIDATE']._serialized_end=752
-  _globals['_CHOICESOFAR']._serialized_start=754
-  _globals['_CHOICESOFAR']._serialized_end=804
-  _globals['_CANCEL']._serialized_start=806
-  _globals['_CANCEL']._serialized_end=834
-  _globals['_STOPCHOICE']._serialized_start=836
-  _globals['_STOPCHOICE']._serialized_end=884
-  _globals['_DECODEMESSAGE']._serialized_start=887
-  _globals['_DECODEMESSAGE']._serialized_end=1097
-  _globals['_LEAVING']._serialized_start=1099
-  _globals['_LEAVING']._serialized_end=1122
-  _globals['_STEP']._serialized_start=1124
-  _globals['_STEP']._serialized_end=1173
-  _globals['_REQUESTNEWS']._serialized_start=1176
-  _globals['_REQUESTNEWS']._serialized_end=1330
-  _globals['_SESSION']._serialized_start=1423
-  _globals['_SESSION']._serialized_end=1499
+  _globals['_INGRESSMESSAGE']._serialized_end=330
+  _globals['_HELLO']._serialized_start=332
+  _globals['_HELLO']._serialized_end=395
+  _globals['_SUBMIT']._serialized_start=398
+  _globals['_SUBMIT']._serialized_end=736
+  _globals['_PREFILLCANDIDATE']._serialized_start=738
+  _globals['_PREFILLCANDIDATE']._serialized_end=794
+  _globals['_CHOICESOFAR']._serialized_start=796
+  _globals['_CHOICESOFAR']._serialized_end=846
+  _globals['_CANCEL']._serialized_start=848
+  _globals['_CANCEL']._serialized_end=876
+  _globals['_STOPCHOICE']._serialized_start=878
+  _globals['_STOPCHOICE']._serialized_end=926
+  _globals['_DECODEMESSAGE']._serialized_start=929
+  _globals['_DECODEMESSAGE']._serialized_end=1139
+  _globals['_LEAVING']._serialized_start=1141
+  _globals['_LEAVING']._serialized_end=1164
+  _globals['_STEP']._serialized_start=1166
+  _globals['_STEP']._serialized_end=1215
+  _globals['_REQUESTNEWS']._serialized_start=1218
+  _globals['_REQUESTNEWS']._serialized_end=1372
+  _globals['_SESSION']._serialized_start=1465
+  _globals['_SESSION']._serialized_end=1541
 # @@protoc_insertion_point(module_scope)

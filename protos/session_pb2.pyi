@@ -54,6 +54,7 @@ class IngressMessage(_message.Message):
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     STOP_CHOICE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first, once"""
@@ -64,6 +65,10 @@ class IngressMessage(_message.Message):
     def cancel(self) -> Global___Cancel: ...
     @_builtins.property
     def stop_choice(self) -> Global___StopChoice: ...
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___IngressMessage]:
+        """what was said next"""
+
     def __init__(
         self,
         *,
@@ -71,10 +76,11 @@ class IngressMessage(_message.Message):
         submit: Global___Submit | None = ...,
         cancel: Global___Cancel | None = ...,
         stop_choice: Global___StopChoice | None = ...,
+        more: _abc.Iterable[Global___IngressMessage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind", "stop_choice", b"stop_choice", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind", "stop_choice", b"stop_choice", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind", "more", b"more", "stop_choice", b"stop_choice", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "stop_choice"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cluster.session import SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from decode_worker.service import SessionService
+from decode_worker.session import Session
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.describe_worker import describe_worker
@@ -24,6 +26,7 @@ from engine.request import ChoiceDelta, FinishReason, GenerationRequest, Generat
 from engine.sampling import SamplingParams
 from protos.rpc import Plane
 from protos.secret import Secret
+from protos.session_pb2 import IngressMessage
 from protos.worker_pb2 import ROLE_DECODE
 from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, session_server
 from tests.decode_worker.local import LocalAnswerer
@@ -203,6 +206,37 @@ async def test_errors_of_the_worker_are_the_streams(
         with pytest.raises(type(error)) as caught:
             await read(stream)
         assert str(caught.value) == str(error)
+
+
+class Listening(SessionService):
+    """Counts the messages of its sessions."""
+
+    num_messages = 0
+
+    async def _receive(self, session: Session, messages: AsyncIterator[IngressMessage]) -> None:
+        async def counted() -> AsyncIterator[IngressMessage]:
+            async for message in messages:
+                self.num_messages += 1
+                yield message
+
+        await super()._receive(session, counted())
+
+
+async def test_what_is_asked_at_once_goes_together(answerer: PushedAnswerer) -> None:
+    """In order, but for what is large, as messages are bounded."""
+    service = Listening(answerer, DESCRIPTION)
+    async with session_with(service) as backend:
+        streams = [backend.submit(request(f"{i}")) for i in range(100)]
+        streams[3].close()
+        long = replace(request("long"), prompt_token_ids=list(range(1 << 20)))
+        streams += [backend.submit(replace(long, request_id=RequestId(f"l{i}"))) for i in range(3)]
+        await until(lambda: len(answerer.streams) == 103)
+        names = [one.submitted.request.request_id.rpartition("/")[2] for one in answerer.streams]
+        assert names == [*map(str, range(100)), "l0", "l1", "l2"]
+        assert answerer.streams[3].closed.is_set()
+        assert service.num_messages <= 1 + 7 + 3
+        for stream in streams:
+            stream.close()
 
 
 async def test_routes_reach_the_worker(pushed: SessionBackend, answerer: PushedAnswerer) -> None:

@@ -34,6 +34,11 @@ from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, PushedStream
 HELLO = IngressMessage(hello=Hello(protocol=PROTOCOL))
 
 
+def submit(name: str, n: int = 1) -> Submit:
+    request = GenerationRequest(RequestId(name), [1, 2, 3], SamplingParams(n=n))
+    return encode_submit(SubmittedRequest(request))
+
+
 class Ends:
     """A session and both its ends."""
 
@@ -44,9 +49,7 @@ class Ends:
             self.session.receive(HELLO)
 
     def submit(self, name: str, n: int = 1) -> PushedStream:
-        request = GenerationRequest(RequestId(name), [1, 2, 3], SamplingParams(n=n))
-        message = encode_submit(SubmittedRequest(request))
-        self.session.receive(IngressMessage(submit=message))
+        self.session.receive(IngressMessage(submit=submit(name, n)))
         return self.answerer.streams[-1]
 
     def cancel(self, name: str) -> None:
@@ -200,6 +203,17 @@ async def test_requests_are_the_engines_under_a_name_of_the_session(ends: Ends) 
     assert stream.closed.is_set()
     assert ends.session.num_requests == 0
     assert ends.submit("r") is not stream, "an id is free again when its request has ended"
+
+
+async def test_what_was_said_next_comes_next() -> None:
+    ends = Ends(greeted=False)
+    first, second, third = (IngressMessage(submit=submit(name)) for name in "abc")
+    cancel = IngressMessage(cancel=Cancel(request_id="b"), more=[third])
+    hello = IngressMessage(hello=Hello(protocol=PROTOCOL), more=[first, second, cancel])
+    ends.session.receive(hello)
+    streams = ends.answerer.streams
+    assert [one.submitted.request.request_id[-1] for one in streams] == ["a", "b", "c"]
+    assert [one.closed.is_set() for one in streams] == [False, True, False]
 
 
 async def test_cancel_closes_and_silences(ends: Ends) -> None:
