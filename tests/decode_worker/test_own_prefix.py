@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.memory import bytes_needed
 from engine.sampling import SamplingParams
 from engine.step_times import StepTimes
+from prefill_worker import prefixes
 from prefill_worker.node import Node
 from tests.decode_worker.worker_group import SlowSteps, WorkerGroup
 from tests.engine.models_on_disk import CONFIGS, make_tiny
@@ -35,6 +36,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Engine:
     return make_engine(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever pulls does not compute instead, however busy the machine is."""
+    monkeypatch.setattr(prefixes, "GRACE_S", 60.0)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["inprocess", "socket"])

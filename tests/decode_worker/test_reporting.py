@@ -1,6 +1,7 @@
 """What a decode worker says of itself, to whoever routes or scales."""
 
 import asyncio
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route, Submit
 from decode_worker.worker import DecodeWorker
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
+from engine.scheduler.outbox import StepOutput
 from kv_transfer.faults import Faults
 from prefill_worker.node import Node, NodeConfig
 from protos.worker_pb2 import ROLE_DECODE
@@ -19,13 +21,23 @@ from tests.engine.test_exact import random_prompts
 from tests.prefill_worker.hung import hung
 
 LONG = SamplingParams(max_tokens=180, ignore_eos=True)
+STEP_S = 0.05  # so that the first answer lasts until it has been looked at
 
 
-async def test_prompts_that_wait_to_be_computed_here_are_reported(tmp_path: Path) -> None:
+async def test_prompts_that_wait_to_be_computed_here_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another ingress sees them in no other way. Those that will be fetched are the others'."""
     engine = make_engine(
         str(make_tiny("llama", tmp_path).folder), max_num_seqs=1, max_model_len=256
     )
+    step = engine.step
+
+    def long_step() -> StepOutput:
+        time.sleep(STEP_S)
+        return step()
+
+    monkeypatch.setattr(engine, "step", long_step)
     config = NodeConfig(role=ROLE_DECODE, connectors=("inprocess",))
     worker = DecodeWorker(config, engine, Faults())
     await worker.start()

@@ -246,8 +246,3 @@ async def test_a_session_without_a_hello_ends(answerer: PushedAnswerer) -> None:
         assert (failure.kind, failure.field) == (Failure.KIND_INVALID, "hello")
         assert await silent.read() is grpc.aio.EOF
         await until(lambda: service.num_sessions == 0)
-        greeted = await open_session(channel)
-        await read(SessionStub(channel).Open(timeout=30))  # ended, as the greeted one would be
-        await greeted.write(submit("r"))
-        await until(lambda: answerer.streams)
-        greeted.cancel()

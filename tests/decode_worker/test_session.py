@@ -308,6 +308,13 @@ async def test_a_second_greeting_ends_the_session(ends: Ends) -> None:
     assert stream.closed.is_set()
 
 
+async def test_who_has_greeted_outlasts_the_time_for_it(ends: Ends) -> None:
+    stream = ends.submit("r")
+    ends.session.end_greeting()
+    stream.push(ChoiceDelta(0, [1]))
+    assert [n.request_id for n in await ends.news()] == ["r"]
+
+
 async def test_the_expected_fingerprint_is_welcome() -> None:
     ends = Ends(greeted=False)
     hello = Hello(protocol=PROTOCOL, fingerprint=DESCRIPTION.format.fingerprint)

@@ -48,6 +48,12 @@ def alone(folder: Path) -> Engine:
     return make_engine(str(folder))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever pulls does not compute instead, however busy the machine is."""
+    monkeypatch.setattr(prefixes, "GRACE_S", 60.0)
+
+
 def engines(folder: Path, count: int) -> list[Engine]:
     return [make_engine(str(folder), max_num_batched_tokens=STEP) for _ in range(count)]
 
@@ -254,7 +260,10 @@ async def test_what_is_computed_sooner_is_not_pulled(group: WorkerGroup, alone: 
     assert told.prompt.num_cached_tokens == 0
 
 
-async def test_a_source_that_drains_or_does_not_answer_is_left(llama: Path) -> None:
+async def test_a_source_that_drains_or_does_not_answer_is_left(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefixes, "GRACE_S", 1.0)
     group = await WorkerGroup.start(engines(llama, 2), [], "inprocess")
     there, sources = group.decode[1], [group.has(group.decode[1], 96)]
     expected = answer(make_engine(str(llama)), PROMPT, HOT)

@@ -48,15 +48,31 @@ def expected(model: Path) -> dict[str, Answer]:
     return {name: answer(engine, prompt, PARAMS) for name, prompt in PROMPTS.items()}
 
 
+@pytest.fixture(scope="module")
+def stuck_after_s() -> float:
+    """For which a module's workers wait for a peer whose engine makes no step."""
+    return 1.0
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=CONNECTORS)
 async def relay_of_module(
-    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    stuck_after_s: float,
 ) -> AsyncIterator[Relay]:
     folder = tmp_path_factory.mktemp("workers")
     roles = ("prefill", "prefill", "decode")
     relay = Relay(
         *(
-            Worker(folder, model, role, request.param, max_quarantined_share=QUARANTINED_SHARE)
+            Worker(
+                folder,
+                model,
+                role,
+                request.param,
+                stuck_after_s=stuck_after_s,
+                max_quarantined_share=QUARANTINED_SHARE,
+            )
             for role in roles
         )
     )

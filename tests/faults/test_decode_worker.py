@@ -26,6 +26,14 @@ Expected = dict[str, Answer]
 POINTS = ["puller.chunk:2", "puller.reading", "puller.finished", "puller.commit"]
 KILLS = ["worker.reserved", "puller.reading:2", "puller.finished", "puller.commit"]
 STOPS = ["puller.chunk:2", "puller.reading", "puller.commit"]
+# Of 10 ms each, before every step: what begins then is under way still when a test has looked.
+SLOW = " ".join(f"worker.reserved:{number}=slow" for number in range(1, 6))
+
+
+@pytest.fixture(scope="module")
+def stuck_after_s() -> float:
+    """Much longer than tests look at a prompt whose holder says nothing more."""
+    return 30.0
 
 
 @pytest.mark.parametrize("point", KILLS)
@@ -98,12 +106,17 @@ async def test_a_failure_is_another_ones_turn(relay: Relay, expected: Expected, 
 async def test_told_to_end_it_fetches_and_answers_what_it_has_begun(
     relay: Relay, expected: Expected
 ) -> None:
-    relay.decode.set_faults("puller.reading:4=stop")
+    for holder in (relay.first, relay.second):
+        holder.set_faults("source.open=stuck")  # until all of them have come
     asked = [relay.ask(PROMPTS["300"], PARAMS, salt=f"ending {i}") for i in range(8)]
     told = asyncio.gather(*asked)
-    await relay.decode.stopped()
+    await relay.decode.until(lambda load: load.num_fetching == 8)
+    relay.decode.set_faults("puller.reading:4=hold")
+    for holder in (relay.first, relay.second):
+        holder.set_faults("")
+    await relay.decode.held_at("puller.reading")
     relay.decode.send(signal.SIGTERM)
-    relay.decode.go_on()
+    relay.decode.set_faults("")
     for one in await told:
         one.check_equal(expected["300"])
     assert await relay.decode.died() == 0
@@ -158,13 +171,14 @@ async def test_an_event_loop_that_is_blocked_is_seen(relay: Relay, expected: Exp
     """Its reports stop, which must come twice a second; nobody's connection breaks."""
     async with aclosing(relay.decode.loads(period_ms=100)) as reports:
         await anext(reports)
-        relay.decode.set_faults("puller.chunk=block")
+        relay.decode.set_faults("puller.chunk=hold")
         asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="blocked"))
-        longest, last = 0.0, time.monotonic()
-        while longest < NOTICED_S:
-            await anext(reports)
-            now = time.monotonic()
-            longest, last = max(longest, now - last), now
+        await relay.decode.held_at("puller.chunk")
+        report = asyncio.ensure_future(anext(reports))
+        while (await asyncio.wait({report}, timeout=NOTICED_S))[0]:  # before it was held
+            report = asyncio.ensure_future(anext(reports))
+        relay.decode.set_faults("")
+        await report
         (await asked).check_equal(expected["300"])
 
 
@@ -182,7 +196,8 @@ async def test_a_client_that_leaves_while_nobody_can_be_reached(relay: Relay) ->
 async def test_a_client_that_leaves_while_its_prompt_is_fetched(relay: Relay, point: str) -> None:
     """The holder says nothing more: before a chunk, between two, when all has been announced."""
     relay.first.set_faults(f"{point}=stop")
-    asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt=f"leave {point}"))
+    prompt, salt = PROMPTS["300"], f"leave {point}"
+    asked = asyncio.ensure_future(relay.ask(prompt, PARAMS, relay.first, salt=salt))
     await relay.first.stopped()
     await relay.decode.until(lambda load: load.num_fetching == 1)
     await leave(asked)
@@ -205,8 +220,7 @@ async def test_a_client_that_leaves_while_a_read_is_under_way(
     await (first.held_at("holder.chunk") if name == "300" else decode.stopped())
     decode.send(signal.SIGCONT)  # the read is held still
     await decode.held_at(POSTED)
-    load = await decode.until(lambda load: load.transfer.num_reads == 1)
-    assert load.num_fetching == 1
+    await decode.until(lambda load: (load.num_fetching, load.transfer.num_reads) == (1, 1))
     await leave(asked)
     load = await decode.until(lambda load: load.transfer.num_quarantined_reads == 1)
     assert load.unhealthy == f"{num_blocks} blocks are in quarantine, at most 2 may be"
@@ -216,15 +230,18 @@ async def test_a_client_that_leaves_while_a_read_is_under_way(
 
 @ANY_CONNECTOR
 async def test_a_client_that_leaves_while_its_prompt_is_computed_here(relay: Relay) -> None:
-    """Chunk by chunk: eight steps, each of which five others have made slower."""
-    relay.decode.set_faults(" ".join(f"worker.reserved:{i}=slow" for i in range(1, 6)))
-    others = [relay.ask(PROMPTS["33"], PARAMS, salt=f"slow {i}") for i in range(5)]
+    """Chunk by chunk: eight steps, each of which twenty others have made slower."""
+    relay.decode.set_faults(" ".join(f"worker.reserved:{i}=slow" for i in range(1, 21)))
+    one = replace(PARAMS, max_tokens=1)
+    others = [relay.ask(PROMPTS["33"], one, salt=f"slow {i}") for i in range(20)]
     await asyncio.gather(*others)
     before = (await relay.decode.load()).num_query_tokens
     prompt = [*PROMPTS["300"], *PROMPTS["100"], *PROMPTS["100"]]
     asked = asyncio.ensure_future(relay.ask(prompt, PARAMS, local=LocalPrefill.ALWAYS))
     await relay.decode.until(lambda load: load.num_running == 1)
     await leave(asked)
+    await relay.decode.until(lambda load: load.num_running == 0)
+    relay.decode.set_faults("")  # which keep its engine awake, as if it had something to do
     await relay.decode.check_settled()
     assert (await relay.decode.load()).num_query_tokens == before, "it was not read to its end"
 
@@ -268,8 +285,7 @@ async def test_a_client_that_leaves_between_an_early_commit_and_the_first_tokens
     await decode.stopped()
     await first.held_at("holder.finished")
     decode.go_on()
-    load = await decode.load()
-    assert (load.num_fetching, load.transfer.num_reads) == (1, 0)
+    await decode.until(lambda load: (load.num_fetching, load.transfer.num_reads) == (1, 0))
     await leave(asked)
     await decode.until(lambda load: load.num_fetching == 0)
     first.go_on()
@@ -280,10 +296,10 @@ async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> 
     first, decode = relay.first, relay.decode
     await relay.ask(PROMPTS["33"], PARAMS, first)  # the link's first read
     first.set_faults("holder.commit=stop")
-    decode.set_faults(f"{POSTED}=hold puller.finished=stop")
+    decode.set_faults(f"{POSTED}=hold puller.finished=hold")
     asked = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, first, salt="leave"))
-    await decode.stopped()
-    decode.go_on()
+    await decode.held_at("puller.finished")
+    decode.set_faults("")
     await first.stopped()
     await leave(asked)
     await decode.until(lambda load: load.num_fetching == 0)
@@ -292,8 +308,8 @@ async def test_a_client_that_leaves_between_commit_and_verdict(relay: Relay) -> 
 
 async def test_clients_that_leave_a_queue_and_a_batch(relay: Relay, expected: Expected) -> None:
     """Eight run, as many as may; one of them and all that wait leave, but for one."""
-    relay.decode.set_faults("worker.reserved=slow")
-    long = replace(PARAMS, max_tokens=200)
+    relay.decode.set_faults(SLOW)
+    long = replace(PARAMS, max_tokens=400)
     running = [
         asyncio.ensure_future(relay.ask(PROMPTS["33"], long, salt=f"running {i}")) for i in range(8)
     ]
@@ -338,7 +354,7 @@ async def test_a_session_that_breaks(relay: Relay) -> None:
     """Of what is written, what is fetched and what waits nothing goes on."""
     num_tokens = 400
     long = replace(PARAMS, max_tokens=num_tokens)
-    relay.decode.set_faults("worker.reserved=slow")
+    relay.decode.set_faults(SLOW)
     asked = [
         asyncio.ensure_future(relay.ask(PROMPTS["33"], long, salt=f"written {i}")) for i in range(7)
     ]
@@ -366,7 +382,7 @@ async def test_a_session_that_breaks(relay: Relay) -> None:
 async def test_an_ingress_that_dies_or_stops(relay: Relay, number: signal.Signals) -> None:
     """Seven of its requests are answered, one is fetched and one waits."""
     num_tokens = 470
-    relay.decode.set_faults("worker.reserved=slow")
+    relay.decode.set_faults(SLOW)
     relay.first.set_faults("holder.chunk:2=stop")
     jobs: list[tuple[list[int], int, str]] = [
         *[(PROMPTS["33"], num_tokens, relay.second.address)] * 7,

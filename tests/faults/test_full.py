@@ -95,6 +95,7 @@ async def test_everybody_waits_and_finishes(
     relay = relays[decode]
     worker = relay.first if prefill == "narrow" else relay.second
     names = ["300", "250", "100", "300"] * 5
+    worker.set_faults("source.open=slow")  # until they have been seen to wait
     asked = [
         relay.ask(PROMPTS[name], PARAMS, worker, salt=f"{decode} {prefill} {i}")
         for i, name in enumerate(names)
@@ -102,6 +103,7 @@ async def test_everybody_waits_and_finishes(
     told = asyncio.gather(*asked)
     crowded = relay.decode if decode == "narrow" else worker
     await crowded.until(lambda load: load.num_waiting > 4)
+    worker.set_faults("")
     check_answers(await told, names, expected)
 
 

@@ -27,7 +27,7 @@ NUM_PROMPT, NUM_TOKENS = 140, 200  # room for all four prompts, and in the end f
 LONG = replace(PARAMS, max_tokens=NUM_TOKENS)
 ASKED = random_prompts(4, NUM_PROMPT, NUM_PROMPT, seed=12)
 SHORT = {name: PROMPTS[name] for name in ("33", "100")}
-SLOW = "worker.reserved:1=slow worker.reserved:2=slow"  # both before every step
+SLOW = " ".join(f"worker.reserved:{number}=slow" for number in range(1, 5))  # before every step
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,11 @@ from tests.faults.workers import (
     SLACK_S,
     Relay,
     cached,
+    held,
     kill_readers,
     leased,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -98,9 +100,8 @@ async def test_its_stream_breaks_while_it_is_read(
     decode.set_faults(f"{point}=hold")
     asked = asyncio.ensure_future(relay.ask(PROMPTS["32"], PARAMS, salt=name))
     await decode.held_at(point)
-    load, peer = await decode.load(), (await first.load()).incarnation
-    assert load.num_fetching == load.transfer.num_reads == 1
-    assert load.blocks[0].reserved == 2
+    await decode.until(one_read_is_under_way)
+    peer = (await first.load()).incarnation
     first.send(number)
     await (first.died() if number is signal.SIGKILL else first.stopped())
     broke = time.monotonic()
@@ -128,6 +129,12 @@ async def test_its_stream_breaks_while_it_is_read(
     assert before == [await cached(decode, whole, salt) for salt in salts]
     if number is signal.SIGKILL:
         await first.restart()
+
+
+def one_read_is_under_way(load: LoadReport) -> bool:
+    """For which two blocks are reserved."""
+    counts = (load.num_fetching, load.transfer.num_reads, load.blocks[0].reserved)
+    return counts == (1, 1, 2)
 
 
 def one_read_is_quarantined(load: LoadReport) -> bool:
@@ -247,15 +254,16 @@ async def test_a_blocked_event_loop_behind_a_connection_that_answers(
 async def test_told_to_end_it_hands_over_what_it_has_begun(
     relay: Relay, expected: Expected
 ) -> None:
-    relay.first.set_faults("holder.chunk:2=stop")
-    begun = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, relay.first, salt="begun"))
-    await relay.first.stopped()
+    relay.first.set_faults("holder.chunk:2=hold")
+    begun = asyncio.ensure_future(held(relay.first, PROMPTS["300"], PARAMS, "begun"))
+    await relay.first.held_at("holder.chunk")
     others = [relay.ask(PROMPTS["250"], PARAMS, salt=f"ending {i}") for i in range(6)]
     later = asyncio.gather(*others)
-    await relay.decode.until(lambda load: load.num_fetching == 7)
+    await asyncio.sleep(0)
+    await until(lambda: relay.session.num_come == relay.session.num_submitted)
     relay.first.send(signal.SIGTERM)
-    relay.first.go_on()
-    (await begun).check_equal(expected["300"])
+    relay.first.set_faults("")
+    assert await begun
     for told in await later:
         told.check_equal(expected["250"])
     assert await relay.first.died() == 0
@@ -268,8 +276,9 @@ async def test_what_is_left_when_it_has_drained_long_enough_ends(
 ) -> None:
     """One puller says nothing more, another one is stopped in the middle."""
     async with leased(relay.first, PROMPTS["300"], PARAMS, "silent") as silent:
-        relay.decode.set_faults("puller.chunk:2=block")
+        relay.decode.set_faults("puller.chunk:2=hold")
         begun = asyncio.ensure_future(relay.ask(PROMPTS["300"], PARAMS, salt="drained"))
+        await relay.decode.held_at("puller.chunk")
         await relay.first.until(lambda load: load.num_leases == 2)
         started = time.monotonic()
         progress = await relay.first.drain(deadline_s=0.5)
@@ -280,6 +289,7 @@ async def test_what_is_left_when_it_has_drained_long_enough_ends(
         assert isinstance(last, HolderMessage)
         assert last.failure.kind == Failure.KIND_UNAVAILABLE
         assert await silent.read() is grpc.aio.EOF
+    relay.decode.set_faults("")
     (await begun).check_equal(expected["300"])  # by the other one
     await relay.first.check_settled()
     await relay.first.restart()

@@ -27,7 +27,15 @@ from engine.wire.params import encode_params
 from kv_transfer.pool_description import PoolDescription
 from protos.events_pb2 import LoadReport, SubscribeRequest
 from protos.events_pb2_grpc import WorkerEventsStub
-from protos.handoff_pb2 import Ask, BlockRun, Chunk, Compute, HolderMessage, PullerMessage
+from protos.handoff_pb2 import (
+    Ask,
+    BlockRun,
+    Chunk,
+    Commit,
+    Compute,
+    HolderMessage,
+    PullerMessage,
+)
 from protos.handoff_pb2_grpc import HandOffStub
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import (
@@ -375,6 +383,15 @@ async def leased(
         pass
     yield stream
     stream.cancel()
+
+
+async def held(worker: Worker, prompt: Sequence[int], params: SamplingParams, salt: str) -> bool:
+    """Whether all of a prompt's blocks are, until a puller that waits for ever has read them."""
+    async with leased(worker, prompt, params, salt) as stream:
+        await stream.write(PullerMessage(commit=Commit()))
+        message = await stream.read()
+        assert isinstance(message, HolderMessage)
+        return message.verdict.held
 
 
 async def cached(worker: Worker, prompt: Sequence[int], salt: str) -> list[BlockRun]:

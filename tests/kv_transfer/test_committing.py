@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kv_transfer import holder
 from kv_transfer.errors import TransferError
 from kv_transfer.tally import NOT_HELD
 from protos.generation_pb2 import Failure
@@ -42,8 +43,18 @@ async def test_a_lease_ends_with_the_time_of_its_request(pair: Pair) -> None:
     pair.check_all_dropped(21, 22, 23)
 
 
-async def committed_early(pair: Pair) -> AsyncIterator[HolderMessage]:
-    """What a puller hears that has read all before anything is drawn."""
+async def committed_early(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[HolderMessage]:
+    """What a puller hears that has read all, and been heard, before anything is drawn."""
+    hear, num_heard = holder._HandOff._hear, 0
+
+    def note(hand_off: holder._HandOff) -> bool:
+        nonlocal num_heard
+        num_heard += 1
+        return hear(hand_off)
+
+    monkeypatch.setattr(holder._HandOff, "_hear", note)
     stream = pair.link.open_handoff()
     await stream.write(PullerMessage(ask=pair.ask(WANTED)))
     await pair.source.asked.wait()
@@ -56,25 +67,30 @@ async def committed_early(pair: Pair) -> AsyncIterator[HolderMessage]:
             assert message.chunk.end == ends.pop(0)
             if not ends:
                 await stream.write(PullerMessage(commit=Commit()))
-        elif kind == "waiting" and not ends:
+        elif kind == "waiting":
             assert pair.source.dropped == [], "held while the tokens are drawn"
-            prompt.put(END)
+            if num_heard:
+                prompt.put(END)
         else:
             yield message
 
 
-async def test_a_puller_that_has_read_all_gets_the_verdict_with_the_tokens(pair: Pair) -> None:
-    heard = [message async for message in committed_early(pair)]
+async def test_a_puller_that_has_read_all_gets_the_verdict_with_the_tokens(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = [message async for message in committed_early(pair, monkeypatch)]
     assert [m.finished.verdict.held for m in heard if m.HasField("finished")] == [True]
     assert not any(m.HasField("verdict") for m in heard)
     await pair.idle()
     pair.check_all_dropped(21, 22, 23)
 
 
-async def test_what_is_let_go_of_after_an_early_commit_is_not_confirmed() -> None:
+async def test_what_is_let_go_of_after_an_early_commit_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pair = Pair(faults="holder.finished=release")
     await pair.start()
-    heard = [message async for message in committed_early(pair)]
+    heard = [message async for message in committed_early(pair, monkeypatch)]
     (verdict,) = [m.finished.verdict for m in heard if m.HasField("finished")]
     assert (verdict.held, verdict.reason) == (False, "a fault let go of it")
     await pair.stop()

@@ -14,6 +14,13 @@ from protos.worker_pb2 import DescribeRequest
 from tests.kv_transfer.linked_peers import FORMAT, FakeConnector, MakeLinks, Peer, begun
 
 
+@pytest.fixture
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a first failure too: one of a tenth of a second may be over before anybody looks."""
+    for name in ("FIRST_BACK_OFF_S", "USUAL_BACK_OFF_S"):
+        monkeypatch.setattr(links_module, name, 60.0)
+
+
 class Channels:
     """All that were opened, in order."""
 
@@ -41,6 +48,7 @@ async def test_many_who_need_a_link_at_once_make_one(peer: Peer, make_links: Mak
     assert links.live() == [first]
 
 
+@pytest.mark.usefixtures("long_pauses")
 async def test_addresses_without_a_peer_are_forgotten_but_for_the_last(peer: Peer) -> None:
     channels = Channels()
     me = DescribeRequest(protocol=PROTOCOL, incarnation=2, format=FORMAT)
@@ -161,6 +169,7 @@ async def test_a_link_is_made_though_nobody_waits_for_it_any_more(
     assert not links.is_avoided(peer.address)
 
 
+@pytest.mark.usefixtures("long_pauses")
 async def test_a_link_that_fails_when_nobody_waits_for_it_is_no_error(
     peer: Peer, make_links: MakeLinks, caplog: pytest.LogCaptureFixture
 ) -> None:

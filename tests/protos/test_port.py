@@ -16,16 +16,10 @@ from tests.ports import free_port as unasked_port
 PLANE = Plane(Secret(b"sixteen or more characters"))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::"])
 async def test_a_claim_keeps_callers_away_and_lets_a_server_listen(host: str) -> None:
-    address = Address(host, free_port())
     server = PLANE.server()
-    with claimed(address, "listen"):
+    with reserved_port(host) as port, claimed(address := Address(host, port), "listen"):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1" if host != "::1" else host, address.port))
         assert PLANE.listen(server, str(address)) == str(address)
