@@ -14,6 +14,7 @@ from cluster.commands import local
 from engine.errors import EngineError, QueueFullError
 from tests.cluster.fakes import ANSWER, answer_tokens, say
 from tests.cluster.live_server import LiveServer, live_server, wait_until
+from tests.waiting import until
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -196,7 +197,7 @@ async def test_many_streams_at_once(live: LiveServer) -> None:
         frames = response.text.removesuffix("\n\n").split("\n\n")[:-1]
         choices = [json.loads(frame.removeprefix("data: "))["choices"][0] for frame in frames]
         assert "".join(choice["delta"].get("content", "") for choice in choices) == ANSWER
-    assert all(stream.num_closed for stream in live.backend.streams)
+    await until(lambda: all(stream.num_closed for stream in live.backend.streams))
 
 
 async def test_what_local_writes_is_sent_at_once() -> None:
