@@ -371,14 +371,16 @@ class TestFaults:
             return step()
 
         monkeypatch.setattr(engine.engine, "step", held)
-        async with session_server(service) as address:
-            async with python("-c", INGRESS, address) as (child, line):
-                assert line == "answers"
-                assert service.num_requests == 3
-                child.kill()
-                await until(lambda: not service.num_requests)
-                go_on.set()
-                await idle(engine)
+        async with (
+            session_server(service) as address,
+            python("-c", INGRESS, address) as (child, line),
+        ):
+            assert line == "answers"
+            assert service.num_requests == 3
+            child.kill()
+            await until(lambda: not service.num_requests)
+            go_on.set()
+            await idle(engine)
 
 
 INGRESS = """
