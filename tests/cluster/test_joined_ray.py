@@ -18,6 +18,7 @@ from cluster.commands.serve_stop import stop_signals
 from cluster.joined_ray import ReachWatch, init_ray, joined
 from cluster.ray_cluster import ray_cluster
 from engine.errors import ConfigError, UnavailableError
+from protos.port import reserved_port
 from tests.processes import ROOT
 
 SAID_S = 30.0
@@ -26,27 +27,30 @@ SAID_S = 30.0
 def test_a_head_that_is_away_is_told_and_that_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined_ray, "_REACH_S", 0.01)
     said: queue.Queue[str] = queue.Queue()
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        place = head.getsockname()
-        address = f"{place[0]}:{place[1]}"
-        watch = ReachWatch(address, said.put)
-    try:
-        away = f"no Ray cluster answers at {address}: [Errno 111] Connection refused; if its head"
-        assert said.get(timeout=SAID_S).startswith(away)
+    with reserved_port("127.0.0.1") as port:
+        place = ("127.0.0.1", port)
+        address = f"127.0.0.1:{port}"
         with socket.create_server(place):
-            assert said.get(timeout=SAID_S) == f"the Ray cluster at {address} answers again"
-    finally:
-        watch.stop()
+            watch = ReachWatch(address, said.put)
+        try:
+            away = f"no Ray cluster answers at {address}: [Errno 111] Connection refused; if its"
+            assert said.get(timeout=SAID_S).startswith(away)
+            with socket.create_server(place):
+                assert said.get(timeout=SAID_S) == f"the Ray cluster at {address} answers again"
+                watch.stop()  # or it may see this head go, too
+        finally:
+            watch.stop()
     assert said.empty()
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_where_no_head_is_nobody_waits_for_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ray, "init")
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = f"{scheme}127.0.0.1:{gone.getsockname()[1]}"
-    with pytest.raises(UnavailableError, match=f"no Ray cluster answers at {address}"):
-        joined(address).__enter__()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=f"no Ray cluster answers at {address}"):
+            joined(address).__enter__()
 
 
 def test_who_is_no_head_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

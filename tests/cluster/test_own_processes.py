@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -135,13 +136,22 @@ def sleeper_of(folder: Path) -> int:
 
 
 def the_one(file: str, folder: Path) -> int:
+    """It may have begun a moment ago, and the kernel does not tell of it yet."""
+    deadline = time.monotonic() + GONE_S
+    while not (found := those_with(file, folder)):
+        assert time.monotonic() < deadline, folder
+        time.sleep(0.01)
+    (pid,) = found
+    return pid
+
+
+def those_with(file: str, folder: Path) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if str(folder).encode() in (entry / file).read_bytes():
                 found.append(int(entry.name))
-    (pid,) = found
-    return pid
+    return found
 
 
 def test_a_command_begins_again_as_if_it_had_not_begun() -> None:

@@ -55,7 +55,7 @@ async def test_nobody_there_is_said_after_a_while(make_fleet: MakeFleet) -> None
 async def test_who_waited_for_a_worker_that_died_waits_for_the_next(
     fleet: Fleet, reads: str
 ) -> None:
-    fleet.relay.config = replace(fleet.relay.config, max_new_alone_s=0.6)
+    fleet.relay.config = replace(fleet.relay.config, max_new_alone_s=0.6, max_alone_s=60.0)
     worker = FakeWorker()
     room = [BlockCounts(total=1000, free=1000)]
     worker.loads.report = LoadReport(max_sequences=1, block_size=16, blocks=room)

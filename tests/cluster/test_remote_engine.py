@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from engine.fingerprint import fingerprint
 from engine.generation_defaults import GenerationDefaults
 from engine.model_source import ModelSource
+from protos.port import reserved_port
 from protos.rpc import Plane
 from protos.worker_pb2 import WorkerDescription
 from tests.cluster.fakes import small_tokenizer
@@ -91,17 +92,19 @@ async def test_all_sessions_are_of_one_model(
     there; the log has why."""
     caplog.set_level("INFO")
     answerer, first = PushedAnswerer(), worker(fingerprint(source, "auto", 0))
-    async with session_server(SessionService(answerer, first)) as address:
-        backend = SessionBackend(address, Plane())
-        engine = RemoteEngine(backend, text(source))
-        assert (await engine.start()).names == ("served",)
-    for description in (worker("folder:0123"), first):
-        service = SessionService(answerer, description)
-        async with session_server(service, address=address), asyncio.timeout(30):
-            if description is first:
-                while not backend.is_open:
-                    await asyncio.sleep(0.001)
-            else:
-                while "fingerprint" not in caplog.text:
-                    await asyncio.sleep(0.001)
-    await engine.stop()
+    with reserved_port("127.0.0.1") as port:
+        address = f"127.0.0.1:{port}"
+        async with session_server(SessionService(answerer, first), address=address):
+            backend = SessionBackend(address, Plane())
+            engine = RemoteEngine(backend, text(source))
+            assert (await engine.start()).names == ("served",)
+        for description in (worker("folder:0123"), first):
+            service = SessionService(answerer, description)
+            async with session_server(service, address=address), asyncio.timeout(30):
+                if description is first:
+                    while not backend.is_open:
+                        await asyncio.sleep(0.001)
+                else:
+                    while "fingerprint" not in caplog.text:
+                        await asyncio.sleep(0.001)
+        await engine.stop()

@@ -2,8 +2,9 @@
 
 import asyncio
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from engine.errors import QueueFullError, RequestError, StepError, UnavailableEr
 from engine.generation_stream import GenerationStream
 from engine.request import ChoiceDelta, FinishReason, GenerationRequest, GenerationUpdate, RequestId
 from engine.sampling import SamplingParams
+from engine.scheduler.outbox import StepOutput
+from protos.port import reserved_port
 from protos.rpc import Plane
 from protos.secret import Secret
 from protos.session_pb2 import IngressMessage
@@ -56,6 +59,13 @@ async def engine(folder: Path) -> AsyncIterator[AsyncEngine]:
     engine.start()
     yield engine
     engine.stop()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """That nobody else gets while no worker listens there."""
+    with reserved_port("127.0.0.1") as port:
+        yield port
 
 
 @asynccontextmanager
@@ -311,12 +321,13 @@ async def test_a_worker_that_breaks_the_rules_is_left(
 
 class TestFaults:
     async def test_a_worker_that_goes_is_found_again(
-        self, caplog: pytest.LogCaptureFixture
+        self, caplog: pytest.LogCaptureFixture, port: int
     ) -> None:
         """Where it was, and what gRPC says of it, is in the log alone."""
         caplog.set_level("INFO")
         answerer = PushedAnswerer()
-        async with session_server(SessionService(answerer, DESCRIPTION)) as address:
+        address = f"127.0.0.1:{port}"
+        async with session_server(SessionService(answerer, DESCRIPTION), address=address):
             backend = SessionBackend(address, Plane())
             await backend.start()
             stream = backend.submit(request("a"))
@@ -379,16 +390,31 @@ class TestFaults:
             assert time.monotonic() - started < NOTICED_S
             await backend.stop()
 
-    async def test_a_killed_ingress_frees_its_blocks(self, engine: AsyncEngine) -> None:
+    async def test_a_killed_ingress_frees_its_blocks(
+        self, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         description = describe_worker(engine.engine.info, ROLE_DECODE, "tests", 1, 8)
         service = SessionService(LocalAnswerer(engine), description)
-        async with session_server(service) as address:
-            async with python("-c", INGRESS, address) as (child, line):
-                assert line == "answers"
-                assert service.num_requests == 3
-                child.kill()
-                await idle(engine)
-            assert service.num_requests == 0
+        step, num_shared, go_on = engine.engine.step, 0, threading.Event()
+
+        def held() -> StepOutput:
+            """Once each of the three has tokens: none is to end by itself."""
+            nonlocal num_shared
+            num_shared += engine.engine.figures().num_running == 3
+            assert num_shared < 4 or go_on.wait(60)
+            return step()
+
+        monkeypatch.setattr(engine.engine, "step", held)
+        async with (
+            session_server(service) as address,
+            python("-c", INGRESS, address) as (child, line),
+        ):
+            assert line == "answers"
+            assert service.num_requests == 3
+            child.kill()
+            await until(lambda: not service.num_requests)
+            go_on.set()
+            await idle(engine)
 
 
 INGRESS = """
@@ -396,6 +422,7 @@ import asyncio, sys
 from cluster.session import SessionBackend, SessionBroken
 from engine.request import GenerationRequest
 from engine.sampling import SamplingParams
+from engine.scheduler.outbox import StepOutput
 from protos.rpc import Plane
 
 async def main():

@@ -110,7 +110,7 @@ async def test_a_long_request_is_read_beside_the_event_loop(
 
 async def test_what_is_asked_reaches_the_engine() -> None:
     params = SamplingParams(temperature=0.5, stop_token_ids=[3], seed=-4, max_tokens=9)
-    message = request(params=params, priority=-2, cache_salt="tenant", timeout_ms=1500)
+    message = request(params=params, priority=-2, cache_salt="tenant", timeout_ms=60_500)
     async with token_server() as server:
         await server.stub.GenerateWhole(message)
         asked = server.backend.last
@@ -119,7 +119,7 @@ async def test_what_is_asked_reaches_the_engine() -> None:
     assert (asked.params.temperature, asked.params.seed) == (0.5, -4)
     assert (asked.priority, asked.cache_salt) == (-2, "tenant")
     assert asked.timeout_s is not None
-    assert 0 < asked.timeout_s < 1.5, "what is left of it"
+    assert 0.5 < asked.timeout_s < 60.5, "what is left of it"
 
 
 async def test_what_the_answer_must_fit_reaches_the_engine() -> None:
@@ -320,9 +320,12 @@ async def test_a_client_that_cancels_is_gone() -> None:
 
 async def test_the_deadline_of_a_call_ends_it_everywhere() -> None:
     async with token_server(endless) as server:
-        with pytest.raises(Refused) as caught:
-            await collect(server.stub.Generate(request(), timeout=0.2))
-        assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        timeout_s = 0.2
+        while not server.backend.streams:  # it was over before the call had come
+            with pytest.raises(Refused) as caught:
+                await collect(server.stub.Generate(request(), timeout=timeout_s))
+            assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            timeout_s *= 2
         await asyncio.wait_for(server.backend.streams[0].closed.wait(), 30)
 
 

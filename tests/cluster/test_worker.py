@@ -21,6 +21,7 @@ from tests.forked import Forked, first_line, forked
 from tests.processes import python
 
 SECRET = "of all the clusters in the world"
+LONG = range(1990, 2000)  # tokens of each of several answers: together, many seconds
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +77,16 @@ async def test_a_told_worker_finishes_its_answers_and_takes_no_new_ones(
         assert line, log.read_text()
         backend = SessionBackend(line.split()[-1], Plane(Secret(SECRET.encode())))
         await backend.start()
+        # Without them all could be answered, and the worker gone, before it is asked once more.
+        others = [backend.submit(request(n)) for n in LONG]
         stream = backend.submit(request(300))
         num_tokens = sum(len(delta.token_ids) for delta in (await anext(stream)).deltas)
         child.send_signal(signal.SIGTERM)
         await drains(log)
         with pytest.raises(UnavailableError, match="draining"):
             await anext(backend.submit(request(3)))
+        for other in others:
+            other.close()
         async for update in stream:
             num_tokens += sum(len(delta.token_ids) for delta in update.deltas)
         assert num_tokens == 300
@@ -98,7 +103,7 @@ async def test_a_drain_ends_with_its_time_or_a_second_signal(
     async with running(log, "--config", str(config), *limit) as (child, address):
         backend = SessionBackend(address, Plane(Secret(SECRET.encode())))
         await backend.start()
-        streams = [backend.submit(request(n)) for n in range(1990, 2000)]
+        streams = [backend.submit(request(n)) for n in LONG]
         for stream in streams:
             await anext(stream)
         child.send_signal(signal.SIGINT)

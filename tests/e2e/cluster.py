@@ -23,8 +23,10 @@ from tests.processes import ROOT
 
 START_S = 240.0
 CONTROLLER = "ray::ServeController"
+REPLICA = "ray::ServeReplica:kvrelay:"
 _MARK = "KVRELAY_TEST_CLUSTER"
 _KILL_S = 60.0
+WHOLE_S = 60.0
 
 # A connection for each request, as by `httpx.get`, which loads all certificates for each of them:
 # 50 ms of a core.
@@ -93,7 +95,7 @@ class Cluster:
         return [pid for pid in self.pids() if part in _command_line(pid)]
 
     def replicas(self, pool: str) -> list[int]:
-        return self.pids(f"ray::ServeReplica:kvrelay:{pool}")
+        return self.pids(f"{REPLICA}{pool}")
 
     @property
     def ray_address(self) -> str:
@@ -242,6 +244,20 @@ def answers_at(url: str) -> bool:
 
 def page_of(cluster: Cluster) -> str:
     return page_at(cluster.url)
+
+
+def whole_page(cluster: Cluster) -> str:
+    """On which nobody is missed: neither who had no core for a second, nor whom the ingress that
+    is asked has not heard of yet."""
+    pages: list[str] = []
+
+    def is_whole() -> bool:
+        pages.append(page_of(cluster))
+        up = re.findall(r"^kvrelay:replica_up{.*} (\S+)$", pages[-1], re.MULTILINE)
+        return all(map(float, up)) and len(up) == len(cluster.pids(REPLICA))
+
+    wait_until(is_whole, WHOLE_S, lambda: pages[-1])
+    return pages[-1]
 
 
 def page_at(url: str) -> str:

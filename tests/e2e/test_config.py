@@ -33,7 +33,15 @@ from tests.e2e.asking import (
     short_answer,
     streamed,
 )
-from tests.e2e.cluster import Cluster, by_replica, http, page_of, total, wait_until
+from tests.e2e.cluster import (
+    Cluster,
+    by_replica,
+    http,
+    page_of,
+    total,
+    wait_until,
+    whole_page,
+)
 
 # A thread for each worker: they share no core, and prompts are handed off. A decode worker has room
 # for all of its sequences, or else prompts would wait for that and not for a prefill worker.
@@ -107,13 +115,13 @@ def test_a_head_that_is_lost_as_it_starts_is_started_once_more(cluster: Cluster)
 
 def test_one_scrape_has_all_that_was_done(cluster: Cluster, targets: Path) -> None:
     wait_until(lambda: up(page_of(cluster)) == ALL_UP, 30)
-    before = page_of(cluster)
+    before = whole_page(cluster)
     num_prompt = 0
     for number in range(NUM_REQUESTS):
         body = {"prompt": f"{SECRET} {number}", "max_tokens": NUM_TOKENS, "ignore_eos": True}
         answer = http.post(f"{cluster.url}/v1/completions", json=body, timeout=60).json()
         num_prompt += answer["usage"]["prompt_tokens"]
-    page = page_of(cluster)
+    page = whole_page(cluster)
 
     def done(name: str, *labels: str) -> float:
         return total(page, name, *labels) - total(before, name, *labels)
