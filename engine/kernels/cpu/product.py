@@ -93,18 +93,20 @@ def product(job: Any) -> None:
     panels = (columns + COLUMNS - 1) // COLUMNS
     pieces = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS * panels
     sums, numbers = block_sums(), tile_numbers()
-    while True:
-        first = claim(job, together)
-        if first >= pieces:
-            return
+    first = claim(job, together)
+    while first < pieces:
         last = min(first + together, pieces) - 1
         for piece in range(first, last + 1):
             row = piece // panels * BLOCK_ROWS
             count = min(rows - row, BLOCK_ROWS)
-            panel = piece % panels
+            panel, following = piece % panels, piece + 1
+            if piece == last:
+                first = following = claim(job, together)  # now, to fetch it
             for step in range(0, steps, part_steps):
-                next_comes = piece < last or step + part_steps < steps
-                multiply(job, panel, step, part_steps, row, count, sums, numbers, next_comes)
+                later = panel * steps + step + part_steps
+                if step + part_steps >= steps:
+                    later = following % panels * steps if following < pieces else -1
+                multiply(job, panel, step, part_steps, row, count, sums, numbers, later)
             for r in range(count):
                 finish(job, sums + r * SUMS_ROW, row + r, panel * COLUMNS)
 
@@ -119,9 +121,10 @@ def multiply(
     rows: Any,
     sums: Any,
     numbers: Any,
-    next_comes: Any,
+    next_step: Any,
 ) -> None:
-    """Adds the products of a part of a panel with a block of rows to their sums."""
+    """Adds the products of a part of a panel with a block of rows to their sums. `next_step`: of
+    all panels', where the part begins that comes next; -1 if none does."""
     x_row, steps, step_bytes = word(job, 1), word(job, 3), panel_step_bytes(job)
     widens_few = widens(job) and word(job, 7) <= FEW_ROWS
     number_bytes = element_bytes(job) if widens_few else NUMBER_BYTES
@@ -131,9 +134,12 @@ def multiply(
     ids = 0
     if has_short_weights(job):
         ids = word(job, IDS_WORD) + panel * steps + step
-        for line in range(ids + count, ids + 2 * count, LINE_BYTES):
-            prefetch(line)
-    ahead, fetched, passes = part + count * step_bytes, step_bytes, 1
+        if next_step >= 0:
+            next_ids = word(job, IDS_WORD) + next_step
+            for line in range(next_ids, next_ids + part_steps, LINE_BYTES):
+                prefetch(line)
+    next_comes = next_step >= 0
+    ahead, fetched, passes = word(job, 2) + next_step * step_bytes, step_bytes, 1
     if not is_narrow(job) and rows <= FEW_ROWS:
         ahead, next_comes = part + AHEAD_BYTES, True
     elif not is_narrow(job):
