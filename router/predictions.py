@@ -90,12 +90,15 @@ class Predictions:
             run = self.next.pop(keys[at], None)
             at += 1
             if run is not None:
-                start, end = run.start + 1, len(run.keys)
+                first, start, end = at, run.start + 1, len(run.keys)
                 while at < num_keys and start < end and run.keys[start] == keys[at]:
                     start += 1
                     at += 1
                 run.start = start
                 _graft(self.next, [run] if start < end else run.branches.values())
+                # What was evicted and predicted once more is there twice.
+                if not self.next.keys().isdisjoint(keys[first:at]):
+                    at = next(i for i in range(first, at) if keys[i] in self.next)
 
     def confirm_held(self, held: Container[int]) -> None:
         todo, self.next = list(self.next.values()), {}

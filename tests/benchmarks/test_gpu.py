@@ -113,7 +113,7 @@ def test_a_part_that_ends_badly_leaves_what_it_found(
 ) -> None:
     running = Running(name, tmp_path, limit_s, True, (sys.executable, "-c", SCRIPT))
     if name == "hanging":
-        while not (tmp_path / "hanging.jsonl").exists():
+        while not results.read(tmp_path / "hanging.jsonl"):
             time.sleep(0.01)
     outcome = running.wait()
     assert end in outcome

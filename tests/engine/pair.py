@@ -191,5 +191,6 @@ def make_engine(folder: str, **knobs: Any) -> Engine:
         "max_num_batched_tokens": 64,
         "kv_cache_memory_bytes": 4 << 20,
         "num_threads": 1,
+        "max_pause_s": 1000.0,  # or a step that waited for a core has prompts cut to less
     }
     return Engine.create(EngineConfig(model=folder, **{**base, **knobs}))

@@ -4,7 +4,8 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,6 +93,23 @@ async def idle(serving: AsyncEngine) -> None:
     assert all(group.held == 0 for group in stats.groups)
 
 
+@contextmanager
+def held(serving: AsyncEngine) -> Iterator[None]:
+    """The engine's thread does nothing meanwhile, and then all that it was told at once."""
+    holding, let_go = threading.Event(), threading.Event()
+
+    def hold(_: Engine) -> None:
+        holding.set()
+        assert let_go.wait(60)
+
+    serving.call(hold)
+    assert holding.wait(60)
+    try:
+        yield
+    finally:
+        let_go.set()
+
+
 def watchdog_sees_work(serving: AsyncEngine) -> bool:
     """The engine's thread notes that it has none a moment after its last command."""
     return serving._watchdog.stalled_s(math.inf) is not None
@@ -156,11 +174,21 @@ async def test_closing_a_stream_frees_its_blocks(serving: AsyncEngine) -> None:
             pass
 
 
-async def test_a_stopped_choice_does_not_keep_the_stream_open(serving: AsyncEngine) -> None:
+async def test_a_stopped_choice_does_not_keep_the_stream_open(
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, go_on = serving.engine.step, threading.Event()
+
+    def held_step() -> StepOutput:
+        assert serving.engine.num_steps < 100 or go_on.wait(60)
+        return step()
+
+    monkeypatch.setattr(serving.engine, "step", held_step)
     stream = serving.submit(request("two", 1500, n=2))
     await anext(stream)
     stream.stop_choice(0)
     stream.stop_choice(0)
+    go_on.set()
     await anext(stream)
     stream.stop_choice(1)
     async with asyncio.timeout(30):
@@ -172,10 +200,11 @@ async def test_a_stopped_choice_does_not_keep_the_stream_open(serving: AsyncEngi
 async def test_refusals_come_from_the_stream(serving: AsyncEngine) -> None:
     with pytest.raises(RequestError, match="max_tokens"):
         await anext(serving.submit(request("r", 10_000)))
-    streams = [serving.submit(request(f"q{i}", 400)) for i in range(20)]
+    with held(serving):
+        streams = [serving.submit(request(f"q{i}", 5)) for i in range(20)]
     results = await asyncio.gather(*(anext(s) for s in streams), return_exceptions=True)
-    refused = [r for r in results if isinstance(r, QueueFullError)]
-    assert 20 - 4 - 8 <= len(refused) <= 20 - 8, "some ran before the last one came"
+    refused = [isinstance(r, QueueFullError) for r in results]
+    assert refused == [False] * 8 + [True] * 12
     for stream in streams:
         stream.close()
     await idle(serving)
@@ -422,7 +451,15 @@ async def test_who_follows_the_cache_is_told_of_every_batch(serving: AsyncEngine
     await idle(serving)
 
 
-async def test_stopping_fails_what_runs(serving: AsyncEngine) -> None:
+async def test_stopping_fails_what_runs(
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = serving.engine.step
+
+    def few_steps() -> StepOutput:
+        return step() if serving.engine.num_steps < 100 else StepOutput({}, {})
+
+    monkeypatch.setattr(serving.engine, "step", few_steps)
     stream = serving.submit(request("long", 1500))
     await anext(stream)
     serving.stop()

@@ -20,6 +20,7 @@ import torch
 from engine.compile_ahead import MOST_CHILDREN, compile_ahead
 from engine.kernels.cpu.cache import cache_directory, cache_home
 from engine.machine import num_cpus
+from engine.sampler.cpu.launch import cache_part
 from kv_cache.layout import KV_FORMATS
 from tests.engine.first_start import (
     Step,
@@ -118,6 +119,10 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def has_opened(pid: int, file: Path) -> bool:
+    return any(opened.resolve() == file for opened in Path(f"/proc/{pid}/fd").iterdir())
+
+
 def somebody_compiles(cache: Path) -> bool:
     for lock in cache.rglob("lock"):
         with lock.open("ab") as file:
@@ -141,11 +146,16 @@ def started(tmp_path: Path) -> Path:
 
 
 async def test_engines_that_start_at_once_compile_nothing_themselves(started: Path) -> None:
-    async with first_start(started, engine) as one, first_start(started, engine) as other:
-        for process in (one, other):
-            compiled_here, log = await told(process)
-            assert compiled_here == "[]"
-            assert "kernels compiled in" in log
+    file = cache_directory(started) / cache_part() / "turn"
+    with file.open("ab") as turn:
+        fcntl.lockf(turn, fcntl.LOCK_EX)
+        async with first_start(started, engine) as one, first_start(started, engine) as other:
+            until(lambda: has_opened(one.pid, file) and has_opened(other.pid, file))
+            fcntl.lockf(turn, fcntl.LOCK_UN)
+            for process in (one, other):
+                compiled_here, log = await told(process)
+                assert compiled_here == "[]"
+                assert "kernels compiled in" in log
     before = set(started.rglob("*.code"))
     async with first_start(started, ahead, quantised_engine) as process:
         compiled_here, log = await told(process)

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from tests.engine.test_async_engine import idle, read
 
 SHORT_S = 0.05
 LONG = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=150)
-STEP_S = 0.005  # at least, so that nobody has all of it in time
+MOST_STEPS = 100  # so that nobody has all of it in time, however late the event loop looks
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +31,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 async def serving(folder: str) -> AsyncIterator[AsyncEngine]:
-    """One sequence at a time, slowly; nobody fills what is reserved."""
+    """One sequence at a time, and none to its end; nobody fills what is reserved."""
     engine = make_engine(folder, max_num_seqs=1)
-    step = engine.step
+    step, may_end = engine.step, threading.Event()
 
-    def slow_step() -> StepOutput:
-        time.sleep(STEP_S)
+    def held_step() -> StepOutput:
+        assert engine.num_steps < MOST_STEPS or may_end.wait(60)
         return step()
 
-    engine.step = slow_step  # type: ignore[method-assign]
+    engine.step = held_step  # type: ignore[method-assign]
     reserved: list[Reservation] = []
     serving = AsyncEngine(engine, on_reserved=reserved.append)
     serving.start()
     yield serving
+    may_end.set()
     for reservation in reserved:
         await serving.end_fetch(reservation, ComputeHere())
     await idle(serving)
@@ -100,10 +100,10 @@ async def test_behind_an_engine_that_is_stuck(serving: AsyncEngine) -> None:
 
 async def test_what_is_there_in_time_is_told_later(serving: AsyncEngine) -> None:
     params = replace(LONG, max_tokens=3)
-    stream = serving.submit(replace(request("in time", timeout_s=5.0), params=params))
+    stream = serving.submit(replace(request("in time", timeout_s=60.0), params=params))
     tokens, _ = await read(stream)
     assert len(tokens) == 3
-    late = serving.submit(replace(request("read late", timeout_s=1.0), params=params))
+    late = serving.submit(replace(request("read late", timeout_s=60.0), params=params))
     async with asyncio.timeout(30):
         while not late._has_ended():
             await asyncio.sleep(0.01)

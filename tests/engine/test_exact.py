@@ -28,6 +28,7 @@ BASE: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "kv_cache_memory_bytes": 4 << 20,
     "num_threads": 1,  # the other cores have other tests to run
+    "max_pause_s": 1000.0,  # or a step that waited for a core has prompts cut to less
 }
 # By family and whether steps are launched ahead. Every budget, mode and caching is once with each
 # family and each of the two, and every mode with and without caching.

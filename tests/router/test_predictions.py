@@ -2,7 +2,7 @@
 
 import gc
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.predictions import Predictions
@@ -51,6 +51,17 @@ steps = st.lists(
 
 
 @given(steps)
+@example(
+    [
+        ("predict", "00", 1),
+        ("store", "0", 1),
+        ("evict", "0", 1),
+        ("predict", "00", 1),
+        ("store", "00", 1),
+        ("evict", "0", 1),
+        ("store", "0", 1),
+    ]
+)
 @settings(max_examples=300)
 def test_it_holds_until_its_end_or_until_it_is_confirmed(steps: list[tuple[str, str, int]]) -> None:
     """Exactly, as long as nothing is evicted; after that there may be less, never more."""
