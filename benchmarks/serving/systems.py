@@ -50,7 +50,7 @@ class Running:
 @dataclass(frozen=True)
 class System:
     """`start` gives the URL, once its port is open. `announced`: the file that tells when its front
-    is what it will be; a token may come sooner."""
+    is what it will be, and that its engines' caches have been touched; a token may come sooner."""
 
     name: str
     num_engines: int
@@ -69,14 +69,16 @@ class System:
                 _await_first_token(url, name)
                 start_s = time.perf_counter() - began
                 if self.announced is not None:
-                    _await_announcement(place.logs / self.announced)
+                    log = place.logs / self.announced
+                    _await_words(log, _ANNOUNCED, 1)
+                    _await_words(log, _TOUCHED, self.num_engines)
                 yield Running(url, name, place.shape.vocab_size, family, start_s)
                 family.look()
         finally:
             family.end()
 
 
-_OUR_LOG, _ANNOUNCED = "kvrelay-serve.log", " is served at "
+_OUR_LOG, _ANNOUNCED, _TOUCHED = "kvrelay-serve.log", " is served at ", " of cache touched in "
 
 
 def _ours(
@@ -170,11 +172,11 @@ def _stop(server: Server) -> None:
         print(f"did not end within {_CLOSE_S:.0f} s: {server.process.args!r}", file=sys.stderr)
 
 
-def _await_announcement(log: Path) -> None:
+def _await_words(log: Path, words: str, times: int) -> None:
     deadline = time.monotonic() + FIRST_TOKEN_S
-    while _ANNOUNCED not in log.read_text():
+    while log.read_text().count(words) < times:
         if time.monotonic() > deadline:
-            raise ServerError(f"{log} does not say {_ANNOUNCED!r} within {FIRST_TOKEN_S:.0f} s")
+            raise ServerError(f"{log} does not say {words!r} within {FIRST_TOKEN_S:.0f} s")
         time.sleep(0.05)
 
 
