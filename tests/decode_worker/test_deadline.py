@@ -15,9 +15,9 @@ from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from protos.rpc import Plane
 from tests.decode_worker.worker_pair import WorkerPair
+from tests.engine.held import held
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
-from tests.prefill_worker.hung import hung
 
 PROMPT = list(range(100))
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -39,7 +39,7 @@ async def test_whichever_engine_hangs(pair: WorkerPair, which: str, local: Local
     """Told over the session, and nothing is left on either side."""
     session = SessionBackend(pair.decode_address, Plane())
     await session.start()
-    with hung(pair.prefill if which == "prefill" else pair.decode):
+    with held((pair.prefill if which == "prefill" else pair.decode).engine):
         request = GenerationRequest(RequestId("late"), PROMPT, PARAMS, timeout_s=SHORT_S)
         route = Route(tuple(PrefillCandidate(a) for a in pair.addresses), (), local)
         started = time.monotonic()

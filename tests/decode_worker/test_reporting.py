@@ -15,10 +15,10 @@ from engine.scheduler.outbox import StepOutput
 from kv_transfer.faults import Faults
 from prefill_worker.node import Node, NodeConfig
 from protos.worker_pb2 import ROLE_DECODE
+from tests.engine.held import held
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
 from tests.engine.test_exact import random_prompts
-from tests.prefill_worker.hung import hung
 
 LONG = SamplingParams(max_tokens=180, ignore_eos=True)
 STEP_S = 0.05  # so that the first answer lasts until it has been looked at
@@ -64,7 +64,7 @@ async def test_the_first_report_of_a_busy_worker_has_figures(tmp_path: Path) -> 
     engine = make_engine(str(make_tiny("llama", tmp_path).folder))
     worker = Node(NodeConfig(connectors=("inprocess",)), engine, Faults())
     await worker.start()
-    with hung(worker):
+    with held(worker.engine):
         report = await worker.reporter.load()
     (blocks,) = report.blocks
     assert blocks.total == blocks.free > 0

@@ -20,11 +20,11 @@ from prefill_worker import prefixes
 from prefill_worker.fetching import FetchEnd
 from prefill_worker.node import Node
 from tests.decode_worker.worker_group import WorkerGroup
+from tests.engine.held import held
 from tests.engine.models_on_disk import CONFIGS, make_tiny
 from tests.engine.pair import make_engine
 from tests.engine.test_exact import random_prompts
 from tests.engine.test_hand_over import answer
-from tests.prefill_worker.hung import hung
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.crossed("folder", "running")]
 
@@ -267,7 +267,7 @@ async def test_a_source_that_drains_or_does_not_answer_is_left(
     group = await WorkerGroup.start(engines(llama, 2), [], "inprocess")
     there, sources = group.decode[1], [group.has(group.decode[1], 96)]
     expected = answer(make_engine(str(llama)), PROMPT, HOT)
-    with hung(there):
+    with held(there.engine):
         told = await group.ask(PROMPT, HOT, sources)
     told.check_equal(expected)
     await group.check_idle()

@@ -20,9 +20,9 @@ from router.subscriber import WorkerFeed
 from router.worker_index import WorkerIndex
 from router.workers import CacheShape
 from tests.decode_worker.worker_group import WorkerGroup
+from tests.engine.held import held
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
-from tests.prefill_worker.hung import hung
 from tests.waiting import until
 
 _serial = count()
@@ -103,7 +103,7 @@ async def test_it_takes_requests_until_the_last_ingress_has_left(group: WorkerGr
 async def test_it_does_not_wait_forever(group: WorkerGroup) -> None:
     (worker,) = group.decode
     async with ingress(group) as backend:
-        with hung(worker):
+        with held(worker.engine):
             stream = backend.submit(request(3))
             await until(lambda: worker.sessions.num_requests == 1)
             stopping = asyncio.create_task(drain(worker, succession_s=0.1))

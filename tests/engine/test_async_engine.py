@@ -4,8 +4,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from engine.sampler.reference import ReferenceSampler
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
 from engine.step_times import StepShape, StepTimes
+from tests.engine.held import held
 from tests.engine.models_on_disk import make_tiny
 
 Answer = TypeVar("Answer")
@@ -91,23 +91,6 @@ async def idle(serving: AsyncEngine) -> None:
     await ask(serving, Engine.check_integrity)
     stats = await ask(serving, Engine.cache_stats)
     assert all(group.held == 0 for group in stats.groups)
-
-
-@contextmanager
-def held(serving: AsyncEngine) -> Iterator[None]:
-    """The engine's thread does nothing meanwhile, and then all that it was told at once."""
-    holding, let_go = threading.Event(), threading.Event()
-
-    def hold(_: Engine) -> None:
-        holding.set()
-        assert let_go.wait(60)
-
-    serving.call(hold)
-    assert holding.wait(60)
-    try:
-        yield
-    finally:
-        let_go.set()
 
 
 def watchdog_sees_work(serving: AsyncEngine) -> bool:

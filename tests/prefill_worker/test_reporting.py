@@ -17,9 +17,9 @@ from prefill_worker.node import Node, NodeConfig
 from protos.events_pb2 import SubscribeRequest, WorkerEvent
 from protos.judging import SILENT_AFTER_S
 from router.subscriber import PERIOD_MS
+from tests.engine.held import held
 from tests.engine.models_on_disk import make_tiny
 from tests.engine.pair import make_engine
-from tests.prefill_worker.hung import hung
 
 PROMPT = list(range(1, 40))
 NUM_SUBSCRIBERS, NUM_TIMES = 4, 3
@@ -74,7 +74,7 @@ async def test_what_takes_longer_than_it_is_waited_for_is_asked_once(
     await compute_prompt(node)
     request = SubscribeRequest(cache_events=True)
     subscribers = [Subscription(node.reporter, request) for _ in range(NUM_SUBSCRIBERS)]
-    with hung(node):
+    with held(node.engine):
         for _ in range(NUM_TIMES):
             assert await asyncio.gather(*map(news, subscribers)) == [[]] * NUM_SUBSCRIBERS
             await asyncio.gather(*(node.reporter.load() for _ in subscribers))
@@ -85,7 +85,7 @@ async def test_what_takes_longer_than_it_is_waited_for_is_asked_once(
     assert len(told[0][0].snapshot.stored) == len(taken[0].stored) > 0
     assert len(taken) == 1
     await node.engine.ask(Engine.reset_prefix_cache)
-    with hung(node):
+    with held(node.engine):
         for _ in range(NUM_TIMES):
             assert await asyncio.gather(*map(news, subscribers)) == [[]] * NUM_SUBSCRIBERS
         assert len(node.engine._commands) == NUM_SUBSCRIBERS, "each from where it is"
@@ -99,10 +99,10 @@ async def test_what_takes_longer_than_it_is_waited_for_is_asked_once(
 
 async def test_figures_that_come_late_are_in_the_next_report(node: Node) -> None:
     await compute_prompt(node)
-    with hung(node):
+    with held(node.engine):
         assert (await node.reporter.load()).blocks[0].cached == 0
     await node.engine.ask(Engine.check_integrity)
-    with hung(node):
+    with held(node.engine):
         assert (await node.reporter.load()).blocks[0].cached > 0
 
 
@@ -110,7 +110,7 @@ async def test_an_engine_that_stops_leaves_no_question_open(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     subscriber = Subscription(node.reporter, SubscribeRequest(cache_events=True))
-    with hung(node):
+    with held(node.engine):
         assert await news(subscriber) == []
         await node.reporter.load()
         ending = asyncio.ensure_future(node.engine.end())

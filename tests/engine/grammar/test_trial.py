@@ -44,6 +44,20 @@ def trial(compile_s: float) -> Iterator[GrammarTrial]:
     trial.close()
 
 
+@pytest.fixture
+def tried(trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch) -> list[Grammar]:
+    """In order, those that came to a compiler."""
+    tried: list[Grammar] = []
+    once = trial._try
+
+    def noted(grammar: Grammar) -> object:
+        tried.append(grammar)
+        return once(grammar)
+
+    monkeypatch.setattr(trial, "_try", noted)
+    return tried
+
+
 async def test_says_what_the_compiler_says(trial: GrammarTrial) -> None:
     await trial.check(schema(PERSON))
     with pytest.raises(RequestError, match="unclosed group") as caught:
@@ -55,16 +69,8 @@ async def test_says_what_the_compiler_says(trial: GrammarTrial) -> None:
 
 @pytest.mark.parametrize("compile_s", [BOMB_S])
 async def test_a_bomb_is_refused_and_the_next_one_compiled(
-    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+    trial: GrammarTrial, tried: list[Grammar]
 ) -> None:
-    tried: list[Grammar] = []
-    once = trial._try
-
-    def noted(grammar: Grammar) -> object:
-        tried.append(grammar)
-        return once(grammar)
-
-    monkeypatch.setattr(trial, "_try", noted)
     for _ in range(2):
         with pytest.raises(RequestError, match="too much time or memory"):
             await trial.check(schema(BOMB))
@@ -126,17 +132,9 @@ async def test_a_child_that_did_not_answer_has_refused_nothing_for_good() -> Non
 
 
 async def test_who_asks_for_the_same_meanwhile_is_told_the_same(
-    trial: GrammarTrial, monkeypatch: pytest.MonkeyPatch
+    trial: GrammarTrial, tried: list[Grammar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 1)
-    tried: list[Grammar] = []
-    once = trial._try
-
-    def noted(grammar: Grammar) -> object:
-        tried.append(grammar)
-        return once(grammar)
-
-    monkeypatch.setattr(trial, "_try", noted)
     asked = [asyncio.create_task(trial.check(regex("("))) for _ in range(5)]
     await asyncio.sleep(0)
     asked[0].cancel()
