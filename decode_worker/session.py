@@ -33,8 +33,6 @@ LONGEST_PAUSE_S = 0.04
 TELL_S = 0.002
 _MANY = 8
 
-_MOVE = DecodeMessage(leaving=Leaving(move=True))
-
 
 class _Phase(Enum):
     GREETING = auto()
@@ -131,7 +129,7 @@ class Session:
         here is told as well: it would move to here what it has elsewhere."""
         self._asks_to_move = True
         if self._phase is _Phase.OPEN or self._live:
-            self._messages.append(_MOVE)
+            self._messages.append(DecodeMessage(leaving=Leaving(move=True)))
             self._news.set()
 
     def fail(self, failure: Failure) -> None:
@@ -164,7 +162,7 @@ class Session:
             self._phase = _Phase.OPEN
             self._messages.append(DecodeMessage(welcome=self._welcome))
             if self._asks_to_move:
-                self._messages.append(_MOVE)
+                self._messages.append(DecodeMessage(leaving=Leaving(move=True)))
             self._news.set()
 
     def _submit(self, message: Submit) -> None:

@@ -371,6 +371,18 @@ async def test_an_idle_session_is_asked_to_move_as_well(ends: Ends) -> None:
     assert asked.leaving.move
 
 
+async def test_each_session_is_asked_with_its_own_number_of_requests(ends: Ends) -> None:
+    """Both messages are taken before either is written."""
+    other = Ends()
+    await other.welcome()
+    for name in "ab":
+        ends.submit(name)
+    for one in (ends, other):
+        one.session.ask_to_move()
+    asked = [await one.session.next_messages() for one in (ends, other)]
+    assert [[message.num_submitted for message in messages] for messages in asked] == [[2], [0]]
+
+
 async def test_who_greets_after_that_is_asked_behind_the_welcome() -> None:
     ends = Ends(greeted=False)
     ends.session.ask_to_move()
