@@ -18,8 +18,15 @@ gc.disable()
 leave_out_what_stays()
 assert gone() is None
 assert all(thing is not stays for thing in gc.get_objects())
+gc.enable()
+looks = []
+gc.callbacks.append(lambda phase, about: looks.append(phase))
+many = [[] for _ in range(20_000)]
+assert not looks
+more = [[] for _ in range(100_000)]
+assert looks
 """
 
 
-def test_what_is_garbage_goes_and_what_stays_is_not_looked_at_again() -> None:
+def test_what_is_garbage_goes_and_what_stays_is_not_looked_at_again_nor_what_is_new_often() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)

@@ -18,8 +18,8 @@ from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.memory import CODE_WORD, MAILBOX_WORD, int64_at, word
 from engine.kernels.cpu.recording import Call
-from engine.kernels.cpu.sync import atomic_add, atomic_load, atomic_store, give_way, pause, run_code
-from engine.kernels.cpu.team import SPINS
+from engine.kernels.cpu.sync import atomic_add, atomic_load, atomic_store, run_code, wake
+from engine.kernels.cpu.team import wait_a_turn
 
 WORDS = "3q"
 # Of how many jobs, from here on, one thread takes care; 0: all do, of this one. A job that is
@@ -27,7 +27,8 @@ WORDS = "3q"
 ONES_WORD = MAILBOX_WORD
 # Threads meet in a line behind the job: whoever waited in the job's own would take that away from
 # those at work, again and again.
-UNFINISHED, COMERS = 0, 8
+UNFINISHED, COMERS, ASLEEP = 0, 8, 16
+EVERYBODY = 1 << 20
 
 
 def chain(job: Any) -> None:
@@ -41,24 +42,26 @@ def chain(job: Any) -> None:
     while i < count:
         start = jobs + i * job_bytes
         meeting = start + job_bytes - LINE_BYTES
-        ones = int64_at(start + ONES_WORD * 8)
+        ones, is_done = int64_at(start + ONES_WORD * 8), False
         if ones == 0:
             atomic_add(meeting + UNFINISHED, 1)
             run_code(int64_at(start + CODE_WORD * 8), start)
-            atomic_add(meeting + UNFINISHED, -1)
+            is_done = atomic_add(meeting + UNFINISHED, -1) == 1
         elif atomic_add(meeting + COMERS, 1) == 0:
             for k in range(ones):
                 own = start + k * job_bytes
                 run_code(int64_at(own + CODE_WORD * 8), own)
             atomic_store(meeting + UNFINISHED, 0)
+            is_done = True
+        if is_done and atomic_load(meeting + ASLEEP) > 0:
+            wake(meeting + UNFINISHED, EVERYBODY)
         i += max(ones, 1)
         turns = 0
-        while atomic_load(meeting + UNFINISHED) != 0:
+        unfinished = atomic_load(meeting + UNFINISHED)
+        while unfinished != 0:
             turns += 1
-            if turns < SPINS:
-                pause()
-            else:
-                give_way()
+            wait_a_turn(turns, meeting + UNFINISHED, unfinished, meeting + ASLEEP)
+            unfinished = atomic_load(meeting + UNFINISHED)
 
 
 class Replay:

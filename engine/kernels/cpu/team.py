@@ -44,14 +44,16 @@ from engine.kernels.cpu.sync import (
     wake,
 )
 
-# A mailbox has three cache lines: the state, the job, and the number of workers asleep. The
-# state is generation << 32 | open seats << 16 | workers inside, and workers sleep on its upper
-# half (x86 and ARM are little-endian). Code 0 tells workers to end.
-CODE, JOB, SLEEPERS, MAILBOX_BYTES = 64, 72, 128, 192
+# A mailbox has three cache lines: the state, the job, and how many are asleep. The state is
+# generation << 32 | open seats << 16 | workers inside; workers sleep on its upper half, and a
+# caller that waits for them on its lower one (x86 and ARM are little-endian). Code 0 tells
+# workers to end.
+CODE, JOB, SLEEPERS, CALLERS_ASLEEP, MAILBOX_BYTES = 64, 72, 128, 136, 192
 GENERATION, SEAT = 1 << 32, 1 << 16
 UPPER_HALF = 4
 LAST_GENERATION = 0x7FFFFFFF
 SPINS = 2000  # 50 us on Zen 5; calls within a step follow each other in less than 10
+YIELDS = 100  # while somebody else may only need a moment
 
 
 def lead(job: Any) -> None:
@@ -76,12 +78,11 @@ def lead(job: Any) -> None:
     while not compare_and_swap(mailbox, state, generation * GENERATION + state % SEAT):
         state = atomic_load(mailbox)
     turns = 0
-    while atomic_load(mailbox) % SEAT != 0:
+    state = atomic_load(mailbox)
+    while state % SEAT != 0:
         turns += 1
-        if turns < SPINS:
-            pause()
-        else:
-            give_way()
+        wait_a_turn(turns, mailbox, state % GENERATION, mailbox + CALLERS_ASLEEP)
+        state = atomic_load(mailbox)
 
 
 def serve(job: Any) -> None:
@@ -97,6 +98,8 @@ def serve(job: Any) -> None:
                 if code != 0:
                     run_code(code, posted)
                 atomic_add(mailbox, -1)
+                if atomic_load(mailbox + CALLERS_ASLEEP) > 0:
+                    wake(mailbox, 1)
                 if code == 0:
                     return
                 break
@@ -114,6 +117,21 @@ def next_generation(mailbox: Any, seen: Any) -> Any:
         sleep_while(mailbox + UPPER_HALF, seen)
         atomic_add(mailbox + SLEEPERS, -1)
     return atomic_load(mailbox) // GENERATION
+
+
+@part_of_kernel
+def wait_a_turn(turns: Any, address: Any, seen: Any, sleepers: Any) -> Any:
+    """For another thread to change a word from what was seen. If that takes long it has no core:
+    another process has it. To give way to it again and again would keep it from this one, as a
+    core looks for others' threads only when it has none of its own."""
+    if turns < SPINS:
+        pause()
+    elif turns < SPINS + YIELDS:
+        give_way()
+    else:
+        atomic_add(sleepers, 1)
+        sleep_while(address, seen)
+        atomic_add(sleepers, -1)
 
 
 class Team:

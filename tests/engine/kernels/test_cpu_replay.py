@@ -1,7 +1,9 @@
 """Recorded kernel calls: repeated to the last bit, and only where nothing else computed."""
 
+import asyncio
 import ctypes
 from collections.abc import Callable, Iterator
+from struct import Struct
 from threading import Thread
 from typing import Any
 
@@ -9,10 +11,16 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from engine.kernels.cpu.emit import LINE_BYTES
 from engine.kernels.cpu.features import CpuFeatures
+from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.kernels import CpuKernels
-from engine.kernels.cpu.recording import OutputPool, empty, recording
+from engine.kernels.cpu.memory import OWN_WORDS
+from engine.kernels.cpu.recording import Call, OutputPool, empty, recording
+from engine.kernels.cpu.replay import ASLEEP, WORDS, Replay, chain
 from engine.kernels.interface import Activation
+from tests.engine.kernels.slow_workers import SlowWorkers
+from tests.waiting import until
 
 ROWS, WIDTH = 100, 768  # enough for all kernels to share the work
 FEW = 4  # enough for products alone
@@ -84,6 +92,21 @@ def test_recordings_share_memory_and_repeat_in_any_order() -> None:
         assert replay is not None
         replay()
         assert torch.equal(result, expected)
+
+
+async def test_who_waits_for_a_slow_worker_leaves_it_the_core() -> None:
+    slow, layout = SlowWorkers(), Struct(f"{OWN_WORDS}q")
+    calls = [Call(slow.code, 2, layout, ())] * 2
+    replay = Replay(Kernel(chain, "f32", WORDS), calls)
+    caller = asyncio.create_task(asyncio.to_thread(replay))
+    await until(lambda: slow.jobs)
+    job_bytes = -(-layout.size // LINE_BYTES) * LINE_BYTES
+    asleep = ctypes.c_int64.from_address(slow.jobs[0] + job_bytes + ASLEEP)
+    await until(lambda: asleep.value == 1)
+    slow.go_on.set()
+    await caller
+    assert asleep.value == 0
+    assert len(slow.jobs) == 2
 
 
 def _adds(x: torch.Tensor) -> torch.Tensor:

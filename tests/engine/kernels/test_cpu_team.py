@@ -21,11 +21,14 @@ from engine.kernels.cpu.compiled import compiled
 from engine.kernels.cpu.kept import DIGEST_BYTES, Kept
 from engine.kernels.cpu.kernel import Kernel
 from engine.kernels.cpu.kernels import CpuKernels
-from engine.kernels.cpu.team import SLEEPERS, TEAM, Team, lead_function
+from engine.kernels.cpu.memory import CODE_WORD, MAILBOX_WORD, OWN_WORDS, SEATS_WORD
+from engine.kernels.cpu.team import CALLERS_ASLEEP, SLEEPERS, TEAM, Team, lead_function
 from engine.kernels.interface import Activation
 from engine.kernels.reference import ReferenceKernels
+from tests.engine.kernels.slow_workers import SlowWorkers
 from tests.forked import forked
 from tests.processes import python
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -111,6 +114,20 @@ def test_workers_that_sleep_end_when_they_are_told_once(monkeypatch: pytest.Monk
     team.close()
     assert len(told) == 1
     assert team.num_workers == 0
+
+
+async def test_who_waits_for_a_slow_worker_leaves_it_the_core() -> None:
+    team, slow = Team(), SlowWorkers()
+    job = (ctypes.c_int64 * OWN_WORDS)()
+    job[MAILBOX_WORD], job[CODE_WORD], job[SEATS_WORD] = team.address, slow.code, team.take(1)
+    asleep = ctypes.c_int64.from_address(team.address + CALLERS_ASLEEP)
+    caller = asyncio.create_task(asyncio.to_thread(lead_function(), ctypes.addressof(job)))
+    await until(lambda: asleep.value == 1)
+    slow.go_on.set()
+    await caller
+    assert asleep.value == 0
+    team.give_back()
+    team.close()
 
 
 PROGRAM = "tests.engine.kernels.kept"
