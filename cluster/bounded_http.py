@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import HTTP_PROTOCOLS
@@ -41,6 +41,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, _Joined(transport, self.loop))
         self.parser = _Parser(self)
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._expect_header()
@@ -190,6 +191,36 @@ class ReadHttp(BoundedHttp):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+
+class _Joined:
+    """A transport that sends an answer's header together with what follows it in the same turn of
+    the loop, as nearly all bodies' beginnings do: front and client read once, not twice."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._header = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._header:
+            self._header, data = b"", self._header + data
+        elif data.startswith(b"HTTP/"):
+            self._header = data
+            self._loop.call_soon(self._send_header)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self._send_header()
+        self._transport.close()
+
+    def _send_header(self) -> None:
+        if self._header:
+            self.write(b"")
 
 
 class _Parser(HttpRequestParser):

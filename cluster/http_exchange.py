@@ -58,7 +58,7 @@ class HttpExchange:
         self._streams = False
         self._is_half_out = False  # an answer in whose middle no error can be told
         self._failure: ApiError | None = None
-        self._work: asyncio.Task[None] | None = None
+        self._racing: asyncio.Task[Any] | None = None  # until somebody ends it
 
     def header(self, name: str) -> str | None:
         value = self._headers.get(name.lower().encode())
@@ -151,45 +151,49 @@ class HttpExchange:
             raise Disconnected from timeout
 
     async def race(self, work: Work, timeout_s: float, overtime_s: float = 0.0) -> None:
-        """Runs `work`, unless the client leaves, `fail` is called, or the time is over first.
+        """Runs `work`, unless the client leaves, `fail` is called, or the time is over first: it is
+        cancelled then, and its own clean-up ends what it started at the engine.
         `overtime_s`: for work that knows of its time itself, and can tell what it waited for.
 
         The body must have been read: what the client sends after it is its disconnect.
         """
-        self._work = asyncio.create_task(work)
-        self._work.add_done_callback(_heard)
-        watch = asyncio.ensure_future(self._disconnect())
+        self._racing = task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(self._watch())
         try:
-            done, _ = await asyncio.wait(
-                (self._work, watch),
-                timeout=timeout_s + overtime_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not done:
-                self.fail(not_in_time("not finished in the request's time", timeout_s))
+            async with asyncio.timeout(timeout_s + overtime_s) as time:
+                await work
+        except asyncio.CancelledError:
+            if self._racing is not None:
+                raise  # by whoever runs the server
+            task.uncancel()
+            raise self._failure or Disconnected from None
+        except TimeoutError:
+            if not time.expired():
+                raise
+            raise not_in_time("not finished in the request's time", timeout_s) from None
         finally:
+            self._racing = None
             watch.cancel()
-            if not self._work.done():
-                self._work.cancel()
-                # Its own clean-up ends what it started at the engine.
-                await asyncio.wait((self._work,))
-        error = None if self._work.cancelled() else self._work.exception()
-        if self._failure is not None:
-            raise self._failure
-        if self._work.cancelled():
-            raise Disconnected
-        if error is not None:
-            raise error
 
     def fail(self, error: ApiError) -> None:
         """Ends the exchange's work, from the outside, with an error for the client."""
-        if self._work is not None and not self._work.done():
+        if self._racing is not None:
             self._failure = error
-            self._work.cancel()
+            self._end_race()
 
-    async def _disconnect(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    async def _watch(self) -> None:
+        """Until the client leaves."""
+        try:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self._end_race()
+
+    def _end_race(self) -> None:
+        task, self._racing = self._racing, None
+        if task is not None:
+            task.cancel()
 
 
 class Endpoint:
@@ -226,13 +230,6 @@ class Endpoint:
         except Exception:
             log.exception("%s failed", exchange.path)
             await exchange.send_error(internal_error())
-
-
-def _heard(work: asyncio.Task[None]) -> None:
-    """Whoever left was not told how it ended: asyncio would write that to the log, in the client's
-    own words."""
-    if not work.cancelled():
-        work.exception()
 
 
 def _declared_bytes(value: str | None) -> float:

@@ -8,7 +8,6 @@ submit ──> waiting room ──dispatch──> placed ──began──> prom
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from random import Random
 
@@ -42,7 +41,6 @@ LOOK_AGAIN_S = 0.25
 FEW_WAITING = 16
 LOOK_S = 0.01
 NUM_DECISIONS = 256
-_SHORTEST = Ask("", num_tokens=1, num_new=1)
 
 
 class Router:
@@ -147,7 +145,7 @@ class Router:
     def check_open(self, tenant: str, priority: int, now: float) -> None:
         """Refused is raised where the tenant's shortest prompt would be, with the soonest priority
         that it may have: others need not be read."""
-        self._admit(replace(_SHORTEST, tenant=tenant, priority=priority), now)
+        self._admit(Ask("", 1, num_new=1, tenant=tenant, priority=priority), now)
 
     def submit(self, ask: Ask, now: float) -> None:
         """It waits from now on, or else Refused is raised."""

@@ -4,6 +4,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import uvicorn
@@ -199,6 +201,60 @@ async def test_requests_at_once_have_a_bound(one: bytes) -> None:
         await in_time(reader.readuntil(b"data: "))
         writer.write(one * 20 * bounded_http.MAX_UNANSWERED)
         await rest(reader)
+
+
+class Watched(BoundedHttp):
+    """Whose writes are seen."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        WRITTEN.clear()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        seen = Mock(wraps=transport)
+        seen.write.side_effect = note
+        super().connection_made(seen)
+
+
+WRITTEN: list[bytes] = []
+
+
+def note(data: bytes) -> Any:
+    WRITTEN.append(data)
+    return DEFAULT  # and it is written
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/nowhere"])
+async def test_an_answer_is_written_at_once(path: bytes) -> None:
+    async with connected(http=Watched) as (reader, writer):
+        for number in range(1, 4):
+            writer.write(WHOLE.replace(b"/health", path))
+            await in_time(reader.readuntil(b"\r\n\r\n"))
+            await in_time(reader.readuntil(b"}"))
+            assert len(WRITTEN) == number
+
+
+async def test_the_header_of_an_answer_without_a_body_comes() -> None:
+    async with connected(http=Watched) as (reader, writer):
+        for _ in range(2):
+            writer.write(WHOLE.replace(b"GET", b"HEAD"))
+            assert b"HTTP/1.1 " in await in_time(reader.readuntil(b"\r\n\r\n"))
+
+
+async def test_a_header_does_not_wait_for_its_body() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"at last"})
+
+    async with connected(http=Watched, app=slow) as (reader, writer):
+        writer.write(WHOLE)
+        await in_time(reader.readuntil(b"\r\n\r\n"))
+        go_on.set()
+        assert b"at last" in await in_time(reader.readuntil(b"0\r\n\r\n"))
+        assert len(WRITTEN) == 2
 
 
 def test_others_servers_get_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

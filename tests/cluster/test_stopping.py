@@ -1,7 +1,6 @@
 """Ctrl-C: the first lets answers finish or tells their clients, the second ends at once."""
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from cluster import http_exchange
 from cluster.commands import local
 from cluster.commands.serve_stop import stop_signals
 from cluster.http import build_app
-from engine.errors import RequestError, UnavailableError
+from engine.errors import UnavailableError
 from tests.cluster.conftest import make_server
 from tests.cluster.fakes import ANSWER, FakeBackend, Script, say, small_model
 
@@ -216,36 +215,3 @@ async def test_a_client_that_reads_nothing_holds_nobody_up(
             server.front.fail_all(UnavailableError("the server is stopping"))
         await call
     assert server.backend.streams[0].num_closed
-
-
-async def test_what_a_client_who_left_was_to_be_told_is_not_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Who serves us cancels a request whose client has left, also in the moment of its end."""
-    scope = {"type": "http", "path": "/", "headers": []}
-    go_on = asyncio.Event()
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        return {}
-
-    async def send(message: Any) -> None:
-        raise AssertionError(message)
-
-    async def work() -> None:
-        await go_on.wait()
-        raise RequestError("model", "in a client's words")
-
-    race = asyncio.create_task(http_exchange.HttpExchange(scope, receive, send).race(work(), 60))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    go_on.set()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert not race.done()
-    race.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await race
-    del race
-    gc.collect()
-    assert not caplog.records
