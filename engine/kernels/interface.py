@@ -146,6 +146,10 @@ class Kernels(Protocol):
         it must stay until then; those that kernels return in it are overwritten in the next one."""
         ...
 
+    def pick_rows(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """[rows, width] and [picked] int64, each one of a row that there is -> [picked, width]."""
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
     def add_rms_norm(

@@ -48,6 +48,9 @@ class ReferenceKernels:
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def pick_rows(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, numbers)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x.float(), weight, eps).to(x.dtype)
 

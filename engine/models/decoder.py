@@ -92,8 +92,9 @@ class Layer:
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x = self.attention(x, batch, place)
-        if wanted is not None:  # both at once: kernels' calls are carried out for torch's
-            x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
+        if wanted is not None:
+            x = self.kernels.pick_rows(x, wanted)
+            residual = self.kernels.pick_rows(residual, wanted)
         x = self.attention.output(x)
         x = self._normed_sum(x, self.post_attention_norm, residual, self.mlp_norm)
         x = self.mlp(x)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
 from engine.kernels.interface import (
     Activation,
@@ -51,10 +50,11 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class PlainEmbedding:
+    kernels: Kernels
     weight: torch.Tensor  # [vocab, hidden]
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(token_ids, self.weight)
+        return self.kernels.pick_rows(self.weight, token_ids)
 
 
 class DecoderLoader:
@@ -97,9 +97,9 @@ class DecoderLoader:
         tensors = self._tensors
         embedding = self._reader.stacked((tensors.embedding,))
         if tensors.head is not None:
-            return PlainEmbedding(embedding), self._linear((tensors.head,), ())
+            return PlainEmbedding(self._kernels, embedding), self._linear((tensors.head,), ())
         head = self._kernels.linear(embedding, None)
-        return self._kernels.rows_of(head) or PlainEmbedding(embedding), head
+        return self._kernels.rows_of(head) or PlainEmbedding(self._kernels, embedding), head
 
     def _embedding_scale(self) -> torch.Tensor | None:
         scale, reader = self._config.embedding_scale, self._reader

@@ -22,7 +22,9 @@ from engine.kernels.cpu.matrix import TILE_INPUTS
 from engine.kernels.cpu.norms import WORDS as NORM_WORDS
 from engine.kernels.cpu.norms import rms_norm
 from engine.kernels.cpu.packing import WeightMemory
-from engine.kernels.cpu.recording import OutputPool, collecting, empty_rows, recording
+from engine.kernels.cpu.picking import WORDS as PICK_WORDS
+from engine.kernels.cpu.picking import pick_rows
+from engine.kernels.cpu.recording import OutputPool, collecting, empty, empty_rows, recording
 from engine.kernels.cpu.replay import WORDS as CHAIN_WORDS
 from engine.kernels.cpu.replay import Replay, chain
 from engine.kernels.cpu.writing import KvWriter
@@ -53,6 +55,7 @@ class CpuKernels:
         self._by_dtype: dict[torch.dtype, _DtypeKernels] = {}
         self._weights = WeightMemory()
         self._chain = Kernel(chain, "f32", CHAIN_WORDS)
+        self._pick = Kernel(pick_rows, "f32", PICK_WORDS)  # whatever their type
         self._outputs = OutputPool()
 
     def _of(self, dtype: torch.dtype) -> "_DtypeKernels":
@@ -67,7 +70,7 @@ class CpuKernels:
         of = self._of(dtype)
         cache = of.cache(format)
         product = of.product.kernels if of.product is not None else ()
-        small = cache.writer.rotate, of.norm, of.gated, self._chain
+        small = cache.writer.rotate, of.norm, of.gated, self._pick, self._chain
         return *cache.attention.kernels, *product, *small
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -88,6 +91,25 @@ class CpuKernels:
 
     def together(self) -> AbstractContextManager[None]:
         return collecting(self._outputs, lambda calls: Replay(self._chain, calls)())
+
+    def pick_rows(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        assert x.stride(1) == 1
+        assert numbers.dtype is torch.int64
+        assert numbers.is_contiguous()
+        rows, width = numbers.shape[0], x.shape[1]
+        out = empty((rows, width), x.dtype)
+        threads = threads_for(out.numel())
+        self._pick(
+            threads,
+            x.data_ptr(),
+            x.stride(0) * x.itemsize,
+            numbers.data_ptr(),
+            out.data_ptr(),
+            width * x.itemsize,
+            rows,
+            share(rows, threads),
+        )
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._norm(x, None, weight, eps)

@@ -68,6 +68,9 @@ class TritonKernels:
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def pick_rows(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, numbers)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
         norm_launch(x, None, weight, eps, out).run()

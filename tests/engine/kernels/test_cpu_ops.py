@@ -41,6 +41,14 @@ def test_norms(dtype: torch.dtype, kernels: CpuKernels, width: int, rows: int) -
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (3, 5), (300, 1000)])
+def test_pick_rows(dtype: torch.dtype, rows: int, width: int) -> None:
+    x = torch.randn(70, width + 3).to(dtype)[:, :width]
+    numbers = torch.randint(70, (rows,))
+    assert torch.equal(CpuKernels().pick_rows(x, numbers), x[numbers])
+
+
 @pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
 @pytest.mark.parametrize("activation", list(Activation))
 @pytest.mark.parametrize("width", [5, 48, 1000])
