@@ -55,7 +55,7 @@ class Relay:
         self._streams: dict[str, RelayStream] = {}
         self._tick: asyncio.TimerHandle | None = None
         self._is_due = False  # a look at those that wait, in this turn of the loop
-        self._checked_at = float("-inf")
+        self._checked_at = self._stuck_at = float("-inf")
         self.answer_tokens = float(_FIRST_GUESS)  # of a choice, lately
         self.reroutes: Counter[str] = Counter()  # by what became of the worker
         pools.on_move = self._move
@@ -115,10 +115,9 @@ class Relay:
             self._streams[ask.request_id].place(placement)
         for ask in self.router.take_expired():
             self._streams[ask.request_id].expire()
-        for worker in self.router.stuck(Leg.DECODE, self.config.stall_s):
-            session = self.pools.session_of(worker)
-            if session is not None and session.num_open:
-                self._take_from(session, WorkerStuck("the worker makes no steps"))
+        if not 0 <= now - self._stuck_at < _TICK_S:
+            self._stuck_at = now
+            self._take_from_stuck()
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
@@ -142,6 +141,12 @@ class Relay:
     def note_length(self, num_tokens: int) -> None:
         """Of a choice that was answered to its end."""
         self.answer_tokens += (1 - _FORGETTING) * (num_tokens - self.answer_tokens)
+
+    def _take_from_stuck(self) -> None:
+        for worker in self.router.stuck(Leg.DECODE, self.config.stall_s):
+            session = self.pools.session_of(worker)
+            if session is not None and session.num_open:
+                self._take_from(session, WorkerStuck("the worker makes no steps"))
 
     def _move(self, session: SessionBackend) -> None:
         self._take_from(session, UnavailableError("the worker is leaving"))

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from engine.errors import RequestError
-from engine.request import GenerationRequest, GenerationUpdate
+from engine.request import GenerationRequest, GenerationUpdate, RequestId
 from engine.wire.requests import decode_request, encode_request
 from prefill_worker.named_workers import PrefixSource as PrefixSource
 from prefill_worker.named_workers import (
@@ -94,9 +94,9 @@ def encode_submit(submitted: SubmittedRequest) -> session_pb2.Submit:
     return message
 
 
-def decode_submit(message: session_pb2.Submit) -> SubmittedRequest:
+def decode_submit(message: session_pb2.Submit, own_id: RequestId | None = None) -> SubmittedRequest:
     """RequestError, naming the field, for what is no request."""
-    return SubmittedRequest(decode_request(message), _decode_route(message))
+    return SubmittedRequest(decode_request(message, own_id), _decode_route(message))
 
 
 def _decode_route(message: session_pb2.Submit) -> Route:

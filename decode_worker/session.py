@@ -6,7 +6,6 @@ GREETING ──Hello──▶ OPEN ──half-close, drain──▶ ENDING ─�
 
 import asyncio
 import logging
-from dataclasses import replace
 from enum import Enum, auto
 
 from decode_worker.answerer import Answerer, AnswerStream, decode_submit
@@ -177,17 +176,16 @@ class Session:
             # The session's end: an answer under this id would be taken for another request's.
             self.fail(encode_failure(error))
             return
+        # Once cancelled an id may come again, while others still end what was begun for it.
+        own_id = RequestId(f"{self._prefix}{self._num_submitted}/{request_id}")
         try:
             if self._phase is not _Phase.OPEN:
                 raise UnavailableError("the worker is draining")
-            submitted = decode_submit(message)
+            submitted = decode_submit(message, own_id)
         except EngineError as error:
             self._note_failure(request_id, error)
             return
-        # Once cancelled an id may come again, while others still end what was begun for it.
-        own_id = RequestId(f"{self._prefix}{self._num_submitted}/{request_id}")
-        request = replace(submitted.request, request_id=own_id)
-        stream = self._answerer.submit(replace(submitted, request=request))
+        stream = self._answerer.submit(submitted)
         self._live[request_id] = stream
         stream.listen(lambda: self._hear(request_id, stream))
         self._hear(request_id, stream)

@@ -171,9 +171,10 @@ class Router:
         placed: list[tuple[Ask, Placement]] = []
         if not self._is_worth_a_look(now):
             return placed
-        while some := self._look(now):
+        while len(self._room):
+            some = self._look(now)
             placed += some
-            if self._held:
+            if self._held or not some:
                 break
         return placed
 

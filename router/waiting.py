@@ -60,11 +60,15 @@ class Waiting:
     due: float = 0.0
     is_guess: bool = True
     lack: Lack | None = None
+    rank: int = field(init=False)
 
-    @property
-    def rank(self) -> int:
+    def __post_init__(self) -> None:
+        self.resize(self.size_s, self.num_uncached)
+
+    def resize(self, size_s: float, num_uncached: int) -> None:
         """Who was moved here may have a part of its answer, and goes first."""
-        return 0 if self.ask.moved else _length(self.ask, self.num_uncached)
+        self.size_s, self.num_uncached = size_s, num_uncached
+        self.rank = 0 if self.ask.moved else _length(self.ask, num_uncached)
 
     @property
     def num_tokens(self) -> int:
@@ -253,7 +257,7 @@ class _Lane:
     def resize(self, waiting: Waiting, size_s: float, num_uncached: int) -> None:
         _remove(self.by_rank, waiting.rank, waiting.number)
         self._count(waiting, -waiting.size_s)
-        waiting.size_s, waiting.num_uncached = size_s, num_uncached
+        waiting.resize(size_s, num_uncached)
         insort(self.by_rank, (waiting.rank, waiting.number, waiting))
         self._count(waiting, size_s)
 

@@ -39,13 +39,14 @@ def encode_request(request: GenerationRequest) -> pb.Submit:
     return message
 
 
-def decode_request(message: pb.Submit) -> GenerationRequest:
+def decode_request(message: pb.Submit, own_id: RequestId | None = None) -> GenerationRequest:
+    """`own_id`: by which its reader calls it."""
     check_request_id(message.request_id)
     params = decode_params(message.params)
     if len(message.choices) not in (0, params.n):
         raise RequestError("sent", f"{len(message.choices)} choices, must be none or {params.n}")
     return GenerationRequest(
-        request_id=RequestId(message.request_id),
+        request_id=own_id or RequestId(message.request_id),
         prompt_token_ids=list(message.token_ids),
         params=params,
         priority=message.priority,
