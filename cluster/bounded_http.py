@@ -219,7 +219,7 @@ class _Joined:
         self._transport.close()
 
     def _send_header(self) -> None:
-        if self._header:
+        if self._header and not self._transport.is_closing():
             self.write(b"")
 
 

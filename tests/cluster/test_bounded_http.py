@@ -257,6 +257,33 @@ async def test_a_header_does_not_wait_for_its_body() -> None:
         assert len(WRITTEN) == 2
 
 
+async def test_a_header_whose_client_is_gone_goes_nowhere() -> None:
+    """uvloop refuses to write to who is gone."""
+    aborted = asyncio.Event()
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, about: told.append(about))
+
+    class Seen(BoundedHttp):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            gone = Mock(wraps=transport)
+            gone.write.side_effect = RuntimeError("the handler is closed")
+            super().connection_made(gone)
+            transports.append(gone)
+
+    async def leaving(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        transports[0].abort()
+        aborted.set()
+        await receive()
+
+    transports: list[Any] = []
+    async with connected(http=Seen, app=leaving) as (reader, writer):
+        writer.write(WHOLE)
+        await aborted.wait()
+        assert await rest(reader) == b""
+    assert not told
+
+
 def test_others_servers_get_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
     monkeypatch.setattr(bounded_http, "HTTP_PROTOCOLS", uvicorn.config.HTTP_PROTOCOLS)
