@@ -41,7 +41,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = cast(asyncio.Transport, _Joined(transport, self.loop))
+        self._joining = _JoiningTransport(transport, self.loop)
+        self.transport = cast(asyncio.Transport, self._joining)
         self.parser = _Parser(self)
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._expect_header()
@@ -62,6 +63,10 @@ class BoundedHttp(HttpToolsProtocol):
         for cycle in self._unanswered:  # uvicorn tells only the last one
             cycle.disconnected = True
             cycle.message_event.set()
+
+    def eof_received(self) -> None:
+        self._joining.flush()  # before the loop closes the transport
+        super().eof_received()
 
     def on_message_begin(self) -> None:
         if self._is_known:
@@ -193,8 +198,8 @@ class ReadHttp(BoundedHttp):
             self._stalled = None
 
 
-class _Joined:
-    """A transport that sends an answer's header together with what follows it in the same turn of
+class _JoiningTransport:
+    """Sends an answer's header together with what follows it in the same turn of
     the loop, as nearly all bodies' beginnings do: front and client read once, not twice."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -208,17 +213,17 @@ class _Joined:
     def write(self, data: bytes) -> None:
         if self._header:
             self._header, data = b"", self._header + data
-        elif data.startswith(b"HTTP/"):
+        elif data[:5] == b"HTTP/":
             self._header = data
-            self._loop.call_soon(self._send_header)
+            self._loop.call_soon(self.flush)
             return
         self._transport.write(data)
 
     def close(self) -> None:
-        self._send_header()
+        self.flush()
         self._transport.close()
 
-    def _send_header(self) -> None:
+    def flush(self) -> None:
         if self._header and not self._transport.is_closing():
             self.write(b"")
 

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from cluster.openai.errors import ApiError, api_error, internal_error, not_in_time
-from engine.errors import EngineError, UnavailableError
+from engine.errors import EngineError, UnavailableError, throw
 
 log = logging.getLogger("kvrelay.http")
 
@@ -58,7 +58,8 @@ class HttpExchange:
         self._streams = False
         self._is_half_out = False  # an answer in whose middle no error can be told
         self._failure: ApiError | None = None
-        self._racing: asyncio.Task[Any] | None = None  # until somebody ends it
+        # That runs the work; None once its end has been asked for.
+        self._racing: asyncio.Task[Any] | None = None
 
     def header(self, name: str) -> str | None:
         value = self._headers.get(name.lower().encode())
@@ -159,15 +160,15 @@ class HttpExchange:
         """
         self._racing = task = asyncio.current_task()
         assert task is not None
+        num_before = task.cancelling()
         watch = asyncio.create_task(self._watch())
         try:
             async with asyncio.timeout(timeout_s + overtime_s) as time:
                 await work
         except asyncio.CancelledError:
-            if self._racing is not None:
+            if self._racing is not None or task.uncancel() > num_before:
                 raise  # by whoever runs the server
-            task.uncancel()
-            raise self._failure or Disconnected from None
+            throw(self._reason())
         except TimeoutError:
             if not time.expired():
                 raise
@@ -181,6 +182,10 @@ class HttpExchange:
         if self._racing is not None:
             self._failure = error
             self._end_race()
+
+    def _reason(self) -> Exception:
+        failure, self._failure = self._failure, None
+        return failure or Disconnected()
 
     async def _watch(self) -> None:
         """Until the client leaves."""

@@ -55,7 +55,7 @@ class Relay:
         self._streams: dict[str, RelayStream] = {}
         self._tick: asyncio.TimerHandle | None = None
         self._is_due = False  # a look at those that wait, in this turn of the loop
-        self._checked_at = self._stuck_at = float("-inf")
+        self._checked_at = self._stuck_looked_at = float("-inf")
         self.answer_tokens = float(_FIRST_GUESS)  # of a choice, lately
         self.reroutes: Counter[str] = Counter()  # by what became of the worker
         pools.on_move = self._move
@@ -115,8 +115,8 @@ class Relay:
             self._streams[ask.request_id].place(placement)
         for ask in self.router.take_expired():
             self._streams[ask.request_id].expire()
-        if not 0 <= now - self._stuck_at < _TICK_S:
-            self._stuck_at = now
+        if not 0 <= now - self._stuck_looked_at < _TICK_S:
+            self._stuck_looked_at = now
             self._take_from_stuck()
         if self._tick is not None:
             self._tick.cancel()

@@ -22,6 +22,7 @@ from engine.errors import (
     StepError,
     UnavailableError,
     in_full,
+    throw,
 )
 from engine.request import GenerationRequest, GenerationUpdate
 from kv_cache.names import cache_identity, name_blocks, root_name
@@ -92,7 +93,8 @@ class RelayStream(Routed):
                 return self._note(await anext(placed.stream))
             except (UnavailableError, QueueFullError) as error:
                 self._unplace()
-                self._go_on_or_raise(error, placed)
+                if not self._goes_on(error, placed):
+                    raise
                 self.enter()
         raise StopAsyncIteration
 
@@ -205,13 +207,18 @@ class RelayStream(Routed):
         self._problem = problem
         self._news.set()
 
+    def _take_problem(self) -> EngineError:
+        problem, self._problem = self._problem, None
+        assert problem is not None
+        return problem
+
     async def _wait_for_place(self) -> _Placed:
         """As long as its deadline allows; but not for somebody to come where nobody is."""
         alone_since: float | None = None
         config, pools = self._relay.config, self._relay.pools
         while self._placed is None:
             if self._problem is not None:
-                raise self._problem
+                throw(self._take_problem())
             now = time.monotonic()
             self._hopes = self._hopes or pools.has_decode(self._without)
             most_s = config.max_alone_s if self._hopes else config.max_new_alone_s
@@ -266,7 +273,8 @@ class RelayStream(Routed):
         self._relay.router.ended(self.request_id, time.monotonic())
         self._relay.dispatch_soon()
 
-    def _go_on_or_raise(self, error: EngineError, placed: _Placed) -> None:
+    def _goes_on(self, error: EngineError, placed: _Placed) -> bool:
+        """Elsewhere, or else the error is its reader's."""
         session = placed.session
         if isinstance(error, SessionBroken):
             self._lost[placed.worker] = error.detail
@@ -281,11 +289,12 @@ class RelayStream(Routed):
         elif not isinstance(error, WorkerStuck):  # that one gets nothing until it makes steps again
             self._without |= {placed.worker}
             if not session.is_left and not self._relay.pools.has_decode(self._without):
-                raise error
+                return False
         self.num_moves += 1
         self._relay.reroutes[_what_became(error, session)] += 1
         # of a worker that has thousands, one line says how many
         logger.debug("%s goes on elsewhere: %s", self.request_id, in_full(error))
+        return True
 
     def _unplace(self) -> None:
         if self._placed is not None:

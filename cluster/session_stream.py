@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
-from engine.errors import EngineError
+from engine.errors import EngineError, throw
 from engine.request import ChoiceDelta, GenerationRequest, GenerationUpdate, PromptReport
 from engine.wire.reading import NewsReader
 from protos.session_pb2 import Cancel, IngressMessage, RequestNews, StopChoice
@@ -38,8 +38,7 @@ class SessionStream:
     async def __anext__(self) -> GenerationUpdate:
         while not self._deltas and self._prompt is None:
             if self._error is not None:
-                error, self._error = self._error, None
-                raise error
+                throw(self._take_error())
             if not self._open:
                 raise StopAsyncIteration
             self._news.clear()
@@ -86,6 +85,11 @@ class SessionStream:
         if self._open:
             self._send(IngressMessage(cancel=Cancel(request_id=self.request_id)))
             self._end(self._open)
+
+    def _take_error(self) -> EngineError:
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
     def _end(self, choices: set[int]) -> None:
         if self._open and not self._open - choices:

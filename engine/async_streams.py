@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from engine.engine import Engine
-from engine.errors import DeadlineError, EngineError
+from engine.errors import DeadlineError, EngineError, throw
 from engine.handoff import PromptChunk
 from engine.request import ChoiceDelta, GenerationUpdate, PromptReport, RequestId
 from engine.scheduler.outbox import HandOverNews
@@ -77,11 +77,15 @@ class RequestStream(ABC, Generic[News]):
         if self._unread:
             return self._take()
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            throw(self._take_error())
         if not (self._closed or self._has_ended()):
             self._news.clear()
         return None
+
+    def _take_error(self) -> EngineError:
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
     @abstractmethod
     def _has_ended(self) -> bool:

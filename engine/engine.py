@@ -233,6 +233,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests end
             self._note_failure(step)
             self._spend(0.0, time.perf_counter())
+            error.__traceback__ = None  # whose frames have the step's tensors, and the error
             return self._scheduler.fail(step, _as_step_error(error))
         else:
             self.num_failed = 0

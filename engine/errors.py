@@ -1,6 +1,6 @@
 """Errors that carry what was wrong and what would be right."""
 
-from typing import Self
+from typing import NoReturn, Self
 
 
 class EngineError(Exception):
@@ -67,3 +67,13 @@ def in_full(error: EngineError) -> str:
     """For logs and for who runs the workers."""
     detail = error.detail if isinstance(error, UnavailableError) else ""
     return f"{error}: {detail}" if detail else str(error)
+
+
+def throw(error: Exception) -> NoReturn:
+    """Raises what was kept until now. Its traceback holds the frames that it passes: had one of
+    them, or what they belong to, the error still, all that they hold would stay until Python next
+    looks for garbage, which servers have it do seldom. So the caller has it no more either."""
+    try:
+        raise error
+    finally:
+        del error

@@ -66,8 +66,8 @@ class Waiting:
         self.resize(self.size_s, self.num_uncached)
 
     def resize(self, size_s: float, num_uncached: int) -> None:
-        """Who was moved here may have a part of its answer, and goes first."""
         self.size_s, self.num_uncached = size_s, num_uncached
+        # Who was moved here may have a part of its answer, and goes first.
         self.rank = 0 if self.ask.moved else _length(self.ask, num_uncached)
 
     @property

@@ -40,7 +40,7 @@ def encode_request(request: GenerationRequest) -> pb.Submit:
 
 
 def decode_request(message: pb.Submit, own_id: RequestId | None = None) -> GenerationRequest:
-    """`own_id`: by which its reader calls it."""
+    """`own_id`: the request's here, in place of the sender's."""
     check_request_id(message.request_id)
     params = decode_params(message.params)
     if len(message.choices) not in (0, params.n):

@@ -241,6 +241,14 @@ async def test_the_header_of_an_answer_without_a_body_comes() -> None:
             assert b"HTTP/1.1 " in await in_time(reader.readuntil(b"\r\n\r\n"))
 
 
+async def test_it_comes_to_who_says_nothing_more() -> None:
+    for _ in range(5):
+        async with connected() as (reader, writer):
+            writer.write(WHOLE.replace(b"GET", b"HEAD"))
+            writer.write_eof()
+            assert b"HTTP/1.1 " in await rest(reader)
+
+
 async def test_a_header_does_not_wait_for_its_body() -> None:
     go_on = asyncio.Event()
 

@@ -1,7 +1,7 @@
 """Who ends an exchange's work, and what is told of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -84,6 +84,16 @@ async def test_the_end_of_its_time() -> None:
 async def test_whoever_runs_the_server_is_obeyed() -> None:
     async with racing() as (one, task):
         task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+async def test_whoever_runs_the_server_is_obeyed_beside_a_failure(fails_first: bool) -> None:
+    async with racing() as (one, task):
+        ends: list[Callable[[], object]] = [lambda: one.exchange.fail(FAILED), task.cancel]
+        for end in ends if fails_first else ends[::-1]:
+            end()
         with pytest.raises(asyncio.CancelledError):
             await task
 

@@ -1,15 +1,19 @@
 """The engine behind an event loop: streams, aborts, refusals, a thread that dies."""
 
 import asyncio
+import gc
+import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import torch
 
 from engine.async_engine import AsyncEngine
 from engine.async_streams import EngineStream
@@ -243,6 +247,29 @@ async def test_news_of_a_request_that_was_closed_are_not_its_ids_next_one_s(
         first.close()
         second = serving.submit(replace(request("again"), prompt_token_ids=[9, 8, 7]))
         assert (await read(second))[0] == alone
+
+
+@pytest.mark.parametrize("which", ["launch", "finish"])
+async def test_what_a_failed_step_had_goes_at_once(
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Its device may have no more memory, and Python looks for garbage seldom."""
+
+    def fail(*_: object) -> None:
+        of_the_step = torch.empty(1)
+        gone.append(weakref.ref(of_the_step))
+        raise RuntimeError("no more memory")
+
+    gone: list[weakref.ref[torch.Tensor]] = []
+    monkeypatch.setattr(logging.getLogger("engine.engine"), "disabled", True)  # pytest keeps them
+    monkeypatch.setattr(serving.engine._runner, which, fail)
+    gc.disable()
+    try:
+        with pytest.raises(StepError):
+            await read(serving.submit(request("unlucky")))
+        assert gone[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("which", ["launch", "finish"])

@@ -55,7 +55,7 @@ class CpuKernels:
         self._by_dtype: dict[torch.dtype, _DtypeKernels] = {}
         self._weights = WeightMemory()
         self._chain = Kernel(chain, "f32", CHAIN_WORDS)
-        self._pick = Kernel(pick_rows, "f32", PICK_WORDS)  # whatever their type
+        self._pick = Kernel(pick_rows, "f32", PICK_WORDS)  # which copies bytes
         self._outputs = OutputPool()
 
     def _of(self, dtype: torch.dtype) -> "_DtypeKernels":

@@ -35,8 +35,9 @@ def chain(job: Any) -> None:
     """Every thread goes through all jobs in turn. It goes past one that is everybody's when that is
     done: its pieces are all claimed, or nobody would have left it, and nobody is inside. Those of
     one thread, which are unfinished from the start, are so until the first that came has run
-    them. Who comes to one that is done finds nothing to claim there, and before they have claimed a
-    piece kernels write nothing: the memory of that thread's number may be another's by then."""
+    them. Whoever ends one wakes those who sleep. Who comes to one that is done finds nothing to
+    claim there, and before they have claimed a piece kernels write nothing: the memory of that
+    thread's number may be another's by then."""
     jobs, count, job_bytes = word(job, 0), word(job, 1), word(job, 2)
     i = 0
     while i < count:

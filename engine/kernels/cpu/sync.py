@@ -15,7 +15,7 @@ MACHINE = platform.machine()
 @instruction(types.int64, types.int64, types.int64)
 def atomic_add(builder: Any, address: Any, count: Any) -> Any:
     """Adds to a word that other threads add to; gives what it was before."""
-    return builder.atomic_rmw("add", pointer(builder, address, I64), count, "acq_rel")
+    return builder.atomic_rmw("add", pointer(builder, address, I64), count, "seq_cst")
 
 
 @instruction(types.int64, types.int64)

@@ -121,9 +121,10 @@ def next_generation(mailbox: Any, seen: Any) -> Any:
 
 @part_of_kernel
 def wait_a_turn(turns: Any, address: Any, seen: Any, sleepers: Any) -> Any:
-    """For another thread to change a word from what was seen. If that takes long it has no core:
-    another process has it. To give way to it again and again would keep it from this one, as a
-    core looks for others' threads only when it has none of its own."""
+    """For another thread to change the lower half of a word from what was seen. `sleepers`: where
+    it finds whether to wake somebody then. If that takes long it has no core: another process has
+    it. Who gave way to it again and again would keep it from this core: only one on which nothing
+    can run takes threads that wait for another."""
     if turns < SPINS:
         pause()
     elif turns < SPINS + YIELDS:
