@@ -199,8 +199,8 @@ class ReadHttp(BoundedHttp):
 
 
 class _JoiningTransport:
-    """Sends an answer's header together with what follows it in the same turn of
-    the loop, as nearly all bodies' beginnings do: front and client read once, not twice."""
+    """Sends an answer's header together with what follows it in the same turn of the loop, as
+    nearly all bodies' beginnings do: front and client read once, not twice."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport

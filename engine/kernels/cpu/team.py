@@ -121,10 +121,10 @@ def next_generation(mailbox: Any, seen: Any) -> Any:
 
 @part_of_kernel
 def wait_a_turn(turns: Any, address: Any, seen: Any, sleepers: Any) -> Any:
-    """For another thread to change the lower half of a word from what was seen. `sleepers`: where
-    it finds whether to wake somebody then. If that takes long it has no core: another process has
-    it. Who gave way to it again and again would keep it from this core: only one on which nothing
-    can run takes threads that wait for another."""
+    """For another thread to change the lower half of a word from what was seen; `sleepers`, an
+    address, tells it whether anybody is to be woken then. A thread that takes long has lost its
+    core to another process. It is given this one once nothing can run here, and who only gives way
+    can always run."""
     if turns < SPINS:
         pause()
     elif turns < SPINS + YIELDS:
