@@ -77,7 +77,7 @@ _OWN_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_COLOR_PREFIX": "0",
     # A line for each request, which a process in Python reads, into counters that Ray's dashboard
-    # would show: at 800 requests a second 7 % of a core. Without it Serve's replicas count.
+    # would show: at 800 requests a second 5 to 6 % of a core. Without it Serve's replicas count.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",  # its files have it; our own words are what users wait for
     # Workers give way by themselves: an ingress in want of a core answers nobody in time.
