@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from cluster.backend import Submit
@@ -53,41 +53,39 @@ class Answer:
         self._generations: list[Generation] = []
 
     async def write(self, submit: Submit, timeout_s: float) -> None:
-        async with self._submitted(submit, timeout_s):
+        try:
+            await self._submit(submit, timeout_s)
             if self._plan.options.stream:
                 await self._write_events()
             else:
                 await self._write_whole()
-
-    @asynccontextmanager
-    async def _submitted(self, submit: Submit, timeout_s: float) -> AsyncIterator[None]:
-        """Others get their turns between the prompts."""
-        plan, wording = self._plan, self._wording
-        num_tokens = 0
-        try:
-            for number, prompt in enumerate(plan.prompts):
-                request = GenerationRequest(
-                    RequestId(f"{self._id}-{number}"),
-                    prompt.token_ids,
-                    plan.params_of(number),
-                    priority=plan.priority,
-                    cache_salt=plan.cache_salt,
-                    timeout_s=timeout_s,
-                    tenant=self._exchange.caller,
-                )
-                stream = submit(request)
-                first = number * plan.params.n
-                self._generations.append(
-                    Generation(stream, wording.pieces, prompt, plan.params, plan.options, first)
-                )
-                num_tokens += _cost(request)
-                if num_tokens >= _FEW_TOKENS:
-                    num_tokens = 0
-                    await asyncio.sleep(0)
-            yield
         finally:
             for generation in self._generations:
                 generation.close()
+
+    async def _submit(self, submit: Submit, timeout_s: float) -> None:
+        """Others get their turns between the prompts."""
+        plan, wording = self._plan, self._wording
+        num_tokens = 0
+        for number, prompt in enumerate(plan.prompts):
+            request = GenerationRequest(
+                RequestId(f"{self._id}-{number}"),
+                prompt.token_ids,
+                plan.params_of(number),
+                priority=plan.priority,
+                cache_salt=plan.cache_salt,
+                timeout_s=timeout_s,
+                tenant=self._exchange.caller,
+            )
+            stream = submit(request)
+            first = number * plan.params.n
+            self._generations.append(
+                Generation(stream, wording.pieces, prompt, plan.params, plan.options, first)
+            )
+            num_tokens += _cost(request)
+            if num_tokens >= _FEW_TOKENS:
+                num_tokens = 0
+                await asyncio.sleep(0)
 
     async def _write_events(self) -> None:
         """The headers wait for the first token, so that a refusal has its own status."""

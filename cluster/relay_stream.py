@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -201,7 +202,10 @@ class RelayStream(Routed):
         except Refused as refused:
             self._fail(full(refused))
             return
-        self._relay.dispatch()
+        if self._relay.router.num_waiting > 1:
+            self._relay.dispatch_soon()  # with all that come in this turn of the loop
+        else:
+            self._relay.dispatch()
 
     def _fail(self, problem: EngineError) -> None:
         self._problem = problem
@@ -233,11 +237,12 @@ class RelayStream(Routed):
             left_s = most_s if alone_since is None else alone_since + most_s - now
             is_told = missing is None and self._may_stay and not self._without
             self._news.clear()
-            try:
-                async with asyncio.timeout(None if is_told else min(CHECK_S, left_s)):
+            if is_told:
+                await self._news.wait()
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(CHECK_S, left_s)):
                     await self._news.wait()
-            except TimeoutError:
-                pass
         return self._placed
 
     @property

@@ -116,6 +116,8 @@ class SamplingParams:
     def without_repeats(self) -> "SamplingParams":
         """The same, with every token id named once: no list is longer than a vocabulary."""
         allowed, stops = self.allowed_token_ids, self.stop_token_ids
+        if allowed is None and not stops:
+            return self
         return replace(
             self,
             allowed_token_ids=None if allowed is None else tuple(dict.fromkeys(allowed)),

@@ -44,19 +44,16 @@ class Entrance:
     def look_at(self, ask: Ask, now: float, held: Sequence[Waiting]) -> Admitted:
         """Refused is raised for whom there is no room, or who would be late. `held`: by the last
         dispatch that looked."""
-        num_servers = sum(
-            len(group.prefill) or len(group.decode) for group in self._chooser.fields.groups(now)
-        )
-        foresight = None if ask.moved else self.foresight
-        guess_s = self._ledger.measured.mean(Leg.PREFILL).prompt_token_s * ask.num_tokens
         if not ask.moved and len(self._room) >= self.config.max_waiting:
-            raise Refused(Refusal.FULL, max(MIN_RETRY_S, self._drained_s(num_servers, held, now)))
+            raise Refused(Refusal.FULL, max(MIN_RETRY_S, self._drained_s(held, now)))
+        foresight = None if ask.moved else self.foresight
         choice = self._chooser.choose(ask, now) if foresight is not None else None
         if foresight is None or choice is None:
-            return Admitted(guess_s)
+            token_s = self._ledger.measured.mean(Leg.PREFILL).prompt_token_s
+            return Admitted(token_s * ask.num_tokens)
         terms = choice.way.terms
         num_uncached = ask.num_tokens - terms.num_cached
-        before_s = self._room.seconds_before(ask, num_uncached, max(1, num_servers))
+        before_s = self._room.seconds_before(ask, num_uncached, self._num_servers(now))
         first_s, place_s = self._places_s(choice.way, ask, now)
         wait_s = max(before_s + max(terms.wait_s, first_s), place_s)
         predicted_s = wait_s + terms.own_s
@@ -64,10 +61,14 @@ class Entrance:
             foresight.check(predicted_s, now)
         return Admitted(choice.way.prompt(ask).seconds, choice, predicted_s)
 
-    def _drained_s(self, num_servers: int, held: Sequence[Waiting], now: float) -> float:
+    def _num_servers(self, now: float) -> int:
+        groups = self._chooser.fields.groups(now)
+        return max(1, sum(len(group.prefill) or len(group.decode) for group in groups))
+
+    def _drained_s(self, held: Sequence[Waiting], now: float) -> float:
         """Until about all that waits has gone: prompts are computed, and answers have places, where
         the last dispatch found that these are lacking."""
-        prompts_s = self._room.work_s / max(1, num_servers)
+        prompts_s = self._room.work_s / self._num_servers(now)
         lacking = (one.choice for one in held if one.lack is Lack.ROOM and one.choice)
         choice = next(lacking, None)
         if choice is None:

@@ -46,6 +46,7 @@ class Account:
         "standing",
         "still_s",
         "worker",
+        "_is_still",
         "_moved_at",
         "_num_steps",
     )
@@ -69,6 +70,7 @@ class Account:
         self._num_steps = -1
         self._moved_at = 0.0
         self.still_s = 0.0  # with work and without a step, as of the last report
+        self._is_still = False  # for too long
 
     def note(self, load: Load, costs: StepCosts) -> None:
         self.standing.load = load
@@ -86,6 +88,7 @@ class Account:
             self._num_steps = load.num_steps
             self._moved_at = load.at
         self.still_s = max(load.still_s, load.at - self._moved_at)
+        self._is_still = self.still_s > self.stall_s
 
     def step_s(self, num_context_tokens: float, num_sequences: float) -> float:
         """Of a step that decodes, by itself."""
@@ -103,7 +106,7 @@ class Account:
         return max(least_s, overdue_s(longest_s))
 
     def takes_new(self, now: float) -> bool:
-        return self.still_s <= self.stall_s and self.standing.takes_new(now)
+        return not self._is_still and self.standing.takes_new(now)
 
     def has_room(self, num_tokens: int, num_sequences: int) -> bool:
         """For the answers to a prompt of which so many tokens come here."""

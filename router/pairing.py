@@ -6,7 +6,6 @@ between them. So only the best few of each leg are joined.
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from heapq import nsmallest
 from itertools import product
 from typing import NamedTuple
 
@@ -49,14 +48,14 @@ class Cheapest:
     def choose(self, ask: Ask, field: Field, weights: Weights) -> Choice:
         ways = Ways(ask, field, weights)
         decoding = list(ways.decoding())
-        computing = nsmallest(NUM_JOINED, ways.computing())
-        pairs = product(computing, nsmallest(NUM_JOINED, decoding))
+        computing = sorted(ways.computing())[:NUM_JOINED]
+        pairs = product(computing, sorted(decoding)[:NUM_JOINED])
         every = [ways.remote(*pair) for pair in pairs]
         if weights.may_stay:
             spared = {way.decode for way in every if way.spares_pause}
             staying = [one for one in decoding if one.account not in spared]
             every += _local(ways, staying, min(every, key=_order, default=None))
-        best = nsmallest(NUM_CONSIDERED, every, key=_order)
+        best = sorted(every, key=_order)[:NUM_CONSIDERED]
         first = _of_equals(best, weights)
         if first.terms.prefill is not None:
             reason = Reason.REMOTE

@@ -191,7 +191,6 @@ class Router:
             choice = self._choice(waiting, now)
             if choice is None:
                 continue
-            waiting.lack = self._chooser.lack(choice.way, waiting.ask, now)
             if waiting.lack is not None:
                 self._claim(waiting, now)
                 claimed += choice.way.computing, choice.way.decode
@@ -286,21 +285,23 @@ class Router:
             raise
 
     def _choice(self, waiting: Waiting, now: float) -> Choice | None:
-        """The one that was made, as long as nothing speaks for another."""
-        choice = waiting.choice
-        if choice is not None and choice.takes_new(now):
+        """The one that was made, as long as nothing speaks for another; and what it lacks now."""
+        before = waiting.choice
+        if before is not None and before.takes_new(now):
+            waiting.lack = self._chooser.lack(before.way, waiting.ask, now)
             if waiting.look_number == self._num_changes and waiting.looked_at == now:
-                return choice
-            is_fresh = now - waiting.looked_at < LOOK_AGAIN_S
-            if is_fresh and self._chooser.lack(choice.way, waiting.ask, now) is not None:
-                return choice
+                return before
+            if waiting.lack is not None and now - waiting.looked_at < LOOK_AGAIN_S:
+                return before
+        else:
+            before = None
         choice = self._chooser.choose(waiting.ask, now)
         if choice is not None:
-            waits = self._chooser.lack(choice.way, waiting.ask, now) is not None
-            before = waiting.choice
-            overdue = self._room.is_overdue(waiting, now)
-            if before is not None and waits and overdue and before.takes_new(now):
+            lack = self._chooser.lack(choice.way, waiting.ask, now)
+            if before is not None and lack is not None and self._room.is_overdue(waiting, now):
                 choice = before  # whose worker is kept free for it
+            else:
+                waiting.lack = lack
             self._keep(waiting, choice, now)
         return choice
 

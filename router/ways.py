@@ -105,6 +105,7 @@ class Ways:
         self._token_s = self._token_bytes / weights.link.bytes_per_s if weights.link else 0.0
         may_fetch = may_fetch and weights.link is not None
         self._source = field.source if may_fetch else None
+        self._locals: dict[Account, Way] = {}
 
     def computing(self) -> Iterator[Computing]:
         """At each prefill worker, whoever decodes. Written for speed, as `decoding` is: a cluster
@@ -187,6 +188,13 @@ class Ways:
         return Way(decoding.fit, terms, peer, decode, decoding.num_cached, step_s, spares_pause)
 
     def local(self, decoding: Decoding) -> Way:
+        """Each is found once: pairs are compared with it, too."""
+        way = self._locals.get(decoding.account)
+        if way is None:
+            way = self._locals[decoding.account] = self._find_local(decoding)
+        return way
+
+    def _find_local(self, decoding: Decoding) -> Way:
         """Every step that computes a part of the prompt makes a token of each sequence that runs,
         only later: by the prompt's share of it."""
         account, num_cached = decoding.account, decoding.num_cached
