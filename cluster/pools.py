@@ -45,8 +45,7 @@ class Member:
 class Pools:
     """Tells the router who is there and what they say of themselves. Used on one event loop.
 
-    `on_change` is called when a worker came, went, or said something; `on_move` with a session
-    whose worker wants its requests taken elsewhere.
+    `on_change` is called when a worker came, went, or said something.
     """
 
     def __init__(self, plane: Plane, release: str, router: Router) -> None:
@@ -60,7 +59,6 @@ class Pools:
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self.on_change: Callable[[], None] = lambda: None
-        self.on_move: Callable[[SessionBackend], None] = lambda session: None
 
     def update(self, leg: Leg, replicas: Replicas) -> None:
         """Who is not named any more gets nothing new; what it has under way goes on. It may be
@@ -98,6 +96,12 @@ class Pools:
         """Of the usable decode workers, those that keep what they have."""
         sessions = map(self.session_of, self.usable(Leg.DECODE))
         return {one for one in sessions if one is not None and not one.is_left}
+
+    def to_be_moved(self) -> list[SessionBackend]:
+        """Those with requests which their workers want taken elsewhere."""
+        members = *self._members[Leg.DECODE].values(), *self._gone
+        sessions = (one.session for one in members if not one.is_idle)
+        return [one for one in sessions if one is not None and one.wants_move]
 
     def session_of(self, worker: Worker) -> SessionBackend | None:
         for member in self._members[Leg.DECODE].values():
@@ -183,8 +187,6 @@ class Pools:
     def _session_changed(self, member: Member) -> None:
         self.router.reach(member.leg, member.worker, member.takes_requests)
         self._notice()
-        if member.session is not None and member.session.wants_move:
-            self.on_move(member.session)
 
     def _notice(self) -> None:
         self._changed.set()

@@ -55,10 +55,9 @@ class Relay:
         self._streams: dict[str, RelayStream] = {}
         self._tick: asyncio.TimerHandle | None = None
         self._is_due = False  # a look at those that wait, in this turn of the loop
-        self._checked_at = self._stuck_looked_at = float("-inf")
+        self._checked_at = self._workers_looked_at = float("-inf")
         self.answer_tokens = float(_FIRST_GUESS)  # of a choice, lately
         self.reroutes: Counter[str] = Counter()  # by what became of the worker
-        pools.on_move = self._move
         pools.on_change = self.dispatch_soon
 
     def submit(self, request: GenerationRequest) -> RelayStream:
@@ -115,9 +114,9 @@ class Relay:
             self._streams[ask.request_id].place(placement)
         for ask in self.router.take_expired():
             self._streams[ask.request_id].expire()
-        if not 0 <= now - self._stuck_looked_at < _TICK_S:
-            self._stuck_looked_at = now
-            self._take_from_stuck()
+        if not 0 <= now - self._workers_looked_at < _TICK_S:
+            self._workers_looked_at = now
+            self._take_from_workers()
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
@@ -142,19 +141,21 @@ class Relay:
         """Of a choice that was answered to its end."""
         self.answer_tokens += (1 - _FORGETTING) * (num_tokens - self.answer_tokens)
 
-    def _take_from_stuck(self) -> None:
+    def _take_from_workers(self) -> None:
+        """Again and again: who could go on with it may come later."""
         for worker in self.router.stuck(Leg.DECODE, self.config.stall_s):
             session = self.pools.session_of(worker)
             if session is not None and session.num_open:
                 self._take_from(session, WorkerStuck("the worker makes no steps"))
-
-    def _move(self, session: SessionBackend) -> None:
-        self._take_from(session, UnavailableError("the worker is leaving"))
+        for session in self.pools.to_be_moved():
+            self._take_from(session, UnavailableError("the worker is leaving"))
 
     def _take_from(self, session: SessionBackend, why: UnavailableError) -> None:
         """As many as another worker may take, which is not about to leave itself; the rest ends
         where it is."""
         heirs, num_open = self.pools.staying() - {session}, session.num_open
+        if not heirs:
+            return
         for stream in list(self._streams.values()):
             stream.leave(session, heirs, why)
         num_moved = num_open - session.num_open

@@ -371,6 +371,24 @@ async def test_a_worker_that_leaves_inherits_nothing_though_it_is_idle(fleet: Fl
     stream.close()
 
 
+async def test_what_is_to_be_moved_goes_when_there_is_somebody(fleet: Fleet) -> None:
+    """A worker asks once, and its ingresses may know no other one that answers just then."""
+    first = await fleet.add()
+    stream = fleet.relay.submit(request())
+    answer = await first.stream()
+    session = session_of(fleet, first)
+    fleet.remove(first)
+    first.sessions.ask_to_move()
+    await until(lambda: session.wants_move)
+    reading = asyncio.create_task(next_tokens(stream))
+    second = await fleet.add()
+    await until(answer.closed.is_set)
+    (await second.stream()).push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await reading == [1]
+    assert fleet.relay.reroutes == {"left": 1}
+    stream.close()
+
+
 async def test_workers_that_all_leave_keep_what_they_have(fleet: Fleet) -> None:
     """An old model's last ones, that would else hand it to and fro."""
     first, second = await fleet.add(), await fleet.add()
