@@ -31,6 +31,10 @@ class Offer(NamedTuple):
     num_tokens: int
     cost: PullCost
 
+    @property
+    def pull_s(self) -> float:
+        return self.cost.fixed_s + self.num_tokens * self.cost.token_s
+
 
 def pull_cost(
     latency_s: float, bytes_per_s: float, groups: Sequence[GroupSize], block_size: int

@@ -54,7 +54,9 @@ class PrefixPlanner:
             return None
         own_s = self._engine.engine.step_times.whole_prompt_token_s
         token_s = own_s * (1 + num_held_up)
-        ranked = rank([self._offer(s, num_prompt_tokens) for s in self._others(sources)], token_s)
+        offers = [self._offer(source, num_prompt_tokens) for source in self._others(sources)]
+        in_time = [one for one in offers if one.pull_s <= GRACE_S + one.num_tokens * own_s]
+        ranked = rank(in_time, token_s)
         if not ranked:
             return None
         num_tokens = ranked[0].num_tokens

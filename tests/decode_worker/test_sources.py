@@ -16,6 +16,7 @@ from engine.engine import Engine
 from engine.memory import bytes_needed
 from engine.sampling import SamplingParams
 from engine.step_times import StepTimes
+from kv_transfer.probe import LinkFigures
 from prefill_worker import prefixes
 from prefill_worker.fetching import FetchEnd
 from prefill_worker.node import Node
@@ -211,8 +212,10 @@ async def test_a_source_whose_time_is_over_is_not_asked(
 ) -> None:
     here, there = group.decode
     await group.warm(there, PROMPT[:96])
-    token_s = here.engine.engine.step_times.whole_prompt_token_s
-    monkeypatch.setattr(prefixes, "GRACE_S", -96 * token_s)
+    planner = here.fetcher.prefixes
+    plan = planner.plan([group.has(there, 96)], 150)
+    assert plan is not None
+    monkeypatch.setattr(planner, "plan", lambda *_: replace(plan, timeout_s=0.0))
     leases, before = there.exchange.holder.tally.num_leases, Counter(here.fetcher.ends)
     told = await group.ask(PROMPT, HOT, [group.has(there, 96)])
     told.check_equal(answer(alone, PROMPT, HOT))
@@ -258,6 +261,26 @@ async def test_what_is_computed_sooner_is_not_pulled(group: WorkerGroup, alone: 
     told.check_equal(answer(alone, PROMPT, HOT))
     assert told.prompt is not None
     assert told.prompt.num_cached_tokens == 0
+
+
+async def test_what_would_not_be_here_in_time_is_not_asked_for(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait while a prompt is computed."""
+    monkeypatch.setattr(prefixes, "GRACE_S", 1.0)
+    group = await WorkerGroup.start(engines(llama, 2), [], "inprocess")
+    here, there = group.decode
+    link = await here.exchange.links.get(group.addresses[there])
+    own_s = 96 * here.engine.engine.step_times.whole_prompt_token_s
+    cache = link.description.format
+    num_bytes = 96 // cache.block_size * sum(group.blob_bytes for group in cache.groups)
+    planned = []
+    for pulled_s in (own_s + 0.9, own_s + 1.1):
+        link.figures = LinkFigures(0.0, num_bytes / pulled_s)
+        plan = here.fetcher.prefixes.plan([group.has(there, 96)], 150, num_held_up=100)
+        planned.append(plan is not None)
+    assert planned == [True, False]
+    await group.stop()
 
 
 async def test_a_source_that_drains_or_does_not_answer_is_left(
