@@ -27,7 +27,8 @@ class Outbox:
     def __init__(self) -> None:
         self._unsent: dict[RequestId, _Unsent] = {}
         self._pressing: dict[RequestId, _Unsent] = {}  # of these
-        self._under_way: Iterator[Step] = iter(())  # of what was taken
+        self._taken: dict[RequestId, _Unsent] = {}
+        self._under_way: Iterator[Step] = iter(())  # of these
         self.num_bytes = 0  # of all that is unsent, about what its messages take
 
     def __len__(self) -> int:
@@ -52,6 +53,8 @@ class Outbox:
         self._pressing[request_id] = unsent
 
     def discard(self, request_id: RequestId) -> None:
+        """Also what was taken and did not fit into the messages so far."""
+        self._taken.pop(request_id, None)
         self._pressing.pop(request_id, None)
         unsent = self._unsent.pop(request_id, None)
         if unsent is not None:
@@ -59,7 +62,7 @@ class Outbox:
 
     def clear(self) -> None:
         self._unsent, self._pressing, self.num_bytes = {}, {}, 0
-        self._under_way = iter(())
+        self._taken, self._under_way = {}, iter(())
 
     def take(self) -> list[Step]:
         """The next message of all there is, or none after its end. Each is made when it is taken:
@@ -83,7 +86,8 @@ class Outbox:
         return self._begin(taken)
 
     def _begin(self, taken: dict[RequestId, _Unsent]) -> list[Step]:
-        self._under_way = steps_of(_news(taken))
+        self._taken = taken
+        self._under_way = steps_of(_news(taken), is_wanted=taken.__contains__)
         return list(islice(self._under_way, 1))
 
     def _grow(self, request_id: RequestId, num_bytes: int) -> _Unsent:
@@ -100,11 +104,16 @@ class Outbox:
 def _news(
     of: dict[RequestId, _Unsent],
 ) -> Iterator[tuple[RequestId, GenerationUpdate | EngineError]]:
-    for request_id, unsent in of.items():
+    """Of those that are still there when it is their turn; then they are let go."""
+    for request_id in list(of):
+        unsent = of.get(request_id)
+        if unsent is None:
+            continue
         if unsent.deltas or unsent.prompt is not None:
             yield request_id, GenerationUpdate(_joined(unsent.deltas), unsent.prompt)
         if unsent.error is not None:
             yield request_id, unsent.error
+        of.pop(request_id, None)
 
 
 def _joined(deltas: Sequence[ChoiceDelta]) -> Sequence[ChoiceDelta]:

@@ -36,10 +36,12 @@ class UpdatePart(NamedTuple):
 
 
 def steps_of(
-    news: Iterable[tuple[RequestId, GenerationUpdate | EngineError]], part_bytes: int = PART_BYTES
+    news: Iterable[tuple[RequestId, GenerationUpdate | EngineError]],
+    part_bytes: int = PART_BYTES,
+    is_wanted: Callable[[RequestId], bool] = lambda request_id: True,
 ) -> Iterator[session_pb2.Step]:
     """News of requests in their order, in Steps of bounded size. Each is made when it is asked
-    for: one update may be a hundred megabytes of logprobs."""
+    for: one update may be a hundred megabytes of logprobs, and not be wanted any more by then."""
     step, room = session_pb2.Step(), part_bytes
     for request_id, said in news:
         id_bytes = _NEWS_BYTES + _CHAR_BYTES * len(request_id)
@@ -47,6 +49,8 @@ def steps_of(
             if id_bytes + num_bytes > room and step.requests:
                 yield step
                 step, room = session_pb2.Step(), part_bytes
+            if not is_wanted(request_id):
+                break
             room -= id_bytes + num_bytes
             told = step.requests.add(request_id=request_id)
             if isinstance(part, EngineError):

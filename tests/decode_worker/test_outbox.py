@@ -8,8 +8,14 @@ from engine.request import ChoiceDelta, GenerationUpdate, PromptReport, RequestI
 from engine.step import TokenLogprobs
 from protos.limits import PART_BYTES
 
-A, B = RequestId("a"), RequestId("\u1234" * 256)
+A, B, C = RequestId("a"), RequestId("\u1234" * 256), RequestId("c")
 UPDATE = GenerationUpdate([ChoiceDelta(0, list(range(100)))])
+
+
+def long_report() -> PromptReport:
+    """In several messages."""
+    top = tuple((100_000 + i, -float(i)) for i in range(20))
+    return PromptReport(7, [None, *(TokenLogprobs(i, -1.5, 3, top) for i in range(1, 20_000))])
 
 
 def test_no_less_is_counted_than_its_messages_take() -> None:
@@ -44,10 +50,8 @@ def test_what_is_discarded_does_not_count() -> None:
 
 def test_a_long_report_is_made_message_by_message_and_comes_before_what_is_newer() -> None:
     """A report of a whole prompt takes seconds to make: others have their turns in between."""
-    top = tuple((100_000 + i, -float(i)) for i in range(20))
-    entries = [None, *(TokenLogprobs(i, -1.5, 3, top) for i in range(1, 20_000))]
     outbox = Outbox()
-    outbox.add(A, GenerationUpdate([ChoiceDelta(0, [1])], PromptReport(7, entries)))
+    outbox.add(A, GenerationUpdate([ChoiceDelta(0, [1])], long_report()))
     (first,) = outbox.take()
     assert first.ByteSize() <= PART_BYTES
     assert not first.requests[0].prompt.complete
@@ -61,3 +65,19 @@ def test_a_long_report_is_made_message_by_message_and_comes_before_what_is_newer
     (last,) = outbox.take()
     assert last.requests[0].deltas[0].token_ids == [3]
     assert outbox.take() == []
+
+
+def test_the_rest_of_a_long_report_that_is_discarded_does_not_come() -> None:
+    """Nor what waited behind it; but all that is others', or comes under the same id later."""
+    outbox = Outbox()
+    for request_id in (A, B, C):
+        outbox.add(request_id, GenerationUpdate([ChoiceDelta(0, [1])], long_report()))
+    outbox.take()
+    outbox.discard(A)
+    outbox.discard(C)
+    outbox.add(A, GenerationUpdate([ChoiceDelta(0, [2])]))
+    rest = list(chain.from_iterable(iter(outbox.take, [])))
+    *of_b, last = [news for step in rest for news in step.requests]
+    assert {news.request_id for news in of_b} == {B}
+    assert of_b[-1].deltas
+    assert (last.request_id, list(last.deltas[0].token_ids)) == (A, [2])
