@@ -137,7 +137,7 @@ class Fleet:
         """At another address, as Serve's replicas."""
         worker.set_faults("")
         await worker.end()
-        worker.address = "127.0.0.1:0"
+        worker.address = ""
         await self._started(worker)
 
     def _publish(self) -> None:

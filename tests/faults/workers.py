@@ -37,6 +37,7 @@ from protos.handoff_pb2 import (
     PullerMessage,
 )
 from protos.handoff_pb2_grpc import HandOffStub
+from protos.port import reserved_port
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import (
     DescribeRequest,
@@ -111,13 +112,17 @@ class Worker:
         self.log = folder / f"{name}.log"
         self._apart = apart
         self._environment = dict(environment or {})
-        self.address = "127.0.0.1:0"
+        self.address = ""
+        self._port = contextlib.ExitStack()  # nobody else gets it between two processes
         self.child: Process | Forked
         self.pid: int
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
         """At the address of the process before it, if there was one."""
+        if not self.address:
+            port = self._port.enter_context(reserved_port("127.0.0.1"))
+            self.address = f"127.0.0.1:{port}"
         words = ("worker", "--config", str(self._config), "--listen", self.address)
         environment = {**self._environment, "KVRELAY_FAULTS": f"@{self._faults}"}
         if self._apart:
@@ -134,14 +139,18 @@ class Worker:
         self.channel = Plane().channel(self.address)
 
     async def end(self) -> None:
-        self.send(signal.SIGCONT)
-        await self.channel.close()
-        await self._stack.aclose()
+        await self._stop()
+        self._port.close()
 
     async def restart(self) -> None:
         self.set_faults("")
-        await self.end()
+        await self._stop()
         await self.start()
+
+    async def _stop(self) -> None:
+        self.send(signal.SIGCONT)
+        await self.channel.close()
+        await self._stack.aclose()
 
     def set_faults(self, text: str) -> None:
         self._said_before = self.log.stat().st_size if self.log.exists() else 0
