@@ -49,7 +49,7 @@ class Admission:
         is_fetched = sequence.may_fetch and num_tokens - cached_to > above
         if not (is_fetched or prefix_end or self._may_begin(sequence, match, draft)):
             return False
-        if not sequence.admitted:
+        if not request.has_begun:
             request.num_cached = min(match.num_tokens, request.num_prompt)
             request.course.num_cached = request.num_cached
             request.course.begin(outbox.now_s)

@@ -167,6 +167,12 @@ class RunningRequest:
         return [c for c in self.choices if c.state is not SequenceState.FINISHED]
 
     @property
+    def has_begun(self) -> bool:
+        """One of its choices was admitted. Of those that went apart the others find in the cache
+        what that one read, which says nothing of where the prompt's cache came from."""
+        return any(choice.admitted for choice in self.choices)
+
+    @property
     def forking(self) -> list[Sequence]:
         """Who has been forked is not to be forked again: most ask when nobody is left."""
         if self._forking:

@@ -312,6 +312,27 @@ def test_what_the_other_side_had_is_what_nobody_computed(cached_there: int, repo
     assert report(bench, "r").num_cached_tokens == reported
 
 
+def test_choices_that_went_apart_count_the_prompt_once() -> None:
+    """The second finds in the cache what was pulled for the first."""
+    bench = Bench(num_blocks=40)
+    tokens = [answer(PROMPT, 1, choice, 3) for choice in range(2)]
+    sent = tuple(ChoiceSoFar(said[: choice + 1]) for choice, said in enumerate(tokens))
+    bench.add("r", PROMPT, sent=sent, fetch_above=len(PROMPT), n=2, max_tokens=3)
+    output = bench.step()
+    assert output is not None
+    first, second = output.reservations
+    fill(bench, first)
+    end(bench, first, Delivered())
+    end(bench, second, ComputeHere())  # as if it came now
+    bench.run()
+    for choice in range(2):
+        assert bench.tokens["r", choice] == tokens[choice][choice + 1 :]
+    figures = bench.scheduler.figures()
+    assert (figures.num_computed_tokens, figures.num_cached_tokens) == (0, 0)
+    assert figures.num_pulled_tokens == len(PROMPT)
+    assert report(bench, "r").num_cached_tokens == 0
+
+
 def test_without_first_tokens_the_last_one_is_computed_again() -> None:
     bench = Bench()
     bench.add("r", PROMPT, fetch_above=0, n=2, max_tokens=3)
