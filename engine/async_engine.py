@@ -14,6 +14,7 @@ from engine.answers import Answers
 from engine.async_streams import Command, EngineStream, HandOverStream, RequestStream, drop_command
 from engine.engine import Engine
 from engine.errors import EngineError, RequestError, StepError, UnavailableError
+from engine.grammar.compiler import outcome
 from engine.grammar.interface import CompiledGrammar
 from engine.grammar.value import Grammar
 from engine.handoff import FetchOutcome, PromptChunk, Quarantined, Reservation, UnfinishedReads
@@ -247,7 +248,7 @@ class AsyncEngine:
         """What was on its way to another stream of the same id is before it."""
         self._on_loop(stream.begin)
         try:
-            engine.add(request, None if compiled is None else compiled.result(), arrived_s)
+            engine.add(request, None if compiled is None else outcome(compiled), arrived_s)
         except EngineError as error:
             self._post(StepOutput({}, {request.request_id: error}))
 

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, ModelError, RequestError, StepError
 from engine.fingerprint import fingerprint
 from engine.generation_defaults import read_generation_defaults
-from engine.grammar.compiler import Compile, GrammarCompiler
+from engine.grammar.compiler import Compile, GrammarCompiler, outcome
 from engine.grammar.interface import CompiledGrammar
 from engine.handoff import FetchOutcome, Quarantined, Reservation, UnfinishedReads
 from engine.kernels.interface import Kernels
@@ -175,7 +175,7 @@ class Engine:
         that the caller has not had compiled is waited for. `arrived_s`: of `time.monotonic`."""
         seed = self._seeds.randrange(-(2**63), 2**63)
         if grammar is None and request.drawn_grammar is not None:
-            grammar = self.grammars.submit(request.drawn_grammar).result()
+            grammar = outcome(self.grammars.submit(request.drawn_grammar))
         arrived_s = time.monotonic() if arrived_s is None else arrived_s
         self._scheduler.add(request, seed, arrived_s, grammar)
 

@@ -40,7 +40,7 @@ class GrammarCompiler:
         self._closed = False
 
     def submit(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """The same future for the same text; RequestError is in it."""
+        """The same future for the same text, for `outcome`."""
         with self._lock:
             if self._closed:
                 raise UnavailableError("the engine is stopping")
@@ -85,6 +85,15 @@ class GrammarCompiler:
         finally:
             with self._lock:
                 self._num_waiting -= 1
+
+
+def outcome(compiled: "Future[CompiledGrammar]") -> CompiledGrammar:
+    """Of a grammar that was submitted, once it is there. A refusal is the caller's own: the one
+    that is kept would gather the frames of all who raise it, and what these hold."""
+    refusal = compiled.exception()
+    if isinstance(refusal, RequestError):
+        raise refusal.renamed(refusal.field)
+    return compiled.result()
 
 
 def deep_thread(name: str) -> ThreadPoolExecutor:

@@ -16,7 +16,7 @@ from engine.errors import (
     UnavailableError,
 )
 from engine.grammar import compiler as module
-from engine.grammar.compiler import Compile, GrammarCompiler
+from engine.grammar.compiler import Compile, GrammarCompiler, outcome
 from engine.grammar.interface import CompiledGrammar
 from engine.grammar.value import Grammar
 from engine.request import GenerationRequest, RequestId
@@ -61,7 +61,7 @@ def test_each_text_once(compiler: GrammarCompiler, counting: Counting) -> None:
     assert futures[0].result() is futures[2].result()
     for future in futures[3:]:
         with pytest.raises(RequestError, match="unclosed"):
-            future.result()
+            outcome(future)
     assert counting.compiled == ["a", "b", "("]
 
 
@@ -187,3 +187,12 @@ async def test_a_refusal_comes_from_the_stream(serving: AsyncEngine) -> None:
         await tokens(ask(serving, "r", regex("(")))
     assert serving.num_open == 0
     assert said(await tokens(ask(serving, "r", regex("x")))) == "x"
+
+
+async def test_a_refusal_that_is_kept_keeps_nobody_who_got_it(serving: AsyncEngine) -> None:
+    frames = []
+    for name in "abc":
+        with pytest.raises(RequestError) as caught:
+            await tokens(ask(serving, name, regex("(")))
+        frames.append(len(caught.traceback))
+    assert len(set(frames)) == 1
