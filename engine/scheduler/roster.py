@@ -168,12 +168,14 @@ class Roster:
         self._swap.forget(sequence)
         if sequence not in self.in_flight:
             self._give_slot_back(sequence)
-        if not sequence.request.live:
-            del self._requests[sequence.request.source.request_id]
+        request = sequence.request
+        if not request.live:
+            del self._requests[request.source.request_id]
+            request.forget_choices()
 
     def end(self, request: RunningRequest) -> None:
         """What still lives of it is finished, siblings before the leader that they wait for."""
-        for sequence in reversed(request.choices):
+        for sequence in request.choices[::-1]:
             if sequence.state is not SequenceState.FINISHED:
                 self.finish(sequence)
 

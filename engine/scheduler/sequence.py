@@ -158,6 +158,12 @@ class RunningRequest:
         if choice.state is SequenceState.FORKING:
             self._forking.append(choice)
 
+    def forget_choices(self) -> None:
+        """All have ended. They know it, and it knew them: with all their tokens they would stay
+        until Python next looks for garbage, which servers have it do seldom."""
+        self.choices.clear()
+        self._forking.clear()
+
     @property
     def num_prompt(self) -> int:
         return len(self.source.prompt_token_ids)

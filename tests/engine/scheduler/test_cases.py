@@ -1,5 +1,8 @@
 """What the scheduler promises, case by case."""
 
+import gc
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -369,6 +372,35 @@ def test_an_id_can_be_used_again_once_its_request_has_ended() -> None:
     bench.add("r", [1], max_tokens=1)
     bench.run()
     assert len(bench.tokens["r", 0]) == 2
+
+
+class Prompt(list[int]):
+    """One that can be watched."""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    yield
+    if enabled:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("n", "aborted"), [(1, False), (3, False), (3, True)])
+def test_what_has_ended_does_not_wait_for_the_collector(n: int, aborted: bool, ahead: bool) -> None:
+    bench = Bench(num_blocks=40, ahead=ahead)
+    prompt = Prompt(range(20))
+    left = weakref.ref(prompt)
+    bench.add("r", prompt, n=n, max_tokens=5)
+    del prompt
+    bench.step()
+    if aborted:
+        bench.scheduler.abort(RequestId("r"))
+    bench.run()
+    assert left() is None
 
 
 def test_the_queue_is_bounded() -> None:
