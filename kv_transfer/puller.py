@@ -197,10 +197,9 @@ class HandOff:
             case "verdict":
                 self._note_verdict(message.verdict)
             case "failure":
-                refused = Refused(message.failure)
                 if message.failure.field == "holder_incarnation":
-                    self._link.lose(str(refused))
-                raise refused
+                    self._link.lose(str(Refused(message.failure)))
+                raise Refused(message.failure)  # that no frame has: it has all of theirs
             case _:
                 raise TransferError("the holder speaks of what this version does not know")
 

@@ -1,6 +1,8 @@
 """What a holder makes of what pullers ask: leases, or refusals that name why."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from grpc.aio import StreamStreamCall
@@ -22,6 +24,19 @@ async def test_the_holders_refusal_is_the_pullers_error(pair: Pair) -> None:
     with pytest.raises(Refused, match="prompt: too long") as refused:
         await run(pair, pair.hand_off(WANTED), act)
     assert not refused.value.retryable
+
+
+async def test_what_was_refused_does_not_wait_for_the_collector(pair: Pair) -> None:
+    hand_off = pair.hand_off(WANTED, pair.ask(WANTED, protocol=PROTOCOL + 1))
+    gone = weakref.ref(hand_off)
+    gc.disable()
+    try:
+        with pytest.raises(Refused) as refused:
+            await hand_off.run()
+        del refused, hand_off
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
