@@ -146,7 +146,8 @@ class AsyncEngine:
             del self._streams[request.request_id]
             stream.fail(error)
         else:
-            compiled.add_done_callback(lambda _: self.call(add))
+            waiting = [add]  # and not the callback itself, which stays as long as the grammar
+            compiled.add_done_callback(lambda _: self.call(waiting.pop()))
 
     async def end_fetch(
         self,

@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -196,3 +198,17 @@ async def test_a_refusal_that_is_kept_keeps_nobody_who_got_it(serving: AsyncEngi
             await tokens(ask(serving, name, regex("(")))
         frames.append(len(caught.traceback))
     assert len(set(frames)) == 1
+
+
+async def test_a_grammar_that_is_kept_keeps_nobody_who_waited_for_it(serving: AsyncEngine) -> None:
+    stream = ask(serving, "first", regex("x"))
+    left = weakref.ref(stream)
+    gc.disable()
+    try:
+        await tokens(stream)
+        del stream
+        for _ in range(2):  # the thread has what it was told last, until it is told something else
+            await serving.ask(lambda engine: None)
+        assert left() is None
+    finally:
+        gc.enable()
