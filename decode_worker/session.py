@@ -2,6 +2,9 @@
 
 GREETING ──Hello──▶ OPEN ──half-close, drain──▶ ENDING ──nothing left──▶ (last message)
     └─────────────────┴── whatever breaks the rules of the stream ──▶ (a Failure)
+
+An engine that dies ends it as well: its ingress counts the worker as dead then, and does not try a
+request that engines die of at one worker after the other.
 """
 
 import asyncio
@@ -10,7 +13,14 @@ from enum import Enum, auto
 
 from decode_worker.answerer import Answerer, AnswerStream, decode_submit
 from decode_worker.outbox import Outbox
-from engine.errors import EngineError, QueueFullError, RequestError, StepError, UnavailableError
+from engine.errors import (
+    EngineDiedError,
+    EngineError,
+    QueueFullError,
+    RequestError,
+    StepError,
+    UnavailableError,
+)
 from engine.request import RequestId
 from engine.wire.failures import encode_failure
 from engine.wire.requests import check_request_id
@@ -214,6 +224,9 @@ class Session:
         except Exception as bug:  # noqa: BLE001 - of ours: whoever waits is told
             logger.exception("request %s failed", request_id)
             error = StepError(f"the worker failed: {bug!r}")
+        if isinstance(error, EngineDiedError):
+            self.fail(encode_failure(error))
+            return
         if self._live.get(request_id) is stream and (error is not None or stream.has_ended):
             self._forget(request_id)
             if error is not None:

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 from engine.answers import Answers
 from engine.async_streams import Command, EngineStream, HandOverStream, RequestStream, drop_command
 from engine.engine import Engine
-from engine.errors import EngineError, RequestError, StepError, UnavailableError
+from engine.errors import (
+    EngineDiedError,
+    EngineError,
+    RequestError,
+    StepError,
+    UnavailableError,
+)
 from engine.grammar.compiler import outcome
 from engine.grammar.interface import CompiledGrammar
 from engine.grammar.value import Grammar
@@ -202,7 +208,9 @@ class AsyncEngine:
                 self._followers.discard(follower)
 
     def _unavailable(self) -> UnavailableError:
-        return UnavailableError(self._dead or "the engine is stopping")
+        if self._dead is not None:
+            return EngineDiedError(self._dead)
+        return UnavailableError("the engine is stopping")
 
     @property
     def still_s(self) -> float:
@@ -268,7 +276,7 @@ class AsyncEngine:
         except BaseException as error:  # noqa: BLE001 - a bug, or a library's panic: all are told
             logger.exception("the engine's thread died")
             self._dead = f"the engine died: {error!r}"
-            self._on_loop(lambda: self._fail_all(UnavailableError(str(self._dead))))
+            self._on_loop(lambda: self._fail_all(self._unavailable()))
 
     def _check_steps(self) -> None:
         if self.engine.num_failed >= _MOST_FAILED_STEPS:

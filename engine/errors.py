@@ -42,6 +42,11 @@ class UnavailableError(EngineError):
         self.detail = detail
 
 
+class EngineDiedError(UnavailableError):
+    """The engine ended by itself under all that it had, of which one may be the cause. It does not
+    come back in this process."""
+
+
 class DeadlineError(EngineError):
     """The time that the request gave itself was over before its answer was complete."""
 

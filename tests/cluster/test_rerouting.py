@@ -9,7 +9,7 @@ import pytest
 from cluster.relay import RelayConfig
 from cluster.relay_stream import RelayStream
 from cluster.session import SessionBackend
-from engine.errors import QueueFullError, RequestError, StepError
+from engine.errors import EngineDiedError, QueueFullError, RequestError, StepError
 from engine.request import (
     ChoiceDelta,
     ChoiceSoFar,
@@ -154,6 +154,42 @@ async def test_nor_is_it_tried_on_a_third_where_they_die_without_a_word(fleet: F
     with pytest.raises(StepError, match="^2 workers died under request poison$"):
         await reading
     assert not workers[0].answerer.streams
+    stream.close()
+
+
+async def test_nor_where_it_is_their_engines_that_die(fleet: Fleet) -> None:
+    """Their processes are there for a while, and answer."""
+    workers = [await fleet.add() for _ in range(3)]
+    stream = fleet.relay.submit(request("poison"))
+    reading = asyncio.create_task(next_update(stream))
+    for _ in range(2):
+        await until(lambda: any(is_answering(worker) for worker in workers))
+        (victim,) = [worker for worker in workers if is_answering(worker)]
+        workers.remove(victim)
+        victim.loads.report.unhealthy = "the engine died"
+        await until(lambda: victim.worker not in fleet.relay.pools.usable(Leg.DECODE))  # noqa: B023
+        victim.answerer.streams[-1].fail(EngineDiedError("the engine died"))
+    with pytest.raises(StepError, match="^2 workers died under request poison$"):
+        await reading
+    assert not workers[0].answerer.streams
+    stream.close()
+
+
+async def test_an_answer_whose_only_worker_s_engine_died_waits_for_another(fleet: Fleet) -> None:
+    first = await fleet.add()
+    stream = fleet.relay.submit(request())
+    answer = await first.stream()
+    answer.push(ChoiceDelta(0, [1]))
+    assert await next_tokens(stream) == [1]
+    reading = asyncio.create_task(next_tokens(stream))
+    answer.fail(EngineDiedError("the engine died"))
+    first.loads.report.unhealthy = "the engine died"
+    await until(answer.closed.is_set)
+    second = await fleet.add()
+    goes_on = await second.stream()
+    assert goes_on.submitted.request.sent == (ChoiceSoFar([1]),)
+    goes_on.push(ChoiceDelta(0, [2], finish_reason=END))
+    assert await reading == [2]
     stream.close()
 
 

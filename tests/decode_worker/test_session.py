@@ -14,7 +14,13 @@ from decode_worker.answerer import (
     encode_submit,
 )
 from decode_worker.session import Session
-from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
+from engine.errors import (
+    EngineDiedError,
+    QueueFullError,
+    RequestError,
+    StepError,
+    UnavailableError,
+)
 from engine.request import ChoiceDelta, FinishReason, GenerationRequest, PromptReport, RequestId
 from engine.sampling import SamplingParams
 from protos.generation_pb2 import FINISH_REASON_LENGTH, Failure
@@ -413,6 +419,15 @@ async def test_what_is_left_can_be_failed(ends: Ends) -> None:
         ("a", Failure.KIND_UNAVAILABLE),
         ("b", Failure.KIND_UNAVAILABLE),
     }
+
+
+async def test_an_engine_that_dies_takes_the_session_with_it(ends: Ends) -> None:
+    """To the ingress the worker is dead, whose process may be there for a while."""
+    streams = [ends.submit("a"), ends.submit("b")]
+    streams[0].fail(EngineDiedError("the engine died"))
+    assert all(stream.closed.is_set() for stream in streams)
+    farewell = await ends.farewell()
+    assert (farewell.kind, farewell.message) == (Failure.KIND_UNAVAILABLE, "the engine died")
 
 
 async def test_what_nobody_takes_is_bounded() -> None:

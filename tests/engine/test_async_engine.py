@@ -19,7 +19,14 @@ from engine.async_engine import AsyncEngine
 from engine.async_streams import EngineStream
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import EngineError, QueueFullError, RequestError, StepError, UnavailableError
+from engine.errors import (
+    EngineDiedError,
+    EngineError,
+    QueueFullError,
+    RequestError,
+    StepError,
+    UnavailableError,
+)
 from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, RequestId
 from engine.sampler.edits import is_edited
 from engine.sampler.interface import Draws
@@ -309,12 +316,12 @@ async def test_an_engine_that_fails_every_step_dies_of_it(
     monkeypatch.setattr(runner, "launch", fail_but_the_ninth)
     errors: list[type[EngineError]] = []
     async with asyncio.timeout(30):
-        while UnavailableError not in errors:
+        while EngineDiedError not in errors:
             try:
                 await read(serving.submit(request(str(len(errors)), max_tokens=1)))
             except EngineError as error:
                 errors.append(type(error))
-    assert errors == [StepError] * 18 + [UnavailableError]
+    assert errors == [StepError] * 18 + [EngineDiedError]
     with pytest.raises(UnavailableError, match="its last 10 steps failed"):
         serving.check_health()
     told = [record.getMessage() for record in caplog.records if record.name == "engine.engine"]
@@ -333,11 +340,11 @@ async def test_a_dead_thread_is_told_to_everyone(
     monkeypatch.setattr(serving.engine, "step", die)
     stream = serving.submit(request("last"))
     async with asyncio.timeout(30):
-        with pytest.raises(UnavailableError, match="bug"):
+        with pytest.raises(EngineDiedError, match="bug"):
             await read(stream)
     with pytest.raises(UnavailableError):
         serving.check_health()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(EngineDiedError):
         await anext(serving.submit(request("too late")))
 
 
