@@ -146,8 +146,12 @@ class RelayStream(Routed):
             self._news.set()
 
     def expire(self) -> None:
-        """It waited for as long as it may."""
-        self._fail(DeadlineError("no worker had time for it in the request's time"))
+        """It waited for as long as it may, or as anybody may."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._fail(DeadlineError("no worker had time for it in the request's time"))
+        else:
+            most_s = self._relay.router.config.max_wait_s
+            self._fail(RefusedError(f"no worker had time for it in {most_s:g} s"))
 
     def leave(
         self, session: SessionBackend, heirs: Set[SessionBackend], why: UnavailableError

@@ -235,6 +235,22 @@ async def test_who_waits_at_the_router_goes_when_there_is_time(fleet: Fleet) -> 
     assert fleet.relay.router.num_waiting == 0
 
 
+async def test_who_waited_as_long_as_anybody_may_is_told_to_come_again(
+    make_fleet: MakeFleet,
+) -> None:
+    """Its own time is not over: to say so would be untrue, and clients would not try again."""
+    fleet = make_fleet(router=RouterConfig(max_wait_s=0.2))
+    worker = FakeWorker()
+    worker.loads.report.step_times.prompt_token_s = 0.001
+    worker.loads.report.max_step_tokens = 1000
+    worker.loads.report.num_queued_tokens = 5000
+    await fleet.add(worker=worker)
+    stream = fleet.relay.submit(request())
+    with pytest.raises(QueueFullError, match="^no worker had time for it in 0.2 s$"):
+        await next_update(stream)
+    stream.close()
+
+
 async def test_an_answer_that_has_come_leaves_room_for_others_before_it_is_read(
     fleet: Fleet,
 ) -> None:
