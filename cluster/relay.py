@@ -30,7 +30,8 @@ _FIRST_GUESS = 128
 class RelayConfig:
     """`max_lost_workers`: a request that so many workers died under is the likely cause. A
     worker that did not say that the request had come may have been dead before, as when a
-    whole machine goes; one such more is forgiven. `max_alone_s`: for a worker to come, where
+    whole machine goes, and one that is stuck may be so for other reasons; one such more is
+    forgiven. `max_alone_s`: for a worker to come, where
     there is none, of a request that has seen one; `max_new_alone_s`: of a new one, whose client can
     ask elsewhere. `stall_s`: a worker that has made no step for so long, though it answers, loses
     its requests to others. `soonest_priority`: the lowest that a request may have."""

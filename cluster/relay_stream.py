@@ -67,8 +67,8 @@ class RelayStream(Routed):
         self._keys: Sequence[int] | None = None
         self._naming: asyncio.Task[None] | None = None
         self._prompt_reported = False
-        self._lost: dict[Worker, str] = {}  # that died under it, and how
-        self._lost_alive: set[Worker] = set()  # of them, those that it had come to
+        self._lost: dict[Worker, str] = {}  # that died or got stuck under it, and how
+        self._lost_alive: set[Worker] = set()  # of them, those that died and that it had come to
         self._without: frozenset[Worker] = frozenset()
         self._placed: _Placed | None = None
         self._problem: EngineError | None = None  # why it has no worker
@@ -285,15 +285,9 @@ class RelayStream(Routed):
     def _goes_on(self, error: EngineError, placed: _Placed) -> bool:
         """Elsewhere, or else the error is its reader's."""
         session = placed.session
+        if isinstance(error, (SessionBroken, WorkerStuck)):
+            self._note_lost(error, placed.worker)
         if isinstance(error, SessionBroken):
-            self._lost[placed.worker] = error.detail
-            if error.had_come:
-                self._lost_alive.add(placed.worker)
-            most = self._relay.config.max_lost_workers
-            if len(self._lost_alive) >= most or len(self._lost) > most:
-                message = f"{len(self._lost)} workers died under request {self.request_id}"
-                logger.warning("%s: %s", message, "; ".join(self._lost.values()))
-                raise StepError(message) from error
             self._without = frozenset()  # who refused it may have time for it by now
         elif not isinstance(error, WorkerStuck):  # that one gets nothing until it makes steps again
             self._without |= {placed.worker}
@@ -304,6 +298,17 @@ class RelayStream(Routed):
         # of a worker that has thousands, one line says how many
         logger.debug("%s goes on elsewhere: %s", self.request_id, in_full(error))
         return True
+
+    def _note_lost(self, error: SessionBroken | WorkerStuck, worker: Worker) -> None:
+        """StepError once it is the likely cause. Of one that is stuck that is less likely."""
+        self._lost[worker] = error.detail or f"{worker.address}: {error}"
+        if isinstance(error, SessionBroken) and error.had_come:
+            self._lost_alive.add(worker)
+        most = self._relay.config.max_lost_workers
+        if len(self._lost_alive) >= most or len(self._lost) > most:
+            message = f"{len(self._lost)} workers died or got stuck under request {self.request_id}"
+            logger.warning("%s: %s", message, "; ".join(self._lost.values()))
+            raise StepError(message) from error
 
     def _unplace(self) -> None:
         if self._placed is not None:

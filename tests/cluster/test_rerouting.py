@@ -28,6 +28,8 @@ from tests.cluster.fake_fleet import (
 )
 from tests.waiting import until
 
+DOOMED = "^2 workers died or got stuck under request poison$"
+
 
 def is_answering(worker: FakeWorker) -> bool:
     return any(not stream.closed.is_set() for stream in worker.answerer.streams)
@@ -115,7 +117,7 @@ async def test_a_request_that_workers_die_of_is_not_tried_on_a_third(fleet: Flee
         await reading
         reading = asyncio.create_task(next_update(stream))
         await victim.die()
-    with pytest.raises(StepError, match="^2 workers died under request poison$"):
+    with pytest.raises(StepError, match=DOOMED):
         await reading
     assert not workers[0].answerer.streams
     stream.close()
@@ -151,7 +153,7 @@ async def test_nor_is_it_tried_on_a_third_where_they_die_without_a_word(fleet: F
         session = session_of(fleet, victim)
         await until(lambda: session.num_come == 1)  # noqa: B023 - awaited here
         await victim.die()
-    with pytest.raises(StepError, match="^2 workers died under request poison$"):
+    with pytest.raises(StepError, match=DOOMED):
         await reading
     assert not workers[0].answerer.streams
     stream.close()
@@ -169,7 +171,7 @@ async def test_nor_where_it_is_their_engines_that_die(fleet: Fleet) -> None:
         victim.loads.report.unhealthy = "the engine died"
         await until(lambda: victim.worker not in fleet.relay.pools.usable(Leg.DECODE))  # noqa: B023
         victim.answerer.streams[-1].fail(EngineDiedError("the engine died"))
-    with pytest.raises(StepError, match="^2 workers died under request poison$"):
+    with pytest.raises(StepError, match=DOOMED):
         await reading
     assert not workers[0].answerer.streams
     stream.close()
@@ -371,6 +373,26 @@ async def test_a_worker_that_answers_and_makes_no_step_loses_its_requests(
     goes_on.push(ChoiceDelta(0, [2], finish_reason=END))
     assert await reading == [2]
     assert relay.reroutes == {"stuck": 1}
+    stream.close()
+
+
+async def test_a_request_that_workers_get_stuck_with_is_not_tried_at_all_of_them(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet(RelayConfig(stall_s=0.2))
+    workers = [await fleet.add() for _ in range(4)]
+    stream = fleet.relay.submit(request("poison"))
+    reading = asyncio.create_task(next_update(stream))
+    for _ in range(3):
+        await until(lambda: any(is_answering(worker) for worker in workers))
+        (victim,) = [worker for worker in workers if is_answering(worker)]
+        workers.remove(victim)
+        victim.loads.report.still_s = 60.0
+        await until(victim.answerer.streams[-1].closed.is_set)
+    with pytest.raises(StepError, match="^3 workers died or got stuck under request poison$"):
+        await reading
+    assert not workers[0].answerer.streams
+    assert fleet.relay.reroutes == {"stuck": 2}
     stream.close()
 
 

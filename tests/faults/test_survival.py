@@ -299,7 +299,8 @@ async def test_a_request_that_two_workers_died_of(fleet: Fleet, model: Path, fol
     assert refused.status_code == 500
     (decision, _) = relay.router.decisions
     assert (
-        f"2 workers died under request {decision.request_id}" in refused.json()["error"]["message"]
+        f"2 workers died or got stuck under request {decision.request_id}"
+        in refused.json()["error"]["message"]
     )
 
 
