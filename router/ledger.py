@@ -47,7 +47,6 @@ class Account:
         "still_s",
         "worker",
         "_is_still",
-        "_moved_at",
         "_num_steps",
     )
 
@@ -68,7 +67,6 @@ class Account:
         self.claimed_sequences = 0
         self.claimed_tokens = 0
         self._num_steps = -1
-        self._moved_at = 0.0
         self.still_s = 0.0  # with work and without a step, as of the last report
         self._is_still = False  # for too long
 
@@ -83,11 +81,10 @@ class Account:
         token_s = prompt_token_s(costs, load.max_step_tokens)
         self.prompts.report(load.num_queued_tokens, token_s, load.at)
         self.seats.report(load, self.step_s(load.num_context_tokens, load.num_running))
-        has_work = load.num_running > 0 or load.num_queued_tokens > 0
-        if load.num_steps != self._num_steps or not has_work:
-            self._num_steps = load.num_steps
-            self._moved_at = load.at
-        self.still_s = max(load.still_s, load.at - self._moved_at)
+        self._num_steps = load.num_steps
+        # The worker's own word: it alone knows whether its work waits for blocks that are on their
+        # way, or that peers still read, which is not being stuck.
+        self.still_s = load.still_s
         self._is_still = self.still_s > self.stall_s
 
     def step_s(self, num_context_tokens: float, num_sequences: float) -> float:

@@ -363,7 +363,7 @@ async def test_a_worker_that_answers_and_makes_no_step_loses_its_requests(
     answer = await stuck.stream()
     answer.push(ChoiceDelta(0, [1]))
     assert await next_tokens(stream) == [1]
-    stuck.loads.report.num_running = stuck.loads.report.num_steps = 1
+    stuck.loads.report.still_s = 60.0
     reading = asyncio.create_task(next_tokens(stream))
     stays = until(answer.closed.is_set)  # while there is nobody else
     second = await fleet.add()

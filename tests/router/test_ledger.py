@@ -135,16 +135,22 @@ def test_silence() -> None:
     assert not Account(Leg.PREFILL, Worker("w", 1, "f"), COSTS).takes_new(10.0)
 
 
+def test_answers_without_steps_are_a_stall() -> None:
+    one = account(num_steps=7)
+    one.note(load(12.0, num_steps=7, still_s=STALL_S), COSTS)
+    assert one.takes_new(12.0)
+    one.note(load(12.1, num_steps=7, still_s=STALL_S + 0.1), COSTS)
+    assert not one.takes_new(12.1)
+    one.note(load(12.2, num_steps=8), COSTS)
+    assert one.takes_new(12.2)
+
+
 @pytest.mark.parametrize("work", [{"num_running": 1}, {"num_queued_tokens": 5}])
-def test_answers_without_steps_are_a_stall(work: dict[str, int]) -> None:
-    one = account(num_steps=7, **work)
-    one.note(load(10.0 + STALL_S, num_steps=7, **work), COSTS)
-    assert one.takes_new(10.0 + STALL_S)
-    stalled = 10.1 + STALL_S
-    one.note(load(stalled, num_steps=7, **work), COSTS)
-    assert not one.takes_new(stalled)
-    one.note(load(stalled + 0.1, num_steps=8, **work), COSTS)
-    assert one.takes_new(stalled + 0.1)
+def test_work_that_waits_for_blocks_is_no_stall(work: dict[str, int]) -> None:
+    """A long prefix that is pulled over a slow link: its worker says that it is not stuck."""
+    one = account(num_steps=7, num_fetching=1, **work)
+    one.note(load(30.0, num_steps=7, num_fetching=1, **work), COSTS)
+    assert one.takes_new(30.0)
 
 
 def test_a_step_that_takes_long_is_no_stall() -> None:
@@ -153,7 +159,7 @@ def test_a_step_that_takes_long_is_no_stall() -> None:
     one = account(num_steps=7, **facts)
     longest_s = 0.01 + 2048 * TOKEN_S
     for still_s, takes in ((STALL_S + 0.1, True), (3 * longest_s, True), (4 * longest_s, False)):
-        one.note(load(10.0 + still_s, num_steps=7, **facts), COSTS)
+        one.note(load(10.0 + still_s, num_steps=7, still_s=still_s, **facts), COSTS)
         assert one.takes_new(10.0 + still_s) is takes
 
 
@@ -163,19 +169,20 @@ def test_a_step_that_its_worker_says_takes_long_is_no_stall(num_steps: int) -> N
     facts = {"num_running": 1, "max_step_tokens": 2048, "num_steps": num_steps}
     one = account(**facts)
     for still_s, takes in ((40.0, True), (120.0, True), (122.0, False)):
-        one.note(load(10.0 + still_s, step_s=40.0, **facts), COSTS)
+        one.note(load(10.0 + still_s, step_s=40.0, still_s=still_s, **facts), COSTS)
         assert one.takes_new(10.0 + still_s) is takes
     one.note(load(10.0 + 122.5, step_s=1.0, num_running=1, num_steps=num_steps + 1), COSTS)
-    one.note(load(10.0 + 122.5 + 2 * FIRST_STALL_S, num_running=1, num_steps=num_steps + 1), COSTS)
-    assert not one.takes_new(10.0 + 122.5 + 2 * FIRST_STALL_S), "what it was at before is over"
+    facts = {"num_running": 1, "num_steps": num_steps + 1}
+    one.note(load(140.0, still_s=2 * FIRST_STALL_S, **facts), COSTS)
+    assert not one.takes_new(140.0), "what it was at before is over"
 
 
 def test_nobody_knows_how_long_a_first_step_takes() -> None:
     one = account(num_steps=0, num_running=1)
-    one.note(load(9.9 + FIRST_STALL_S, num_steps=0, num_running=1), COSTS)
-    assert one.takes_new(9.9 + FIRST_STALL_S)
-    one.note(load(10.1 + FIRST_STALL_S, num_steps=0, num_running=1), COSTS)
-    assert not one.takes_new(10.1 + FIRST_STALL_S)
+    one.note(load(19.9, num_steps=0, num_running=1, still_s=FIRST_STALL_S - 0.1), COSTS)
+    assert one.takes_new(19.9)
+    one.note(load(20.1, num_steps=0, num_running=1, still_s=FIRST_STALL_S + 0.1), COSTS)
+    assert not one.takes_new(20.1)
 
 
 def test_who_has_nothing_to_do_makes_no_steps() -> None:

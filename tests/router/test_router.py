@@ -74,12 +74,11 @@ def test_what_never_fits_goes_to_be_told_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [{"draining": True}, {"unhealthy": "quarantine"}, {"num_steps": 3}]
+    "facts", [{"draining": True}, {"unhealthy": "quarantine"}, {"num_steps": 3, "still_s": 5.0}]
 )
 def test_a_worker_that_should_get_nothing_gets_nothing(facts: dict[str, object]) -> None:
     world = busy(2, 1)
     bad, good = world.prefill
-    # Its step counter stands still, and there is work.
     world.report(Leg.PREFILL, bad, num_queued_tokens=1, **facts)
     for _ in range(20):  # longer than its steps can take
         world.now += 0.25
