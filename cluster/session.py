@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from cluster.backend import nobody
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import Route, SubmittedRequest, encode_submit
-from engine.errors import EngineError, RequestError, UnavailableError
+from engine.errors import EngineError, QueueFullError, RequestError, UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.wire.failures import decode_failure
 from protos.failures import failure_of
@@ -38,7 +38,7 @@ _MOST_MORE, _MOST_MORE_BYTES = 15, 64 << 10  # behind the first one in a message
 
 class SessionBroken(UnavailableError):
     """The worker died under a request, or cannot be reached any more. `had_come`: the worker has
-    said that the request is there."""
+    said that the request is there, and not that this process is too slow for it."""
 
     def __init__(self, detail: str, had_come: bool) -> None:
         super().__init__("the decode worker is gone", detail)
@@ -148,11 +148,13 @@ class SessionBackend:
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
 
-    def _break(self, problem: EngineError) -> None:
+    def _break(self, problem: EngineError, *, is_slow: bool = False) -> None:
+        """`is_slow`: this process, as the worker says, which lives."""
         self._problem = problem
         self._outgoing.clear()
+        num_come = 0 if is_slow else self.num_come
         for stream in list(self._streams.values()):
-            stream.fail(SessionBroken(str(problem), stream.number <= self.num_come))
+            stream.fail(SessionBroken(str(problem), stream.number <= num_come))
         self._changed()
 
     async def _keep_open(self, channel: grpc.aio.Channel) -> None:
@@ -173,7 +175,7 @@ class SessionBackend:
                 logger.warning("the session with %s broke under %d requests: %s", *told)
             elif self._is_news(problem):
                 logger.info("no session with %s: %s", self.address, reason)
-            self._break(problem)
+            self._break(problem, is_slow=isinstance(reason, QueueFullError))
             self._tried.set()
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)

@@ -16,6 +16,7 @@ from engine.request import (
     PromptReport,
 )
 from protos.events_pb2 import BlockCounts, LoadReport
+from protos.generation_pb2 import Failure
 from router.workers import Leg
 from tests.cluster.fake_fleet import (
     END,
@@ -174,6 +175,24 @@ async def test_nor_where_it_is_their_engines_that_die(fleet: Fleet) -> None:
     with pytest.raises(StepError, match=DOOMED):
         await reading
     assert not workers[0].answerer.streams
+    stream.close()
+
+
+async def test_workers_that_end_a_session_which_was_not_read_have_not_died(fleet: Fleet) -> None:
+    """It is this process that stood still, twice."""
+    workers = [await fleet.add() for _ in range(3)]
+    stream = fleet.relay.submit(request())
+    reading = asyncio.create_task(next_tokens(stream))
+    for number in range(3):
+        await until(lambda: any(is_answering(worker) for worker in workers))
+        (slow,) = [worker for worker in workers if is_answering(worker)]
+        workers.remove(slow)
+        slow.answerer.streams[-1].push(ChoiceDelta(0, [number]))
+        assert await reading == [number]
+        if workers:
+            reading = asyncio.create_task(next_tokens(stream))
+            for session in slow.sessions._sessions:
+                session.fail(Failure(kind=Failure.KIND_BUSY, message="the session was not read"))
     stream.close()
 
 
