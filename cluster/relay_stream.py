@@ -136,6 +136,7 @@ class RelayStream(Routed):
         route = _route(placement, self._relay.config.max_candidates, self._local_prefill)
         stream = session.submit(self._rest(), route)
         stream.on_whole = self._give_up_place
+        stream.on_failed = self._leave_place
         self._placed = _Placed(stream, session, placement.decode)
         self.routed_s = time.monotonic() - self._began
         self._news.set()
@@ -279,6 +280,10 @@ class RelayStream(Routed):
         """There is room for another, whoever has not read this answer yet: it may be one of many
         that a single client waits for."""
         self._note_begin()
+        self._leave_place()
+
+    def _leave_place(self) -> None:
+        """Of a worker that has the request no more, however long the client takes to read why."""
         self._relay.router.ended(self.request_id, time.monotonic())
         self._relay.dispatch_soon()
 

@@ -14,8 +14,8 @@ Send = Callable[[IngressMessage], None]
 
 class SessionStream:
     """What was pushed and not read is merged. `forget` is called once, when nothing more can
-    come or is wanted; `on_whole`, if that is because the answer is all there, read or not. Used
-    on one event loop."""
+    come or is wanted; `on_whole`, if that is because the answer is all there, read or not, and
+    `on_failed`, if it will never be. Used on one event loop."""
 
     def __init__(
         self, request: GenerationRequest, send: Send, forget: Callable[["SessionStream"], None]
@@ -31,6 +31,7 @@ class SessionStream:
         self._error: EngineError | None = None
         self._news = asyncio.Event()
         self.on_whole: Callable[[], None] = lambda: None
+        self.on_failed: Callable[[], None] = lambda: None
 
     def __aiter__(self) -> Self:
         return self
@@ -66,6 +67,7 @@ class SessionStream:
         if self._open:
             self._error = error
             self._end(self._open)
+            self.on_failed()
 
     def give_up(self, error: EngineError) -> None:
         """The worker drops the request; its reader gets what has come, and then the error."""

@@ -13,7 +13,13 @@ import pytest
 from cluster.published import metadata_of
 from cluster.relay import RelayConfig
 from cluster.routing_view import routing_view
-from engine.errors import DeadlineError, EngineError, QueueFullError, UnavailableError
+from engine.errors import (
+    DeadlineError,
+    EngineError,
+    QueueFullError,
+    StepError,
+    UnavailableError,
+)
 from engine.request import (
     ChoiceDelta,
     PromptReport,
@@ -268,6 +274,26 @@ async def test_an_answer_that_has_come_leaves_room_for_others_before_it_is_read(
     assert [await next_tokens(stream) for stream in streams] == [[n] for n in range(5)]
     assert fleet.relay.router.num_under_way == 0
     for stream in streams:
+        stream.close()
+
+
+async def test_an_answer_that_has_failed_leaves_room_before_that_is_read(fleet: Fleet) -> None:
+    """Its client may read slowly, or not at all."""
+    worker = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    worker.loads.report = LoadReport(max_sequences=1, block_size=16, blocks=room)
+    await fleet.add(worker=worker)
+    slow, next_one = fleet.relay.submit(request("slow")), fleet.relay.submit(request("next"))
+    answer = await worker.stream()
+    answer.push(ChoiceDelta(0, [1]))
+    answer.fail(StepError("no more memory"))
+    (await worker.stream(1)).push(ChoiceDelta(0, [2], finish_reason=END))
+    assert await next_tokens(next_one) == [2]
+    assert await next_tokens(slow) == [1]
+    with pytest.raises(StepError):
+        await next_tokens(slow)
+    assert fleet.relay.router.num_under_way == 0
+    for stream in (slow, next_one):
         stream.close()
 
 
