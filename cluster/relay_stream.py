@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from cluster.backend import RefusedError, Routed, nobody
 from cluster.sent import Sent
-from cluster.session import SessionBackend, SessionBroken
+from cluster.session import MAX_SUBMIT_BYTES, SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from engine.errors import (
@@ -40,6 +40,7 @@ logger = logging.getLogger("kvrelay.relay")
 CHECK_S = 0.5  # whether anybody is there at all
 # Naming the blocks of so many tokens takes a quarter of a millisecond of the event loop.
 _SHORT_PROMPT = 2048
+_TOKEN_BYTES = 5  # at most
 
 
 class WorkerStuck(UnavailableError):
@@ -161,8 +162,14 @@ class RelayStream(Routed):
         if self._placed is None or self._placed.session is not session:
             return
         refused = {self._relay.pools.session_of(worker) for worker in self._without}
-        if heirs - refused:
+        if heirs - refused and self._may_be_sent:
             self._placed.stream.give_up(why)
+
+    @property
+    def _may_be_sent(self) -> bool:
+        """To another worker, with what its client has, in one message."""
+        num_tokens = len(self._request.prompt_token_ids) + self._sent.num_tokens
+        return _TOKEN_BYTES * num_tokens < MAX_SUBMIT_BYTES
 
     async def _enter_later(self) -> None:
         try:

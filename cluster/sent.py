@@ -32,6 +32,10 @@ class Sent:
     def most_tokens(self) -> int:
         return max(map(len, self.token_ids), default=0)
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.token_ids))
+
     def add(self, update: GenerationUpdate) -> list[int]:
         """How long the choices are that it ends."""
         ended: list[int] = []

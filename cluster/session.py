@@ -15,7 +15,13 @@ from google.protobuf.message import DecodeError
 from cluster.backend import nobody
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import Route, SubmittedRequest, encode_submit
-from engine.errors import EngineError, QueueFullError, RequestError, UnavailableError
+from engine.errors import (
+    EngineError,
+    QueueFullError,
+    RequestError,
+    StepError,
+    UnavailableError,
+)
 from engine.request import GenerationRequest, RequestId
 from engine.wire.failures import decode_failure
 from protos.failures import failure_of
@@ -32,7 +38,7 @@ logger = logging.getLogger("kvrelay.session")
 WELCOME_TIMEOUT_S = 5.0
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
-_MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
+MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
 _MOST_MORE, _MOST_MORE_BYTES = 15, 64 << 10  # behind the first one in a message
 
 
@@ -128,8 +134,8 @@ class SessionBackend:
             if request.request_id in self._streams:
                 raise RequestError("request_id", f"{request.request_id!r} is running already")
             message = encode_submit(SubmittedRequest(request, route or self._route))
-            if message.ByteSize() > _MAX_SUBMIT_BYTES:
-                raise RequestError("prompt", f"must be sent in {_MAX_SUBMIT_BYTES} bytes")
+            if message.ByteSize() > MAX_SUBMIT_BYTES:
+                raise _too_long(request)
         except EngineError as error:
             stream.fail(error)
             return stream
@@ -275,6 +281,12 @@ class SessionBackend:
             stream.read(news)
             if news.HasField("failure"):
                 stream.fail(decode_failure(news.failure))
+
+
+def _too_long(request: GenerationRequest) -> EngineError:
+    if request.sent:
+        return StepError("the decode worker is gone, and what it had sent is too long for another")
+    return RequestError("prompt", f"must be sent in {MAX_SUBMIT_BYTES} bytes")
 
 
 def _named(address: str, error: EngineError) -> EngineError:

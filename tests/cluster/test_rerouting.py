@@ -91,6 +91,29 @@ async def test_choices_that_are_whole_stay_so(fleet: Fleet) -> None:
     stream.close()
 
 
+async def test_an_answer_that_is_too_long_to_be_sent_elsewhere_is_no_fault_of_its_client(
+    fleet: Fleet,
+) -> None:
+    """Nor is it taken from a worker that only leaves."""
+    first = await fleet.add()
+    stream = fleet.relay.submit(request(n=2))
+    began = await first.stream()
+    num_tokens = 0
+    while num_tokens < 1_500_000:  # of three bytes
+        began.push(ChoiceDelta(0, [200_000] * 300_000))
+        num_tokens += len(await next_tokens(stream))
+    second = await fleet.add()
+    first.sessions.ask_to_move()
+    await until(lambda: wants_move(fleet, first))
+    began.push(ChoiceDelta(0, [1]))
+    assert await next_tokens(stream) == [1]
+    await first.die()
+    with pytest.raises(StepError, match="^the decode worker is gone, and .* too long"):
+        await next_tokens(stream)
+    assert not second.answerer.streams
+    stream.close()
+
+
 async def test_an_answer_waits_for_a_worker_to_come(fleet: Fleet) -> None:
     first = await fleet.add()
     stream = fleet.relay.submit(request())
