@@ -84,6 +84,11 @@ class Pools:
     def has_decode(self, without: Collection[Worker] = ()) -> bool:
         return any(worker not in without for worker in self._usable(Leg.DECODE))
 
+    def names_decode(self, without: Collection[Worker] = ()) -> bool:
+        """Whether Serve names one with our weights, though it may not answer now."""
+        named = (one.worker for one in self._members[Leg.DECODE].values())
+        return any(one.fingerprint == self._fingerprint and one not in without for one in named)
+
     def missing(self, without: Collection[Worker] = (), may_stay: bool = True) -> Leg | None:
         """The pool of which nobody is there and somebody has to be. `may_stay`: a decode worker
         may compute the prompt, where the router's own says so too."""

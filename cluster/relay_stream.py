@@ -303,13 +303,21 @@ class RelayStream(Routed):
             self._without = frozenset()  # who refused it may have time for it by now
         elif not isinstance(error, WorkerStuck):  # that one gets nothing until it makes steps again
             self._without |= {placed.worker}
-            if not session.is_left and not self._relay.pools.has_decode(self._without):
+            if not session.is_left and not self._has_another:
                 return False
         self.num_moves += 1
         self._relay.reroutes[_what_became(error, session)] += 1
         # of a worker that has thousands, one line says how many
         logger.debug("%s goes on elsewhere: %s", self.request_id, in_full(error))
         return True
+
+    @property
+    def _has_another(self) -> bool:
+        """Who has not refused it; where its client has a part of the answer, also one that does not
+        answer now, which may be back in a moment."""
+        pools, without = self._relay.pools, self._without
+        begun = self._sent.num_tokens > 0
+        return pools.has_decode(without) or (begun and pools.names_decode(without))
 
     def _note_lost(self, error: SessionBroken | WorkerStuck, worker: Worker) -> None:
         """StepError once it is the likely cause. Of one that is stuck that is less likely."""

@@ -342,6 +342,27 @@ async def test_when_all_are_full_the_client_is_told(fleet: Fleet) -> None:
     stream.close()
 
 
+async def test_an_answer_that_one_refuses_waits_for_another_that_is_back_in_a_moment(
+    fleet: Fleet,
+) -> None:
+    """Its connection broke, and is made anew."""
+    first = await fleet.add()
+    stream = fleet.relay.submit(request())
+    began = await first.stream()
+    began.push(ChoiceDelta(0, [1]))
+    assert await next_tokens(stream) == [1]
+    second = await fleet.add()
+    reading = asyncio.create_task(next_tokens(stream))
+    for session in first.sessions._sessions:
+        session.fail(Failure(kind=Failure.KIND_UNAVAILABLE, message="the connection broke"))
+    (await second.stream()).fail(QueueFullError("the queue is full"))
+    goes_on = await first.stream(1)
+    assert goes_on.submitted.request.sent == (ChoiceSoFar([1]),)
+    goes_on.push(ChoiceDelta(0, [2], finish_reason=END))
+    assert await reading == [2]
+    stream.close()
+
+
 async def test_what_is_wrong_with_a_request_is_wrong_everywhere(fleet: Fleet) -> None:
     first, second = await fleet.add(), await fleet.add()
     stream = fleet.relay.submit(request())
