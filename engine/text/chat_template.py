@@ -19,11 +19,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ModelError, RequestError, UnprocessableError
 from engine.models.json_config import read_json_object
-from engine.text.messages import flatten_content, prepare
+from engine.text.messages import flatten_content, prepare, split_content
 from engine.text.special_tokens import SpecialTokens
 
 Message = Mapping[str, Any]
 DEFAULT, TOOL_USE = "default", "tool_use"
+_OF_LISTS = ("selectattr", "rejectattr", "map")  # filters that have no use for a string
 # Marks where the last message ends; no tokenizer and no template has a meaning for it. A
 # template that trims messages takes the space away.
 _END_MARK = "\N{OBJECT REPLACEMENT CHARACTER}end-of-final-message\N{OBJECT REPLACEMENT CHARACTER} "
@@ -88,6 +89,8 @@ class ChatTemplate:
         chat = [prepare(message) for message in messages]
         if not template.reads_parts:
             chat = [flatten_content(message) for message in chat]
+        elif not template.reads_text:
+            chat = [split_content(message) for message in chat]
         if options.continue_final_message:
             return self._render_open(template, chat, options)
         return self._render(template, chat, options)
@@ -139,13 +142,15 @@ class ChatTemplate:
 class _Template:
     compiled: jinja2.Template
     reads_parts: bool  # handles content that is a list of parts; else it must be one string
+    reads_text: bool  # handles content that is a string, beside parts
     variables: frozenset[str]  # what it reads; the rest would be ignored
 
     @classmethod
     def compile(cls, environment: jinja2.Environment, source: str) -> "_Template":
         tree = environment.parse(source)
         variables = frozenset(node.name for node in tree.find_all(nodes.Name))
-        return cls(environment.from_string(source), _reads_parts(tree), variables)
+        reads_parts, reads_text = _reads_parts(tree), _asks_for_text(tree)
+        return cls(environment.from_string(source), reads_parts, reads_text, variables)
 
 
 def _mark_end(message: dict[str, Any]) -> None:
@@ -160,16 +165,27 @@ def _mark_end(message: dict[str, Any]) -> None:
 
 
 def _reads_parts(tree: nodes.Template) -> bool:
-    """Whether the template loops over some message's content, by itself or under a new name."""
+    """Whether the template loops over some message's content, or filters what is in it, by itself
+    or under a new name."""
     names = {
         assign.target.name
         for assign in tree.find_all(nodes.Assign)
         if isinstance(assign.target, nodes.Name) and _is_content(assign.node)
     }
+    listed = [loop.iter for loop in tree.find_all(nodes.For)]
+    filters = (one for one in tree.find_all(nodes.Filter) if one.name in _OF_LISTS)
+    listed += [one.node for one in filters if one.node is not None]
     return any(
-        _is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in names)
-        for loop in tree.find_all(nodes.For)
+        _is_content(node) or (isinstance(node, nodes.Name) and node.name in names)
+        for node in listed
     )
+
+
+def _asks_for_text(tree: nodes.Template) -> bool:
+    """Whether some content is a string; a name may be that of a macro's argument. To a template
+    that does not ask, a string has no parts: it would leave the message empty."""
+    tests = [test.node for test in tree.find_all(nodes.Test) if test.name == "string"]
+    return any(_is_content(node) or isinstance(node, nodes.Name) for node in tests)
 
 
 def _is_content(node: nodes.Node) -> bool:

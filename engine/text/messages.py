@@ -31,6 +31,14 @@ def flatten_content(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
+def split_content(message: dict[str, Any]) -> dict[str, Any]:
+    """For templates that take nothing but parts: a string as one."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = [{"type": "text", "text": content}]
+    return message
+
+
 def _parsed(arguments: str) -> Any:
     """What a model wrote is what its client sends back: with raw line breaks, or cut short."""
     try:

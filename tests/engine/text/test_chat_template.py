@@ -285,6 +285,31 @@ def test_parts_of_text_reach_templates_that_read_them_and_are_joined_for_others(
     assert ours(IM_BLOCKS).render(chat) == ours(IM_BLOCKS).render(joined)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        "{% for item in message.content %}{{ item.text }}{% endfor %}",
+        "{% set c = message.content %}{% for item in c %}{{ item.text }}{% endfor %}",
+        "{% for item in message['content'] | selectattr('type', 'equalto', 'text') %}"
+        "{{ item['text'] | trim }}{% endfor %}",
+        "{{ message.content | map(attribute='text') | join }}"
+        "{% if message.name is string %}!{% endif %}",
+    ],
+)
+def test_a_template_of_parts_alone_gets_a_string_as_one(
+    oracle: PreTrainedTokenizerFast, read: str
+) -> None:
+    """It would find no parts in it, and leave the message empty: Llama Guard 3 1B is like that."""
+    source = "{% for message in messages %}<" + read + ">{% endfor %}"
+    chat = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Well"}]
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in chat]
+    expected = oracle.apply_chat_template(parts, chat_template=source, tokenize=False)
+    assert expected == "<Why?><Well>"
+    assert ours(source).render(chat) == ours(source).render(parts) == expected
+    going_on = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+    assert ours(source).render(chat, going_on) == "<Why?><Well"
+
+
 @pytest.mark.parametrize("name", ["tools", "documents"])
 def test_what_the_template_would_ignore_is_refused(name: str) -> None:
     options = ChatOptions(**{name: [{"type": "function"}]})  # type: ignore[arg-type]
