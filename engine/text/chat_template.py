@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ModelError, RequestError, UnprocessableError
 from engine.models.json_config import read_json_object
-from engine.text.messages import flatten_content, prepare, split_content
+from engine.text.messages import by_the_system, flatten_content, prepare, split_content
 from engine.text.special_tokens import SpecialTokens
 
 Message = Mapping[str, Any]
@@ -87,6 +87,8 @@ class ChatTemplate:
             if getattr(options, name) is not None and name not in template.variables:
                 raise RequestError(name, f"this model's chat template has no place for {what}")
         chat = [prepare(message) for message in messages]
+        if not template.knows_developers:
+            chat = [by_the_system(message) for message in chat]
         if not template.reads_parts:
             chat = [flatten_content(message) for message in chat]
         elif not template.reads_text:
@@ -143,6 +145,7 @@ class _Template:
     compiled: jinja2.Template
     reads_parts: bool  # handles content that is a list of parts; else it must be one string
     reads_text: bool  # handles content that is a string, beside parts
+    knows_developers: bool  # as a role
     variables: frozenset[str]  # what it reads; the rest would be ignored
 
     @classmethod
@@ -150,7 +153,9 @@ class _Template:
         tree = environment.parse(source)
         variables = frozenset(node.name for node in tree.find_all(nodes.Name))
         reads_parts, reads_text = _reads_parts(tree), _asks_for_text(tree)
-        return cls(environment.from_string(source), reads_parts, reads_text, variables)
+        words = {constant.value for constant in tree.find_all(nodes.Const)}
+        compiled = environment.from_string(source)
+        return cls(compiled, reads_parts, reads_text, "developer" in words, variables)
 
 
 def _mark_end(message: dict[str, Any]) -> None:

@@ -23,6 +23,13 @@ def prepare(message: Mapping[str, Any]) -> dict[str, Any]:
     return copy
 
 
+def by_the_system(message: dict[str, Any]) -> dict[str, Any]:
+    """For templates that know of no developers, as OpenAI calls who says what the system said."""
+    if message.get("role") == "developer":
+        message["role"] = "system"
+    return message
+
+
 def flatten_content(message: dict[str, Any]) -> dict[str, Any]:
     """For templates that take a string: the text parts, one per line."""
     content = message.get("content")

@@ -285,6 +285,18 @@ def test_parts_of_text_reach_templates_that_read_them_and_are_joined_for_others(
     assert ours(IM_BLOCKS).render(chat) == ours(IM_BLOCKS).render(joined)
 
 
+def test_what_a_developer_says_is_the_system_s_to_templates_without_that_role() -> None:
+    """Many would pass the message over: they look for the roles that they know."""
+    chat = [{"role": "developer", "content": "Be brief."}, *CHATS["one"]]
+    known = "{% for m in messages %}{% if m.role in ['system', 'user'] %}{{ m.content }}{% endif %}"
+    for source in (HEADERS, IM_BLOCKS, f"You are a developer.{known}{{% endfor %}}"):
+        as_system = [{**chat[0], "role": "system"}, *chat[1:]]
+        assert ours(source).render(chat) == ours(source).render(as_system)
+        assert "Be brief." in ours(source).render(chat)
+    own = "{% if messages[0].role == 'developer' %}its own{% endif %}"
+    assert ours(own).render(chat) == "its own"
+
+
 @pytest.mark.parametrize(
     "read",
     [
