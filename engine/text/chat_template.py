@@ -19,12 +19,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ModelError, RequestError, UnprocessableError
 from engine.models.json_config import read_json_object
-from engine.text.messages import by_the_system, flatten_content, prepare, split_content
+from engine.text.messages import (
+    by_the_system,
+    flatten_content,
+    prepare,
+    split_content,
+    with_content,
+)
 from engine.text.special_tokens import SpecialTokens
+from engine.text.template_reads import asks_for_text, reads_parts
 
 Message = Mapping[str, Any]
 DEFAULT, TOOL_USE = "default", "tool_use"
-_OF_LISTS = ("selectattr", "rejectattr", "map")  # filters that have no use for a string
 # Marks where the last message ends; no tokenizer and no template has a meaning for it. A
 # template that trims messages takes the space away.
 _END_MARK = "\N{OBJECT REPLACEMENT CHARACTER}end-of-final-message\N{OBJECT REPLACEMENT CHARACTER} "
@@ -110,7 +116,7 @@ class ChatTemplate:
         variables = {
             **self._special_tokens,
             **(options.template_kwargs or {}),
-            "messages": chat,
+            "messages": [with_content(message) for message in chat],
             "tools": options.tools,
             "documents": options.documents,
             "add_generation_prompt": options.add_generation_prompt,
@@ -152,10 +158,14 @@ class _Template:
     def compile(cls, environment: jinja2.Environment, source: str) -> "_Template":
         tree = environment.parse(source)
         variables = frozenset(node.name for node in tree.find_all(nodes.Name))
-        reads_parts, reads_text = _reads_parts(tree), _asks_for_text(tree)
         words = {constant.value for constant in tree.find_all(nodes.Const)}
-        compiled = environment.from_string(source)
-        return cls(compiled, reads_parts, reads_text, "developer" in words, variables)
+        return cls(
+            environment.from_string(source),
+            reads_parts(tree),
+            asks_for_text(tree),
+            knows_developers="developer" in words,
+            variables=variables,
+        )
 
 
 def _mark_end(message: dict[str, Any]) -> None:
@@ -167,38 +177,6 @@ def _mark_end(message: dict[str, Any]) -> None:
     if not parts:
         raise RequestError("continue_final_message", "the last message has no text to go on with")
     parts[-1]["text"] += _END_MARK
-
-
-def _reads_parts(tree: nodes.Template) -> bool:
-    """Whether the template loops over some message's content, or filters what is in it, by itself
-    or under a new name."""
-    names = {
-        assign.target.name
-        for assign in tree.find_all(nodes.Assign)
-        if isinstance(assign.target, nodes.Name) and _is_content(assign.node)
-    }
-    listed = [loop.iter for loop in tree.find_all(nodes.For)]
-    filters = (one for one in tree.find_all(nodes.Filter) if one.name in _OF_LISTS)
-    listed += [one.node for one in filters if one.node is not None]
-    return any(
-        _is_content(node) or (isinstance(node, nodes.Name) and node.name in names)
-        for node in listed
-    )
-
-
-def _asks_for_text(tree: nodes.Template) -> bool:
-    """Whether some content is a string; a name may be that of a macro's argument. To a template
-    that does not ask, a string has no parts: it would leave the message empty."""
-    tests = [test.node for test in tree.find_all(nodes.Test) if test.name == "string"]
-    return any(_is_content(node) or isinstance(node, nodes.Name) for node in tests)
-
-
-def _is_content(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return False
 
 
 def _read_sources(folder: Path) -> tuple[dict[str, str], Path]:

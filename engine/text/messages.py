@@ -30,6 +30,13 @@ def by_the_system(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
+def with_content(message: dict[str, Any]) -> dict[str, Any]:
+    """An assistant that only calls or reasons says nothing: templates look into what it says."""
+    if message.get("role") == "assistant":
+        message.setdefault("content", "")
+    return message
+
+
 def flatten_content(message: dict[str, Any]) -> dict[str, Any]:
     """For templates that take a string: the text parts, one per line."""
     content = message.get("content")

@@ -231,6 +231,25 @@ def test_tool_calls_as_transformers(oracle: PreTrainedTokenizerFast, template: s
     assert ours(source).render(chat, ChatOptions(tools=TOOLS)) == expected
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        "{% set said = m.content %}{{ 'assistant' + said }}",
+        "{% if m.content is not string %}{{ m.content | tojson }}{% endif %}",
+    ],
+)
+@pytest.mark.parametrize("said", [{"content": None}, {}])
+def test_templates_may_look_into_what_a_caller_of_tools_says(
+    look: str, said: dict[str, Any]
+) -> None:
+    """Nothing, which the API itself says by null: Qwen 3's first template puts it behind others."""
+    source = "{% for m in messages %}" + look + "{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    silent = {"role": "assistant", "content": "", "tool_calls": [call]}
+    quiet = {"role": "assistant", "tool_calls": [call], **said}
+    assert ours(source).render([quiet]) == ours(source).render([silent])
+
+
 @pytest.mark.parametrize("template", ["headers", "im_blocks", "turns"])
 @pytest.mark.parametrize("text", ["I think", " I think  ", "that\n"])
 def test_continues_the_last_message_as_transformers(

@@ -1,0 +1,37 @@
+"""How a chat template reads what messages say: text, parts of it, or either."""
+
+from jinja2 import nodes
+
+_OF_LISTS = ("selectattr", "rejectattr", "map")  # filters that have no use for a string
+
+
+def reads_parts(tree: nodes.Template) -> bool:
+    """Whether the template loops over some message's content, or filters what is in it, by itself
+    or under a new name."""
+    names = {
+        assign.target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name) and _is_content(assign.node)
+    }
+    listed = [loop.iter for loop in tree.find_all(nodes.For)]
+    filters = (one for one in tree.find_all(nodes.Filter) if one.name in _OF_LISTS)
+    listed += [one.node for one in filters if one.node is not None]
+    return any(
+        _is_content(node) or (isinstance(node, nodes.Name) and node.name in names)
+        for node in listed
+    )
+
+
+def asks_for_text(tree: nodes.Template) -> bool:
+    """Whether some content is a string; a name may be that of a macro's argument. To a template
+    that does not ask, a string has no parts: it would leave the message empty."""
+    tests = [test.node for test in tree.find_all(nodes.Test) if test.name == "string"]
+    return any(_is_content(node) or isinstance(node, nodes.Name) for node in tests)
+
+
+def _is_content(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return False
