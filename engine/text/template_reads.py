@@ -13,6 +13,7 @@ def reads_parts(tree: nodes.Template) -> bool:
         for assign in tree.find_all(nodes.Assign)
         if isinstance(assign.target, nodes.Name) and _is_content(assign.node)
     }
+    names |= _given_to_macros(tree)
     listed = [loop.iter for loop in tree.find_all(nodes.For)]
     filters = (one for one in tree.find_all(nodes.Filter) if one.name in _OF_LISTS)
     listed += [one.node for one in filters if one.node is not None]
@@ -20,6 +21,18 @@ def reads_parts(tree: nodes.Template) -> bool:
         _is_content(node) or (isinstance(node, nodes.Name) and node.name in names)
         for node in listed
     )
+
+
+def _given_to_macros(tree: nodes.Template) -> set[str]:
+    """What content is called in macros that some message's is given to."""
+    macros = {macro.name: macro.args for macro in tree.find_all(nodes.Macro)}
+    return {
+        name.name
+        for call in tree.find_all(nodes.Call)
+        if isinstance(call.node, nodes.Name)
+        for name, given in zip(macros.get(call.node.name, ()), call.args, strict=False)
+        if _is_content(given)
+    }
 
 
 def asks_for_text(tree: nodes.Template) -> bool:
