@@ -95,10 +95,7 @@ class ChatTemplate:
         chat = [prepare(message) for message in messages]
         if not template.knows_developers:
             chat = [by_the_system(message) for message in chat]
-        if not template.reads_parts:
-            chat = [flatten_content(message) for message in chat]
-        elif not template.reads_text:
-            chat = [split_content(message) for message in chat]
+        chat = [template.shaped(message) for message in chat]
         if options.continue_final_message:
             return self._render_open(template, chat, options)
         return self._render(template, chat, options)
@@ -166,6 +163,15 @@ class _Template:
             knows_developers="developer" in words,
             variables=variables,
         )
+
+    def shaped(self, message: dict[str, Any]) -> dict[str, Any]:
+        """With its content as the template takes it. Where it takes either, parts are the user's:
+        of others' it looks at the first alone, or writes them as Python would."""
+        if self.reads_parts and not self.reads_text:
+            return split_content(message)
+        if self.reads_parts and message.get("role") == "user":
+            return message
+        return flatten_content(message)
 
 
 def _mark_end(message: dict[str, Any]) -> None:

@@ -332,6 +332,25 @@ def test_what_a_developer_says_is_the_system_s_to_templates_without_that_role() 
     assert ours(own).render(chat) == "its own"
 
 
+EITHER = """\
+{%- for m in messages -%}
+    {%- if m.content is string -%}<{{ m.content }}>
+    {%- elif m.role == "user" -%}<{% for item in m.content %}{{ item.text }}{% endfor %}>
+    {%- elif m.role == "tool" -%}<{{ m.content | string }}>
+    {%- else -%}<{{ m.content[0].text }}>
+    {%- endif -%}
+{%- endfor -%}
+"""
+
+
+def test_no_part_is_lost_but_for_the_user_s_of_whom_templates_expect_several() -> None:
+    """In the manner of Mistral Small 3.1's template, and of GLM 4.5's for what tools say."""
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    roles = ("system", "user", "assistant", "tool")
+    said = ours(EITHER).render([{"role": role, "content": parts} for role in roles])
+    assert said == "<one\ntwo><onetwo><one\ntwo><one\ntwo>"
+
+
 @pytest.mark.parametrize(
     "read",
     [
