@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from cluster.drawn import draw_seed
 from cluster.openai.body import Body, Ids, No, Part, Texts, Yes, unless_null
+from cluster.openai.errors import bad_request
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_SALT_CHARS, NOT_IN_SALTS
 from cluster.openai.structured import (
     AnySchema,
@@ -29,6 +30,7 @@ _MAX_STOP_CHARS = 1024
 class StreamOptions(Part):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # usage so far in every event
+    include_obfuscation: bool | None = None  # OpenAI's, who blurs how long events are unless told
 
 
 def _check_stop(value: Any) -> Any:
@@ -174,6 +176,9 @@ class SamplingFields(Body):
     def check_stream_options(self) -> None:
         if not self.stream and self.stream_options is not None:
             raise RequestError("stream_options", "is allowed with stream=true only")
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            name = "stream_options.include_obfuscation"
+            raise bad_request(name, f"{name} is not supported", "unsupported_parameter")
         if self.stream and self.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs", "is not available with stream=true")
 

@@ -310,6 +310,13 @@ async def test_values_that_ask_for_nothing_are_taken(server: Server) -> None:
     await server.ok(CHAT, messages=HELLO, response_format=plain, parallel_tool_calls=True)
     await server.ok(COMPLETIONS, prompt="x", n=3, best_of=3)
     assert (await refused(server, COMPLETIONS, {"prompt": "x", "best_of": 3}))["param"] == "best_of"
+    options = {"include_usage": True, "include_obfuscation": False}
+    assert (await server.events(COMPLETIONS, prompt="x", stream_options=options))[-1]["usage"]
+    options["include_obfuscation"] = True
+    body = {"prompt": "x", "stream": True, "stream_options": options}
+    error = await refused(server, COMPLETIONS, body)
+    assert error["param"] == "stream_options.include_obfuscation"
+    assert error["code"] == "unsupported_parameter"
 
 
 @pytest.mark.parametrize(
