@@ -27,7 +27,12 @@ from engine.text.messages import (
     with_content,
 )
 from engine.text.special_tokens import SpecialTokens
-from engine.text.template_reads import asks_for_text, reads_parts
+from engine.text.template_reads import (
+    adds_arguments,
+    asks_for_none,
+    asks_for_text,
+    reads_parts,
+)
 
 Message = Mapping[str, Any]
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -92,7 +97,8 @@ class ChatTemplate:
         for name, what in (("tools", "them"), ("documents", "them"), ("reasoning_effort", "it")):
             if getattr(options, name) is not None and name not in template.variables:
                 raise RequestError(name, f"this model's chat template has no place for {what}")
-        chat = [prepare(message) for message in messages]
+        as_text = template.adds_arguments
+        chat = [prepare(message, arguments_as_text=as_text) for message in messages]
         if not template.knows_developers:
             chat = [by_the_system(message) for message in chat]
         chat = [template.shaped(message) for message in chat]
@@ -110,10 +116,11 @@ class ChatTemplate:
     def _render(
         self, template: "_Template", chat: list[dict[str, Any]], options: ChatOptions
     ) -> str:
+        of_calls = None if template.asks_for_none else ""
         variables = {
             **self._special_tokens,
             **(options.template_kwargs or {}),
-            "messages": [with_content(message) for message in chat],
+            "messages": [with_content(message, of_calls=of_calls) for message in chat],
             "tools": options.tools,
             "documents": options.documents,
             "add_generation_prompt": options.add_generation_prompt,
@@ -148,6 +155,8 @@ class _Template:
     compiled: jinja2.Template
     reads_parts: bool  # handles content that is a list of parts; else it must be one string
     reads_text: bool  # handles content that is a string, beside parts
+    asks_for_none: bool  # as content of who only calls
+    adds_arguments: bool  # of tool calls to texts; else they are objects
     knows_developers: bool  # as a role
     variables: frozenset[str]  # what it reads; the rest would be ignored
 
@@ -160,6 +169,8 @@ class _Template:
             environment.from_string(source),
             reads_parts(tree),
             asks_for_text(tree),
+            asks_for_none=asks_for_none(tree),
+            adds_arguments=adds_arguments(tree),
             knows_developers="developer" in words,
             variables=variables,
         )

@@ -8,14 +8,15 @@ from typing import Any
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def prepare(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without nulls (templates would print them), with arguments of tool calls as
-    objects (clients send what they got: JSON in a string) and reasoning under its usual name."""
+def prepare(message: Mapping[str, Any], *, arguments_as_text: bool = False) -> dict[str, Any]:
+    """A copy without nulls (templates would print them), with reasoning under its usual name and
+    arguments of tool calls as objects (clients send what they got: JSON in a string) unless
+    `arguments_as_text`."""
     copy = {name: _copied(value) for name, value in message.items() if value is not None}
     reasoning = next((copy[name] for name in _REASONING if name in copy), None)
     if reasoning is not None:
         copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
-    for call in copy.get("tool_calls", ()):
+    for call in () if arguments_as_text else copy.get("tool_calls", ()):
         function = call.get("function", call)
         arguments = function.get("arguments")
         if isinstance(arguments, str):
@@ -30,10 +31,10 @@ def by_the_system(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def with_content(message: dict[str, Any]) -> dict[str, Any]:
+def with_content(message: dict[str, Any], *, of_calls: str | None) -> dict[str, Any]:
     """An assistant that only calls or reasons says nothing: templates look into what it says."""
     if message.get("role") == "assistant":
-        message.setdefault("content", "")
+        message.setdefault("content", of_calls if "tool_calls" in message else "")
     return message
 
 

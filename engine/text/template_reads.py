@@ -1,4 +1,5 @@
-"""How a chat template reads what messages say: text, parts of it, or either."""
+"""How a chat template reads messages: content as text, in parts or as either comes, arguments of
+tool calls as objects or as texts."""
 
 from jinja2 import nodes
 
@@ -42,9 +43,29 @@ def asks_for_text(tree: nodes.Template) -> bool:
     return any(_is_content(node) or isinstance(node, nodes.Name) for node in tests)
 
 
+def adds_arguments(tree: nodes.Template) -> bool:
+    """Whether those of tool calls are put between other texts as they are, which takes a text;
+    where they may be either, the template asks."""
+    added = [operand for add in tree.find_all(nodes.Add) for operand in (add.left, add.right)]
+    asked = [test.node for test in tree.find_all(nodes.Test) if test.name in ("string", "mapping")]
+    return any(_is("arguments", node) for node in added) and not any(
+        _is("arguments", node) for node in asked
+    )
+
+
+def asks_for_none(tree: nodes.Template) -> bool:
+    """Whether some content is null, as it is beside tool calls."""
+    return any(_is_content(test.node) for test in tree.find_all(nodes.Test) if test.name == "none")
+
+
 def _is_content(node: nodes.Node) -> bool:
+    return _is("content", node)
+
+
+def _is(name: str, node: nodes.Node) -> bool:
+    """What something has under this name."""
     if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
+        return node.attr == name
     if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return isinstance(node.arg, nodes.Const) and node.arg.value == name
     return False

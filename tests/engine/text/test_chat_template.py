@@ -504,6 +504,19 @@ def test_arguments_of_calls_are_as_the_model_wrote_them(sent: str, seen: Any) ->
     assert json.loads(said) == seen
 
 
+def test_arguments_that_a_template_adds_to_texts_are_texts() -> None:
+    """In the manner of DeepSeek's, all of which do. Those that ask what they are get objects."""
+    call = {"function": {"name": "f", "arguments": '{"at": 1}'}}
+    chat = [{"role": "assistant", "tool_calls": [call]}]
+    each = "{% for call in messages[0]['tool_calls'] %}{% set f = call['function'] %}"
+    added = each + "{{ f['name'] + '|' + f['arguments'] + '|' }}{% endfor %}"
+    assert ours(added).render(chat) == 'f|{"at": 1}|'
+    by_content = "{% if messages[0]['content'] is none %}" + added + "{% endif %}"
+    assert ours(by_content).render(chat) == 'f|{"at": 1}|'
+    asked = each + "{{ f.arguments + '' if f.arguments is string else 'object' }}{% endfor %}"
+    assert ours(asked).render(chat) == "object"
+
+
 def rendered(folder: Path, options: ChatOptions | None = None) -> str:
     template = ChatTemplate.from_folder(folder, SPECIAL)
     assert template is not None
