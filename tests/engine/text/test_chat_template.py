@@ -257,7 +257,7 @@ def test_tool_calls_as_transformers(oracle: PreTrainedTokenizerFast, template: s
 def test_templates_may_look_into_what_a_caller_of_tools_says(
     look: str, said: dict[str, Any]
 ) -> None:
-    """Nothing, which the API itself says by null: Qwen 3's first template puts it behind others."""
+    """Nothing, which the API itself says by null: templates put it behind other texts."""
     source = "{% for m in messages %}" + look + "{% endfor %}"
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
     silent = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -365,7 +365,7 @@ def test_no_part_is_lost_but_for_the_user_s_of_whom_templates_expect_several() -
 def test_a_template_of_parts_alone_gets_a_string_as_one(
     oracle: PreTrainedTokenizerFast, read: str
 ) -> None:
-    """It would find no parts in it, and leave the message empty: Llama Guard 3 1B is like that."""
+    """It would find no parts in it, and leave the message empty."""
     source = "{% for message in messages %}<" + read + ">{% endfor %}"
     chat = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Well"}]
     parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in chat]
