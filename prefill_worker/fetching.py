@@ -21,7 +21,8 @@ from engine.handoff import (
     UnfinishedReads,
 )
 from engine.request import GenerationRequest, RequestId
-from kv_transfer.errors import LinkLost, TransferError, Unreachable
+from engine.wire.failures import decode_failure
+from kv_transfer.errors import LinkLost, Refused, TransferError, Unreachable
 from kv_transfer.exchange import Exchange
 from kv_transfer.link import Link
 from kv_transfer.puller import HandOff, Pulled
@@ -35,6 +36,7 @@ from prefill_worker.asks import (
 from prefill_worker.candidates import Candidate, Candidates
 from prefill_worker.named_workers import PrefixSource
 from prefill_worker.prefixes import GRACE_S, PrefixPlan, PrefixPlanner
+from protos.generation_pb2 import Failure, SamplingParams
 from protos.handoff_pb2 import Ask
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class _Wanted:
     plan: FetchPlan
     deadline: float | None
     candidates: Candidates
+    refusal: EngineError | None = None  # of its parameters, which are the same to every worker
     tasks: set["asyncio.Task[FetchOutcome]"] = field(default_factory=set)
 
     def left_s(self, at_most: float | None = None) -> float | None:
@@ -196,6 +199,8 @@ class Fetcher:
                 delivered = await self._ask_one(number, reservation, wanted, attempt)
                 if delivered is not None:
                     return delivered
+                if wanted.refusal is not None and not wanted.plan.local:
+                    return FetchFailed(wanted.refusal)
                 if attempt.hand_off is not None and await attempt.hand_off.unfinished():
                     return Refetch()
             elif candidates.begin_round(time.monotonic()):
@@ -229,6 +234,8 @@ class Fetcher:
             if candidates.note_unreached(number, str(error)):
                 logger.warning("%s: prefill at %s: %s", reservation.request_id, address, error)
         except TransferError as error:
+            if isinstance(error, Refused) and _is_of_parameters(error.failure):
+                wanted.refusal = decode_failure(error.failure)
             is_lost = isinstance(error, LinkLost)
             note = candidates.note_broke_off if is_lost else candidates.note_failed
             note(number, str(error))
@@ -293,6 +300,12 @@ class Fetcher:
 
     def _parties(self, link: Link) -> Parties:
         return Parties(link.incarnation, self._incarnation, self.address)
+
+
+def _is_of_parameters(failure: Failure) -> bool:
+    """What is wrong with a prompt, as its length, may be so there alone."""
+    is_invalid = failure.kind == Failure.KIND_INVALID
+    return is_invalid and failure.field in SamplingParams.DESCRIPTOR.fields_by_name
 
 
 def _end_of(outcome: FetchOutcome, reservation: Reservation) -> FetchEnd:

@@ -12,6 +12,7 @@ from decode_worker.answerer import LocalPrefill
 from engine.async_engine import AsyncEngine
 from engine.async_streams import HandOverStream
 from engine.engine import Engine
+from engine.errors import RequestError
 from engine.handoff import Reservation
 from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.sampling import SamplingParams
@@ -131,6 +132,16 @@ async def test_whatever_is_asked_of_the_sampler(
         (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # warm there
         await pair.forget(pair.prefill)
         (await pair.ask(PROMPTS[length], params)).check_equal(expected)  # warm here
+
+
+@pytest.mark.parametrize("local", LocalPrefill)
+async def test_what_leaves_no_token_is_the_requests_error(
+    pair: WorkerPair, local: LocalPrefill
+) -> None:
+    """Known when the first token is drawn, wherever that is; another worker would say the same."""
+    nothing = replace(HOT, allowed_token_ids=(3,), stop_token_ids=(3,), min_tokens=1)
+    with pytest.raises(RequestError, match="^allowed_token_ids: no token is left"):
+        await pair.ask(PROMPTS[64], nothing, local)
 
 
 async def test_more_choices_than_run_at_once_where_the_prompt_is_computed(
