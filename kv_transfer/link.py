@@ -9,7 +9,7 @@ from typing import NamedTuple
 import grpc
 
 from kv_transfer.connector import PeerPool, Read
-from kv_transfer.errors import TransferError
+from kv_transfer.errors import Unreachable
 from kv_transfer.load_messages import LoadCheck
 from kv_transfer.probe import LinkFigures
 from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
@@ -77,8 +77,9 @@ class Link:
         return self.description.incarnation
 
     def open_handoff(self) -> HandOffCall:
+        """Unreachable if it was lost meanwhile: there may be another one soon."""
         if self.lost is not None:
-            raise TransferError(f"the link to {self.address} is lost: {self.lost}")
+            raise Unreachable(f"the link to {self.address} is lost: {self.lost}")
         call = self._stub.Open()
         self._calls.add(call)
         call.add_done_callback(self._forget)

@@ -90,6 +90,26 @@ async def test_nobody_is_asked_that_was_not_heard_of_for_long(group: WorkerGroup
     assert decode.fetcher.ends.total() == 0
 
 
+async def test_a_link_that_is_lost_before_it_is_used_is_made_again(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a peer that dies in the moment in which its link is there for whoever waits for it."""
+    known, get = group.decode[0].exchange.links, links.Links.get
+    got: list[Link] = []
+
+    async def get_and_lose(self: links.Links, address: str, incarnation: int = 0) -> Link:
+        got.append(await get(self, address, incarnation))
+        if len(got) < 5:
+            got[-1].lose("a test")
+        return got[-1]
+
+    monkeypatch.setattr(links.Links, "get", get_and_lose)
+    only = group.prefill[:1]
+    answer = await group.ask(PROMPTS[0], PARAMS, computed_by=only, local=LocalPrefill.NEVER)
+    assert len(answer.tokens[0]) == 2
+    assert known.live() == got[-1:]
+
+
 async def test_a_link_that_takes_long_to_make_holds_up_one_prompt(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ async def test_a_link_that_is_lost_closes_its_channel_after_its_last_hand_off(pe
     link.lose("a test")
     await asyncio.sleep(0)
     assert channels.num_open == 1, "its reader would be cancelled with it"
-    with pytest.raises(TransferError, match="is lost: a test"):
+    with pytest.raises(Unreachable, match="is lost: a test"):
         link.open_handoff()
     call.cancel()
     async with asyncio.timeout(30):
