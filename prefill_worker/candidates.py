@@ -1,10 +1,10 @@
 """Which of the prefill workers that a request names is asked next. Pure; time is passed in."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
-MAX_BREAKS = 2  # the data's connection, then the hand-off's own, which is found dead later
+MAX_BREAKS = 2  # links: the data's connection, then the hand-off's own, which is found dead later
 Candidate = tuple[str, int]  # address and incarnation; 0 is whichever is there
 
 
@@ -25,7 +25,7 @@ class Candidates:
         self._latest = latest
         self._failed: set[int] = set()
         self._unreached: set[int] = set()  # in this round
-        self._broke_off: Counter[int] = Counter()
+        self._broken: defaultdict[int, set[object]] = defaultdict(set)  # links to each
         self._give_up_at: float | None = None
         self._problems: dict[int, str] = {}  # the last of each
 
@@ -48,9 +48,10 @@ class Candidates:
         self._problems[number] = problem
         return is_news
 
-    def note_broke_off(self, number: int, problem: str) -> None:
-        self._broke_off[number] += 1
-        if self._broke_off[number] > MAX_BREAKS:
+    def note_broke_off(self, number: int, problem: str, link: object) -> None:
+        """Choices that ask each for itself notice the same link's end."""
+        self._broken[number].add(link)
+        if len(self._broken[number]) > MAX_BREAKS:
             self.note_failed(number, problem)
         else:
             self.note_unreached(number, problem)

@@ -219,6 +219,7 @@ class Fetcher:
         """None where it could not serve, or not be reached."""
         candidates, sources = wanted.candidates, wanted.plan.sources
         address, incarnation = candidates[number]
+        link: Link | None = None
         try:
             link = await self._link(
                 address, incarnation, self._link_patience_s(reservation, wanted)
@@ -236,9 +237,10 @@ class Fetcher:
         except TransferError as error:
             if isinstance(error, Refused) and _is_of_parameters(error.failure):
                 wanted.refusal = decode_failure(error.failure)
-            is_lost = isinstance(error, LinkLost)
-            note = candidates.note_broke_off if is_lost else candidates.note_failed
-            note(number, str(error))
+            if isinstance(error, LinkLost):
+                candidates.note_broke_off(number, str(error), link)
+            else:
+                candidates.note_failed(number, str(error))
             name = reservation.request_id
             logger.warning("%s: prefill at %s failed: %s", name, address, error)
         return None

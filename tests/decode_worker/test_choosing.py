@@ -3,16 +3,20 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from decode_worker.answerer import LocalPrefill
+from engine.request import ChoiceSoFar
 from engine.sampling import SamplingParams
 from engine.step_times import StepTimes
 from kv_transfer import links
+from kv_transfer.errors import LinkLost
 from kv_transfer.link import Link
+from kv_transfer.puller import HandOff, Pulled
 from prefill_worker import fetching
 from prefill_worker.fetching import FetchEnd
 from prefill_worker.node import Node
@@ -108,6 +112,34 @@ async def test_a_link_that_is_lost_before_it_is_used_is_made_again(
     answer = await group.ask(PROMPTS[0], PARAMS, computed_by=only, local=LocalPrefill.NEVER)
     assert len(answer.tokens[0]) == 2
     assert known.live() == got[-1:]
+
+
+async def test_a_link_that_breaks_under_many_choices_breaks_once(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which go on from tokens of their own, so that each asks for itself."""
+    asked: list[HandOff] = []
+    all_have_asked, run = asyncio.Event(), HandOff.run
+
+    async def ask_and_break_off(hand_off: HandOff) -> Pulled:
+        asked.append(hand_off)
+        if len(asked) > 4:
+            return await run(hand_off)
+        if len(asked) == 4:
+            all_have_asked.set()
+        await all_have_asked.wait()
+        hand_off._link.lose("a test")
+        raise LinkLost("a test")
+
+    monkeypatch.setattr(HandOff, "run", ask_and_break_off)
+    params = replace(PARAMS, n=4, max_tokens=3)
+    sent = tuple(ChoiceSoFar([token]) for token in range(4))
+    only = group.prefill[:1]
+    answer = await group.ask(
+        PROMPTS[0], params, computed_by=only, local=LocalPrefill.NEVER, sent=sent
+    )
+    assert [len(tokens) for tokens in answer.tokens.values()] == [2] * 4
+    assert len(asked) == 8
 
 
 async def test_a_link_that_takes_long_to_make_holds_up_one_prompt(

@@ -14,7 +14,7 @@ from decode_worker.answerer import (
 )
 from decode_worker.worker import DecodeWorker
 from engine.engine import Engine
-from engine.request import GenerationRequest, RequestId
+from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
 from engine.step_times import StepCosts, StepShape, StepTimes
@@ -98,11 +98,12 @@ class WorkerGroup:
         by: int = 0,
         computed_by: Sequence[Node | str] = (),  # workers or addresses
         local: LocalPrefill = LocalPrefill.AUTO,
+        sent: tuple[ChoiceSoFar, ...] = (),
     ) -> Answer:
         name = _name()
         at = [w if isinstance(w, str) else self.addresses[w] for w in computed_by]
         candidates = tuple(PrefillCandidate(address) for address in at)
-        request = GenerationRequest(name, prompt, params, timeout_s=30.0)
+        request = GenerationRequest(name, prompt, params, timeout_s=30.0, sent=sent)
         submitted = SubmittedRequest(request, Route(candidates, tuple(sources), local))
         stream = self.decode[by].answerer.submit(submitted)
         answer = Answer()

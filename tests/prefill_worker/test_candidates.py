@@ -22,7 +22,7 @@ def ask_until_given_up(candidates: Candidates, answers: dict[str, str], now: flo
         if answers[name] == "refuses":
             candidates.note_failed(number, "no")
         elif answers[name] == "breaks off":
-            candidates.note_broke_off(number, "lost")
+            candidates.note_broke_off(number, "lost", object())
         else:
             candidates.note_unreached(number, "nobody")
 
@@ -48,6 +48,16 @@ def test_who_is_asked(patience_s: float, answers: dict[str, str], asked: str) ->
 def test_nobody_is_tried_again_when_the_time_is_nearly_up() -> None:
     away = dict.fromkeys("abc", "is away")
     assert ask_until_given_up(Candidates(NAMED, 9.0, latest=1.5), away) == "abc" * 3
+
+
+def test_a_link_breaks_once_for_all_who_ask_over_it() -> None:
+    candidates, first, second = Candidates(NAMED[:1], 9.0), object(), object()
+    for link in (first, first, first, second):
+        candidates.note_broke_off(0, "lost", link)
+    assert candidates.begin_round(0.0)
+    candidates.note_broke_off(0, "lost", object())
+    assert candidates.next() is None
+    assert not candidates.begin_round(0.0)
 
 
 def test_what_kept_them_is_said_once_each() -> None:
