@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import grpc
 
@@ -36,11 +35,6 @@ def report_load(channel: grpc.aio.Channel) -> LoadCall:
     return WorkerEventsStub(channel).Subscribe(wanted)
 
 
-class LinkRead(NamedTuple):
-    read: Read
-    patience_s: float  # that it may take; a network that fails may never say so
-
-
 class Link:
     """One incarnation of a peer, described, compatible, its pool connected and read from once.
 
@@ -70,6 +64,7 @@ class Link:
         self._stub = HandOffStub(channel)
         self._calls: set[HandOffCall] = set()
         self._bytes_out = 0  # of reads that have not ended
+        self._most_out = 0  # since there was none
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -132,16 +127,25 @@ class Link:
         if self._closing is not None:
             await self._closing
 
-    def begin_read(self, group: int, remote: Sequence[int], local: Sequence[int]) -> LinkRead:
-        """Behind those that are under way, which have a share in the rate."""
+    def begin_read(self, group: int, remote: Sequence[int], local: Sequence[int]) -> Read:
+        """Among those that are under way, which have a share in the rate."""
         read = self.pool.read(group, remote, local)
         self._bytes_out += read.num_bytes
+        self._most_out = max(self._most_out, self._bytes_out)
         read.ended.add_done_callback(lambda _: self._forget_read(read))
-        expected_s = self._bytes_out / max(1.0, self.figures.bytes_per_s)
-        return LinkRead(read, READ_PATIENCE_S + READ_PATIENCE * expected_s)
+        return read
+
+    @property
+    def patience_s(self) -> float:
+        """That any read may take; a network that fails may never say so. They take turns, so those
+        that came later hold it up as well, and the last ones end together."""
+        expected_s = self._most_out / max(1.0, self.figures.bytes_per_s)
+        return READ_PATIENCE_S + READ_PATIENCE * expected_s
 
     def _forget_read(self, read: Read) -> None:
         self._bytes_out -= read.num_bytes
+        if not self._bytes_out:
+            self._most_out = 0
 
     def note_read(self, num_bytes: int, seconds: float) -> None:
         if num_bytes >= TELLING_BYTES and seconds > 0:

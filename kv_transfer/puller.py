@@ -59,7 +59,6 @@ class _Reading:
     copy: Copy
     unfinished: Unfinished
     started: float
-    late_at: float
 
 
 class HandOff:
@@ -214,13 +213,11 @@ class HandOff:
         self._keep(chunk.prompt_logprobs)
         for copy in copies:
             began = time.perf_counter()
-            read, patience_s = self._link.begin_read(
-                copy.group, copy.remote_blocks, copy.local_blocks
-            )
+            read = self._link.begin_read(copy.group, copy.remote_blocks, copy.local_blocks)
             took_s = time.perf_counter() - began
             self._record.note_post(now, took_s, len(copy.local_blocks))
             unfinished = Unfinished(copy.group, copy.local_blocks, read)
-            self._reads[read.ended] = _Reading(copy, unfinished, now, now + patience_s)
+            self._reads[read.ended] = _Reading(copy, unfinished, now)
         self._faults.reach("puller.reading")
 
     def _keep(self, logprobs: Sequence[TokenLogprobs]) -> None:
@@ -237,11 +234,14 @@ class HandOff:
 
     @property
     def _first_late(self) -> float:
-        return min((reading.late_at for reading in self._reads.values()), default=math.inf)
+        """As far as is known now: reads that are begun later give all of them more time."""
+        first = min((reading.started for reading in self._reads.values()), default=math.inf)
+        return first + self._link.patience_s
 
     def _check_reads(self, now: float) -> None:
         """LinkLost for a READ that hangs: whoever asks next has the link made anew, and tried."""
-        late = (ended for ended, reading in self._reads.items() if now >= reading.late_at)
+        patience_s = self._link.patience_s
+        late = (e for e, reading in self._reads.items() if now >= reading.started + patience_s)
         if not all(ended.done() for ended in late):
             problem = "a READ did not end in time"
             self._link.lose(problem)

@@ -154,15 +154,44 @@ async def test_a_read_that_hangs_loses_the_link(
 
 
 async def test_a_read_has_the_time_of_all_that_are_under_way(pair: Pair) -> None:
+    def patience_s() -> float:
+        return pair.link.patience_s - link.READ_PATIENCE_S
+
     pair.by_hand()
     pair.link.figures = LinkFigures(0.0, 2.0)
-    first, second = (pair.link.begin_read(0, blocks, blocks) for blocks in ([1, 2], [3, 4]))
-    patience = [one.patience_s - link.READ_PATIENCE_S for one in (first, second)]
-    assert patience == [3 * 1.0, 3 * 2.0], "four bytes at two a second"
-    for read in pair.pool.reads:
-        read.finish()
+    pair.link.begin_read(0, [1, 2], [1, 2])
+    assert patience_s() == 3 * 1.0, "two bytes at two a second"
+    pair.link.begin_read(0, [3, 4], [3, 4])
+    first, second = pair.pool.reads
+    second.finish()
     await asyncio.sleep(0)
-    assert pair.link.begin_read(0, [5], [5]).patience_s == link.READ_PATIENCE_S + 3 * 0.5
+    assert patience_s() == 3 * 2.0, "the first one waited for the second one's turns"
+    first.finish()
+    await asyncio.sleep(0)
+    pair.link.begin_read(0, [5], [5])
+    assert patience_s() == 3 * 0.5
+
+
+async def test_a_read_that_others_hold_up_does_not_hang(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were begun after it, and take turns with it."""
+    monkeypatch.setattr(link, "READ_PATIENCE_S", 0.2)
+    pair.by_hand()
+    pair.link.figures = LinkFigures(0.0, 100.0)
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS, END)
+        while len(pair.pool.reads) < 2:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            pair.link.begin_read(0, range(10, 20), range(10, 20))  # half a minute's bytes
+        await asyncio.sleep(0.5)
+        for read in pair.pool.reads:
+            read.finish()
+
+    await run(pair, pair.hand_off(WANTED), act)
+    assert pair.link.lost is None
 
 
 async def test_a_damaged_block_is_noticed(pair: Pair) -> None:
