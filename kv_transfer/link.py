@@ -65,6 +65,8 @@ class Link:
         self._calls: set[HandOffCall] = set()
         self._bytes_out = 0  # of reads that have not ended
         self._most_out = 0  # since there was none
+        self._num_reads = 0
+        self._turns_s, self._turns_at = 0.0, time.monotonic()  # of any one of them, so far
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -132,7 +134,9 @@ class Link:
         read = self.pool.read(group, remote, local)
         self._bytes_out += read.num_bytes
         self._most_out = max(self._most_out, self._bytes_out)
-        read.ended.add_done_callback(lambda _: self._forget_read(read))
+        began_s = self._count_turns()
+        self._num_reads += 1
+        read.ended.add_done_callback(lambda _: self._forget_read(read, began_s))
         return read
 
     @property
@@ -142,12 +146,23 @@ class Link:
         expected_s = self._most_out / max(1.0, self.figures.bytes_per_s)
         return READ_PATIENCE_S + READ_PATIENCE * expected_s
 
-    def _forget_read(self, read: Read) -> None:
+    def _forget_read(self, read: Read, began_s: float) -> None:
+        turns_s = self._count_turns() - began_s
+        self._num_reads -= 1
         self._bytes_out -= read.num_bytes
         if not self._bytes_out:
             self._most_out = 0
-
-    def note_read(self, num_bytes: int, seconds: float) -> None:
-        if num_bytes >= TELLING_BYTES and seconds > 0:
-            rate = num_bytes / seconds
+        is_there = not read.ended.cancelled() and read.ended.exception() is None
+        if is_there and read.num_bytes >= TELLING_BYTES and turns_s > 0:
+            rate = read.num_bytes / turns_s
             self.figures.bytes_per_s += SMOOTHING * (rate - self.figures.bytes_per_s)
+
+    def _count_turns(self) -> float:
+        """Seconds that a read has had the link to itself if it was there all the time. A read's
+        bytes by the time that it took would say how many others it met: after a burst of prefixes
+        none would seem worth pulling any more, and nothing would show that the link is as fast as
+        ever."""
+        now = time.monotonic()
+        self._turns_s += (now - self._turns_at) / max(1, self._num_reads)
+        self._turns_at = now
+        return self._turns_s

@@ -256,7 +256,6 @@ class HandOff:
             self._link.lose(f"a READ failed: {error}")
             raise
         now = time.monotonic()
-        self._link.note_read(read.num_bytes, now - reading.started)
         self._record.note_read(now, read.num_bytes)
         for block, sent in zip(copy.local_blocks, copy.checksums, strict=False):
             if self._checksum(copy.group, block) != sent:

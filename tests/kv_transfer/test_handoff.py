@@ -6,6 +6,7 @@ import pytest
 
 from kv_transfer import holder, link
 from kv_transfer.errors import LinkLost, TransferError
+from kv_transfer.link import Link
 from kv_transfer.probe import LinkFigures
 from kv_transfer.source import ReadyEnd
 from kv_transfer.tally import CANCELLED
@@ -170,6 +171,42 @@ async def test_a_read_has_the_time_of_all_that_are_under_way(pair: Pair) -> None
     await asyncio.sleep(0)
     pair.link.begin_read(0, [5], [5])
     assert patience_s() == 3 * 0.5
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_reads_that_share_a_link_say_how_fast_it_is(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(link, "time", clock)
+    monkeypatch.setattr(link, "TELLING_BYTES", 2)
+    shared = Link("", pair.channel, pair.link.description, "fake", pair.pool, LinkFigures(0.0, 5.0))
+    pair.by_hand()
+    shared.pool = pair.pool
+
+    async def end(number: int) -> float:
+        pair.pool.reads[number].finish()
+        await asyncio.sleep(0)
+        return shared.figures.bytes_per_s
+
+    clock.now += 7.0  # idle
+    shared.begin_read(0, range(1, 11), range(1, 11))
+    clock.now += 1.0
+    for _ in range(4):
+        shared.begin_read(0, range(11, 17), range(11, 17))  # six bytes, of 24
+    clock.now += 5.0
+    assert await end(1) == pytest.approx(5 + link.SMOOTHING * (6 / 1.0 - 5))
+    before = shared.figures.bytes_per_s
+    pair.pool.reads[2].fail()
+    await asyncio.sleep(0)
+    clock.now += 3.0
+    assert await end(0) == pytest.approx(before + link.SMOOTHING * (10 / (1 + 1 + 1) - before))
 
 
 async def test_a_read_that_others_hold_up_does_not_hang(
