@@ -87,6 +87,9 @@ class _Recorder:
         causal = arguments.pop("is_causal", None)
         if causal is False or (causal is None and getattr(module, "is_causal", True) is False):
             raise ModelError(f"{name}: its attention is not causal")
+        # Llama 4 counts them by itself, from the first token of a step.
+        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+            raise ModelError(f"{name}: its queries are scaled by positions that it is not told")
         scale = arguments.pop("scaling", None)
         soft_cap = arguments.pop("softcap", None)
         _refuse_arguments(name, arguments)

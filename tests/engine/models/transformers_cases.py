@@ -28,6 +28,13 @@ def case(model_type: str, **changes: Any) -> Case:
 
 MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
+LLAMA4: dict[str, Any] = {
+    "layer_types": ["full_attention"] * 2,
+    "no_rope_layers": [1, 0],
+    "num_local_experts": 2,
+    "head_dim": 16,
+}
+
 SERVED_CASES = (
     case("gpt2"),
     case("gpt_neox", rotary_pct=0.5),
@@ -86,6 +93,7 @@ SERVED_CASES = (
     case("phimoe", num_local_experts=2, original_max_position_embeddings=64,
          rope_parameters={**longrope(8), "original_max_position_embeddings": 64,
                           "short_mscale": 1.2, "long_mscale": 1.5}),
+    case("llama4_text", **LLAMA4, attn_temperature_tuning=False),
     case("mixtral", num_local_experts=4, num_experts_per_tok=2),
     case("qwen2_moe", num_experts=4, shared_expert_intermediate_size=32, **MOE),
     case("qwen3_moe", num_experts=4, head_dim=32, **MOE),
@@ -110,6 +118,11 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bart", {}, "encoder-decoder"),
     ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
     ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "(chunked_attention)"),
+    (
+        "llama4_text",
+        LLAMA4,
+        "model.layers.1.self_attn: its queries are scaled by positions that it is not told",
+    ),
     ("git", {}, "knows attentions of its own alone"),
     ("doge", {}, "attention mask of its own"),
     ("hrm_text", {"head_dim": 16}, "it is computed in several rounds"),
