@@ -76,7 +76,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),
     "Gemma2ForCausalLM": Family(
-        window_rule=WindowRule.PATTERN,
+        window_rule=WindowRule.EVERY_OTHER,
         gemma=True,
         attention_soft_cap=True,
         defaults={
@@ -84,7 +84,6 @@ FAMILIES: Mapping[str, Family] = {
             "head_dim": 256,
             "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
-            "sliding_window_pattern": 2,
             "tie_word_embeddings": True,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,

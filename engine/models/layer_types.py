@@ -19,7 +19,8 @@ class WindowRule(Enum):
     EVERY_LAYER = auto()  # Phi-3
     ALL_LAYERS = auto()  # Mistral; with `layer_types` it is what transformers calls Ministral
     UPPER_LAYERS = auto()  # Qwen: from `max_window_layers` on, if `use_sliding_window`
-    PATTERN = auto()  # Gemma: every `sliding_window_pattern`-th layer sees everything
+    EVERY_OTHER = auto()  # Gemma 2: the first one has it
+    PATTERN = auto()  # Gemma 3: every `sliding_window_pattern`-th layer sees everything
 
 
 def layer_windows(config: JsonConfig, rule: WindowRule) -> tuple[int | None, ...]:
@@ -45,8 +46,8 @@ def layer_windows(config: JsonConfig, rule: WindowRule) -> tuple[int | None, ...
 def _implied_kinds(
     config: JsonConfig, rule: WindowRule, num_layers: int, window: int | None
 ) -> tuple[str, ...]:
-    if rule is WindowRule.PATTERN:
-        period = config.integer("sliding_window_pattern")
+    if rule in (WindowRule.PATTERN, WindowRule.EVERY_OTHER):
+        period = 2 if rule is WindowRule.EVERY_OTHER else config.integer("sliding_window_pattern")
         return tuple(FULL if (i + 1) % period == 0 else SLIDING for i in range(num_layers))
     if window is None:
         return (FULL,) * num_layers

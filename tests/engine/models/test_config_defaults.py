@@ -68,6 +68,7 @@ def in_words_of_transformers(folder: Path) -> dict[str, Any]:
         {"use_sliding_window": True},
         {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 3},
         {"rope_theta": 5000.0, "rms_norm_eps": 1e-3, "head_dim": 64},
+        {"sliding_window_pattern": 3},
         {"tie_word_embeddings": True},
         {"tie_word_embeddings": False},
     ],
