@@ -6,6 +6,7 @@ Reads no tensor and imports no torch. Every problem is a ModelError that names f
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import TypeGuard
 
 from engine.errors import ModelError
 from engine.models.json_config import read_json_object
+
+logger = logging.getLogger(__name__)
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -113,11 +116,13 @@ def is_no_weight(tensor: StoredTensor) -> bool:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files that make up a checkpoint, in a fixed order."""
-    if (folder / INDEX_FILE).exists():
-        return tuple(sorted({folder / file for file in _index(folder).values()}))
+    """The safetensors files that make up a checkpoint, in a fixed order. One file goes before an
+    index: save_pretrained leaves either in its folder when it writes the other, and transformers,
+    whose classes read some checkpoints for us, looks in this order."""
     if (folder / SINGLE_FILE).exists():
         return (folder / SINGLE_FILE,)
+    if (folder / INDEX_FILE).exists():
+        return tuple(sorted({folder / file for file in _index(folder).values()}))
     raise ModelError(f"{folder}: {no_weights_message(p.name for p in folder.iterdir())}")
 
 
@@ -135,9 +140,13 @@ def no_weights_message(names: Iterable[str]) -> str:
 def open_checkpoint(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder's checkpoint by name, all headers checked."""
     tensors: dict[str, StoredTensor] = {}
-    for path in weight_files(folder):
+    files = weight_files(folder)
+    for path in files:
         tensors.update(read_safetensors_header(path).tensors)
-    if (folder / INDEX_FILE).exists():
+    if files == (folder / SINGLE_FILE,):
+        if (folder / INDEX_FILE).exists():
+            logger.warning("%s: %s is read, and %s is not", folder, SINGLE_FILE, INDEX_FILE)
+    else:
         for name, file in _index(folder).items():
             if name not in tensors or tensors[name].file.name != file:
                 raise ModelError(f"{folder / file}: {name}: missing, {INDEX_FILE} says it is here")

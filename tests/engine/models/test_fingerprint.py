@@ -96,6 +96,15 @@ def test_every_shard_counts(folder: Path) -> None:
     assert of(folder) != before
 
 
+def test_a_file_that_is_read_instead_of_shards_counts(folder: Path) -> None:
+    save_file({"b": torch.zeros(4)}, folder / "model-1.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"b": "model-1.safetensors"}}))
+    before = of(folder)
+    save_file({"b": torch.ones(4)}, folder / "model.safetensors")
+    assert of(folder) != before
+
+
 def test_a_hub_model_is_its_commit(folder: Path) -> None:
     assert of(folder, commit="abc") == "hub:abc"
 

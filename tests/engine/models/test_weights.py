@@ -31,6 +31,7 @@ from tests.engine.models.cases import (
 )
 from tests.engine.models.conftest import SavedModels
 from tests.engine.models.driver import Driver
+from tests.engine.models.transformers_cases import case
 
 CPU = torch.device("cpu")
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -202,6 +203,25 @@ def test_an_index_that_is_wrong_about_its_shards_is_named(folder: Path) -> None:
     index.write_text(json.dumps(values))
     with pytest.raises(ModelError, match="not a file of this folder"):
         logits(folder, [5])
+
+
+@pytest.mark.parametrize("model_type", ["llama", "arcee"])  # ours, and one of transformers'
+@pytest.mark.parametrize("saved_last", ["whole", "sharded"])
+def test_what_is_read_of_two_saved_models_is_what_transformers_reads(
+    tmp_path: Path, model_type: str, saved_last: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Into one folder: of the first either the file stays there, or the index."""
+    config = case(model_type).make_config()
+    sizes = {"whole": "1GB", "sharded": "60KB"}
+    for seed, how in enumerate(sorted(sizes, key=lambda how: how == saved_last)):
+        make_model(config, seed).save_pretrained(tmp_path, max_shard_size=sizes[how])
+    assert (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = prompt_tokens(4)
+    expected = dense_logits(theirs, tokens)
+    torch.testing.assert_close(logits(tmp_path, tokens), expected, rtol=0, atol=1e-4)
+    assert "model.safetensors.index.json is not" in caplog.text
 
 
 def test_unsupported_formats_are_named(folder: Path) -> None:
