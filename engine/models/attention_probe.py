@@ -40,6 +40,8 @@ _IGNORED_ARGUMENTS = frozenset(
     }
 )
 
+_BY_LENGTH = ("dynamic", "longrope")  # rotations that change where positions go far
+
 
 @dataclass(frozen=True)
 class ProbedAttention:
@@ -205,7 +207,12 @@ def _zeros(
 def _turn_by_no_length(model: Any) -> None:
     """Some rotations look how far positions go, and here there are none."""
     for module in model.modules():
-        if getattr(module, "rope_type", None) in ("dynamic", "longrope"):
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, dict):  # by the types of layers
+            module.rope_type = {
+                layers: "default" if kind in _BY_LENGTH else kind for layers, kind in kinds.items()
+            }
+        elif kinds in _BY_LENGTH:
             module.rope_type = "default"
             module.config = copy.deepcopy(module.config)  # where that of PhiMoE looks
             module.config.rope_parameters["rope_type"] = "default"

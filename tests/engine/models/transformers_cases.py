@@ -28,6 +28,8 @@ def case(model_type: str, **changes: Any) -> Case:
 
 MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
+THETA = {"rope_theta": 10000.0}
+
 LLAMA4: dict[str, Any] = {
     "layer_types": ["full_attention"] * 2,
     "no_rope_layers": [1, 0],
@@ -93,6 +95,10 @@ SERVED_CASES = (
     case("phimoe", num_local_experts=2, original_max_position_embeddings=64,
          rope_parameters={**longrope(8), "original_max_position_embeddings": 64,
                           "short_mscale": 1.2, "long_mscale": 1.5}),
+    case("laguna", num_experts=4, head_dim=16, sliding_window=12, **MOE,
+         layer_types=["sliding_attention", "full_attention"],
+         rope_parameters={"full_attention": {**THETA, "rope_type": "dynamic", "factor": 2.0},
+                          "sliding_attention": {**THETA, "rope_type": "default"}}),
     case("llama4_text", **LLAMA4, attn_temperature_tuning=False),
     case("mixtral", num_local_experts=4, num_experts_per_tok=2),
     case("qwen2_moe", num_experts=4, shared_expert_intermediate_size=32, **MOE),
