@@ -126,7 +126,7 @@ def _tokenizer_eos(folder: Path) -> Iterator[int]:
     decoder = tokenizer.raw("added_tokens_decoder")
     if isinstance(decoder, dict):
         for token, entry in decoder.items():
-            if isinstance(entry, dict) and entry.get("content") == eos and token.isdigit():
+            if isinstance(entry, dict) and entry.get("content") == eos and token.isdecimal():
                 yield int(token)
     added = _optional_file(folder, "tokenizer.json").raw("added_tokens")
     for entry in added if isinstance(added, list) else []:

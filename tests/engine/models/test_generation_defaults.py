@@ -73,7 +73,7 @@ def test_every_end_of_turn_counts(tmp_path: Path) -> None:
         config={"eos_token_id": 128001},
         tokenizer_config={
             "eos_token": "<|eot_id|>",
-            "added_tokens_decoder": {"128009": {"content": "<|eot_id|>"}},
+            "added_tokens_decoder": dict.fromkeys(("128009", "²"), {"content": "<|eot_id|>"}),
         },
     )
     assert read_generation_defaults(tmp_path).eos_token_ids == (128001, 128008, 128009)
