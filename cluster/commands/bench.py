@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.bench.answer import Tally
 from cluster.bench.as_json import as_json
 from cluster.bench.load import Interrupted, Load, Outcome, run_load
-from cluster.bench.measure import Objectives, summarise
+from cluster.bench.measure import Objectives, Summary, summarise
 from cluster.bench.plots import check_plots, write_plots
 from cluster.bench.progress import shown
 from cluster.bench.table import as_text
@@ -85,7 +85,20 @@ def _tell(
 ) -> int:
     """How many requests were complete."""
     summary = summarise(outcome.records, objectives, num_unsent=outcome.num_unsent)
-    answer(as_text(load, outcome, summary, objectives))
+    try:
+        answer(as_text(load, outcome, summary, objectives))
+    finally:  # the files are written also where stdout is full, or nobody reads it
+        _write(arguments, load, outcome, summary, objectives)
+    return summary.num_complete
+
+
+def _write(
+    arguments: argparse.Namespace,
+    load: Load,
+    outcome: Outcome,
+    summary: Summary,
+    objectives: Objectives,
+) -> None:
     if arguments.json is not None:
         try:
             arguments.json.write_text(
@@ -101,4 +114,3 @@ def _tell(
             raise ConfigError("plots", f"{arguments.plots}: {error}") from error
         for path in paths:
             say(f"wrote {path}")
-    return summary.num_complete

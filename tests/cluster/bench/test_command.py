@@ -5,6 +5,7 @@ import asyncio
 import errno
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -199,6 +200,28 @@ def test_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         "itl.png",
         "timeline.png",
     }
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_what_was_measured_is_kept_where_stdout_takes_nothing(
+    is_left: bool, tmp_path: Path
+) -> None:
+    reader, stdout = os.pipe()
+    os.close(reader)
+    file = tmp_path / "run.json"
+    with live_server() as live, open("/dev/full", "wb") as full:
+        live.backend.script = say("abc")
+        words = ["bench", live.url, "--requests", "1", "--input-tokens", "9", "--json", str(file)]
+        done = subprocess.run(
+            [sys.executable, "-m", "cluster.cli", *words, "--output-tokens", "2"],
+            stdout=stdout if is_left else full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    os.close(stdout)
+    assert done.returncode == 1
+    assert ("No space left on device" in done.stderr) is not is_left
+    assert json.loads(file.read_text())["summary"]["num_complete"] == 1
 
 
 def test_nothing_answered_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
