@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_json(path: Path) -> None:
     """Before a run, rather than after it."""
-    is_new = not path.exists()
     try:
+        is_new = not path.exists()
         with path.open("a"):
             pass
     except OSError as error:

@@ -142,6 +142,7 @@ def test_objectives_are_in_milliseconds() -> None:
         ("--ttft-objective 0", "ttft_objective"),
         ("--json /absent/file", "json"),
         ("--json /", "json"),
+        (f"--json /tmp/{'j' * 300}", "json"),
         ("--plots /proc/self", "plots"),
         ("--endpoint chat --token-ids 1-5", "prompts"),
     ],
