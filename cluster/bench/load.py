@@ -85,7 +85,9 @@ async def run_load(
         # With other prompts, so that none of what is measured is in a cache.
         warming = talk(_prompts(load, form, words, "warm-up"), _forget, Tally())
         warm_up = _conversations(load, load.num_warm_up)
-        await _until(drive(warm_up, ClosedLoop(_WARM_UP_STREAMS), warming.converse, clock), stop)
+        warming_up = drive(warm_up, ClosedLoop(_WARM_UP_STREAMS), warming.converse, clock)
+        if await _until(warming_up, stop):
+            raise Interrupted
         talking = talk(_prompts(load, form, words, "load"), records.append, tally or Tally())
         start_s = clock()
         driving = asyncio.ensure_future(

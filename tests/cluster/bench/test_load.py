@@ -198,6 +198,21 @@ async def test_a_stop_while_the_server_does_not_even_say_what_it_serves() -> Non
             writer.close()
 
 
+async def test_a_stop_while_the_server_warms_up_asks_nothing_more(live: LiveServer) -> None:
+    def stuck(request: GenerationRequest) -> Iterator[Step]:
+        yield asyncio.Event().wait()
+
+    live.backend.script = stuck
+    stop, tally = asyncio.Event(), Tally()
+    load = load_on(live, num_requests=9, num_warm_up=1, arrivals=ClosedLoop(3))
+    running = asyncio.create_task(run_load(load, stop=stop, tally=tally))
+    await until(lambda: len(live.backend.streams) == 1)
+    stop.set()
+    with pytest.raises(Interrupted):
+        await running
+    assert tally.num_sent == 0
+
+
 async def test_a_stop_tells_what_was_measured_and_leaves(live: LiveServer) -> None:
     def script(request: GenerationRequest) -> Iterator[Step]:
         return (say("abc") if len(live.backend.streams) <= 2 else never_ends)(request)
