@@ -26,8 +26,11 @@ def say(text: str) -> None:
 
 
 def answer(text: str, end: str = "\n") -> None:
+    """As `say` does, with numbers for characters that the terminal's encoding does not have."""
     if sys.stdout is None:
         raise OutputError("is closed")
+    encoding = sys.stdout.encoding or "utf-8"  # of one that is no file
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         sys.stdout.write(text + end)
         sys.stdout.flush()

@@ -455,6 +455,20 @@ def test_an_answer_whose_reader_has_left() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_an_answer_of_which_a_terminal_has_no_letters(encoding: str) -> None:
+    reader, stdout = os.pipe()
+    words = "from cluster.commands.console import answer; answer('a \\u4e16 \\udcff')"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [sys.executable, "-c", words], stdout=stdout, stderr=subprocess.PIPE, env=environment
+    )
+    os.close(stdout)
+    with open(reader, encoding=encoding) as told:
+        assert told.read() == ("a 世 \\udcff\n" if encoding == "utf-8" else "a \\u4e16 \\udcff\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_an_answer_without_a_stdout() -> None:
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "cluster.cli", "--version"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
