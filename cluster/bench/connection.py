@@ -25,9 +25,14 @@ class Address:
     def __init__(self, url: str) -> None:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
+            if "@" in parts.netloc:  # and is not shown
+                raise ConfigError("url", "has a user or a password; --api-key-env brings a key")
             port = parts.port
+            (parts.hostname or "").encode("idna")  # which a name of a host has to be good for
         except ValueError as error:
             raise ConfigError("url", f"{url!r}: {error}") from error
+        if not (url.isascii() and url.isprintable()) or " " in url:
+            raise ConfigError("url", f"{url!r}: must be ASCII, a host as xn--..., a path with %..")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ConfigError("url", f"{url!r}: must be like http://127.0.0.1:8000")
         self.ssl = ssl.create_default_context() if parts.scheme == "https" else None

@@ -164,10 +164,26 @@ def test_a_file_is_tried_before_a_run_and_left_as_it_was(tmp_path: Path) -> None
     assert not new.exists()
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port", "http://[", "x?y=1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://x", "http://", "http://x:port", "http://[", "x?y=1"),
+        *("http://a..b", f"http://{'a' * 64}.c", "http://世.b", "http://b/€", "http://b/a b"),
+    ],
+)
 def test_bad_urls_are_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", url]) == 2
     assert capsys.readouterr().err.startswith("kvrelay bench: url: ")
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@here", "me:secret@here:port", "secret@[::1]"])
+def test_a_password_in_a_url_is_refused_and_not_shown(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", url]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("kvrelay bench: url: has a user")
+    assert "secret" not in told
 
 
 def test_a_key_that_is_no_header_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
