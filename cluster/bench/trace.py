@@ -31,7 +31,14 @@ class Trace:
     many_turns: bool = field(default=False, init=False)
 
     def check(self) -> None:
-        """Reads all of it, so that a bad line is told before anything is asked."""
+        """Reads all of it, so that a bad line is told before anything is asked: what can be read
+        once, as a pipe, would be empty then."""
+        try:
+            is_again = self.path.is_file() or not self.path.exists()
+        except OSError as error:
+            raise ConfigError("trace", f"{self.path}: {error}") from error
+        if not is_again:
+            raise ConfigError("trace", f"{self.path}: must be a file, which is read several times")
         if not sum(1 for _ in self.conversations()):
             raise ConfigError("trace", f"{self.path}: has no requests")
 
@@ -87,7 +94,7 @@ class Trace:
 def _entry(where: str, line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("trace", f"{where}: no JSON: {error}") from error
     if not isinstance(entry, dict):
         raise ConfigError("trace", f"{where}: must be an object with timestamp, input_length, ...")

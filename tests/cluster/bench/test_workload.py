@@ -1,6 +1,7 @@
 """What is asked: seeded, within its bounds, and shared where it says so."""
 
 import json
+import os
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -177,6 +178,16 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     assert [c.at_s for c in (first, second, third)] == [0.0, 1.5, 1.5]
 
 
+def test_a_trace_that_can_be_read_once_is_refused() -> None:
+    """It was read to be checked, and was empty when it was asked for."""
+    reader, writer = os.pipe()
+    os.write(writer, json.dumps(GOOD).encode())
+    os.close(writer)
+    with pytest.raises(ConfigError, match="^trace: /dev/fd/.*: must be a file"):
+        Trace(Path(f"/dev/fd/{reader}")).check()
+    os.close(reader)
+
+
 def test_a_scaled_trace_keeps_what_is_shared(tmp_path: Path) -> None:
     entry = {"timestamp": 0, "input_length": 1500, "output_length": 400, "hash_ids": [1, 2, 3]}
     (conversation,) = Trace(write(tmp_path / "t", entry), scale=0.1).conversations()
@@ -218,6 +229,12 @@ def test_a_scale_that_makes_too_much_of_a_trace_is_named(tmp_path: Path) -> None
 def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^trace: .*absent"):
         list(Trace(tmp_path / "absent").conversations())
+    for path in (tmp_path / ("t" * 300), tmp_path, Path("/dev/null")):
+        with pytest.raises(ConfigError, match=f"^trace: .*{path.name}.*: "):
+            Trace(path).check()
+    (tmp_path / "t").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="^trace: .*:1: no JSON"):
+        list(Trace(tmp_path / "t").conversations())
     (tmp_path / "t").write_text("{\n")
     with pytest.raises(ConfigError, match="^trace: .*:1: no JSON"):
         list(Trace(tmp_path / "t").conversations())
