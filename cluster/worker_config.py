@@ -185,7 +185,7 @@ def only(documents: Sequence[dict[str, Any]], where: str) -> dict[str, Any]:
 def _parse_documents(text: str, where: str) -> list[dict[str, Any]]:
     try:
         documents = list(yaml.load_all(text, _Loader))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that there is not, 2024-31-12
         raise ConfigError("config", f"{where} is no YAML: {_in_one_line(error)}") from error
     except RecursionError as error:
         raise ConfigError("config", f"{where} is nested too deep") from error
