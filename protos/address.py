@@ -7,7 +7,10 @@ from typing import Self
 
 from protos.errors import PlaneError
 
-_HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
+# Of parts between dots as long as names of hosts may have them, or looking one up fails.
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}\Z)(?!.*\.\.)(?!.*[^.]{64})[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?\Z"
+)
 MAX_PORT = 65535
 
 

@@ -53,6 +53,13 @@ def test_where_no_head_is_nobody_waits_for_it(scheme: str, monkeypatch: pytest.M
             joined(address).__enter__()
 
 
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
+def test_what_is_no_host_is_named(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ray, "init")
+    with pytest.raises(ConfigError, match=f"^RAY_ADDRESS: {host}:6379, must be"):
+        joined(f"{host}:6379").__enter__()
+
+
 def test_who_is_no_head_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would ask twenty times, and wait for each answer."""
     asked: list[str] = []
