@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -60,6 +60,9 @@ class ReplicaRange(NamedTuple):
         return self.least != self.most
 
 
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # as Ray can count
+
+
 class _Args(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,10 +71,10 @@ class Placement(_Args):
     """How many replicas there are, what each is given, and on which nodes it may run."""
 
     replicas: int | str = 1
-    num_cpus: float = Field(default=1, ge=0)
-    num_gpus: float = Field(default=0, ge=0)
+    num_cpus: _Amount = 1
+    num_gpus: _Amount = 0
     label_selector: dict[str, str] = {}
-    resources: dict[str, float] = {}
+    resources: dict[str, _Amount] = {}
     max_replicas_per_node: int | None = Field(default=None, ge=1, le=100)
 
     @field_validator("replicas", mode="before")

@@ -1,5 +1,6 @@
 """Which clusters are one model's, as far as their user says."""
 
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ from router.policies import POLICIES
     ("options", "told"),
     [
         ({"decode": {"num_cpus": "many"}}, "decode.num_cpus: must be a number"),
+        ({"decode": {"num_cpus": math.inf}}, "decode.num_cpus: must be a finite number"),
+        ({"ingress": {"num_gpus": math.inf}}, "ingress.num_gpus: must be a finite number"),
+        ({"decode": {"resources": {"x": math.inf}}}, "decode.resources.x: must be a finite number"),
+        ({"decode": {"resources": {"x": math.nan}}}, "decode.resources.x: must be a finite number"),
+        ({"decode": {"resources": {"x": -1}}}, "decode.resources.x: must be at least 0"),
         ({"max_body_bytes": "big"}, "max_body_bytes: must be a whole number"),
         ({"max_body_bytes": 2048.5}, "max_body_bytes: must be a whole number"),
         ({"log": {"requests": "perhaps"}}, "log.requests: must be true or false"),
