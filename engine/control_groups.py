@@ -70,6 +70,8 @@ def _memory_left(folder: Path) -> float:
 def _reclaimable(stat: Path, files: _MemoryFiles) -> int:
     """Pages of files that were read, such as weights: a group's use counts them, and the kernel
     takes them back before it fails. Not those that are mapped, which are libraries in use."""
+    if not stat.exists():  # as where another kernel than Linux shows the files
+        return 0
     lines = (line.split() for line in stat.read_text().splitlines())
     counts = {key: int(value) for key, value in lines}
     cached = counts.get(files.inactive, 0) + counts.get(files.active, 0)

@@ -91,6 +91,18 @@ def test_without_a_limit_it_is_the_machines(
     assert left > 200 * MIB
 
 
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [(V2, memory_v2("app/", 100 * MIB)), (V1, memory_v1("app/", 100 * MIB))],
+    ids=["v2", "v1"],
+)
+def test_where_nobody_says_what_was_read_it_is_not_counted(
+    tmp_path: Path, own: str, files: dict[str, object]
+) -> None:
+    told = {name: content for name, content in files.items() if not name.endswith(".stat")}
+    assert available_memory(groups(tmp_path, own, told)) == 36 * MIB
+
+
 def test_nothing_is_left_above_the_limit(tmp_path: Path) -> None:
     assert available_memory(groups(tmp_path, V2, memory_v2("app/", 16 * MIB))) == 0
 
