@@ -1,6 +1,7 @@
 """How far a run is, on one line of a terminal."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TextIO
@@ -61,7 +62,18 @@ async def _show(
         ]
         rate = (tally.num_chunks - num_before) / (now - before_s)
         before_s, num_before = now, tally.num_chunks
-        _write(stream, "\r" + line(tally, max(shares, default=None), rate) + "\x1b[K")
+        told = line(tally, max(shares, default=None), rate)
+        _write(stream, "\r" + told[: _columns(stream)] + "\x1b[K")
+
+
+def _columns(stream: TextIO) -> int | None:
+    """That a line may have: of a longer one each would begin where the last part of the one before
+    stands, and fill the screen."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        return None
+    return columns - 1 if columns > 1 else None
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -3,12 +3,15 @@
 import argparse
 import asyncio
 import errno
+import fcntl
 import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -336,6 +339,22 @@ class Terminal(io.StringIO):
             self.num_refused += 1
             raise OSError(errno.EIO, "it has hung up")
         return super().write(text)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 20, 80])
+def test_a_progress_line_stays_on_a_narrow_terminal_s(columns: int) -> None:
+    seen, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    async def run() -> None:
+        with open(terminal, "w") as stream:
+            async with shown(Tally(), stream, now, 4, None):
+                await asyncio.sleep(0.3)
+
+    run_virtually(run())
+    told = os.read(seen, 999).decode().split("\r")[1].removesuffix("\x1b[K")
+    os.close(seen)
+    assert told == line(Tally(), 0.0, 0.0)[: columns - 1 if columns > 1 else None]
 
 
 @pytest.mark.parametrize("num_lines", [0, 1])
