@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,5 +37,10 @@ def write_document(path: Path, targets: Iterable[Target]) -> None:
     """Readers see the old one or the new one. OSError where it cannot be written."""
     text = json.dumps(document(targets), indent=2) + "\n"
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(text)
-    fresh.replace(path)
+    try:
+        fresh.write_text(text)
+        fresh.replace(path)
+    except OSError:
+        with suppress(OSError):  # or each process would leave one there, on a disk that is full
+            fresh.unlink(missing_ok=True)
+        raise

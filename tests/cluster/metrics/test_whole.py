@@ -13,7 +13,7 @@ from cluster.metrics.families import counter, histograms
 from cluster.metrics.page import Collects, Page
 from cluster.metrics.scrape import merge, scrape
 from cluster.metrics.server import MetricsServer
-from cluster.metrics.targets import KEY, Target
+from cluster.metrics.targets import KEY, Target, write_document
 from cluster.metrics.whole import TIMEOUT_S, WholeCluster
 from kv_transfer.histogram import Histogram
 
@@ -211,3 +211,10 @@ async def test_the_targets_are_a_document_and_a_file(
 async def test_a_file_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     cluster = cluster_of("i1", tmp_path / "missing" / "targets.json")
     assert len(cluster.targets()) == 1
+
+
+def test_a_document_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "targets").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_document(tmp_path / "targets", [])
+    assert [one.name for one in tmp_path.iterdir()] == ["targets"]
