@@ -10,16 +10,20 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from cluster.autoscaling import DECISIONS_KEY, INGRESS
 from cluster.joined_ray import address, joined
 from cluster.membership import MEMBERSHIP, Replicas
 from cluster.published import Published, read_metadata
-from cluster.serve_details import APP_NAME, check_controller, front_address, serve_details
+from cluster.serve_details import (
+    APP_NAME,
+    UNREACHED,
+    check_controller,
+    front_address,
+    serve_details,
+)
 from cluster.status.view import Heard, IngressLoad, Status, status_of
 from engine.errors import UnavailableError
 from protos.events_pb2 import LoadReport
@@ -35,18 +39,27 @@ _POLL_S = 0.05
 
 
 def gather(ray_address: str, plane: Plane, url: str) -> Status:
-    """UnavailableError where there is no cluster. `url`: the front's, or empty."""
+    """UnavailableError where there is no cluster, or none any more. `url`: the front's, or ""."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     with joined(ray_address, configure_logging=False, logging_level=logging.ERROR):
-        details, application = _details(ray_address)
-        published = _published(application)
-        workers = {replica: one for pool in published.values() for replica, one in pool.items()}
-        heard = asyncio.run(_hear(workers, plane))
-        ingresses = _ingresses()
-        front = url or _front(details)
-        decisions = _decisions(APP_NAME)
-        known: dict[str, Collection[str]] = {**published, INGRESS: ingresses}
-        return status_of(front, address(), application, heard, ingresses, decisions, known)
+        try:
+            return _status(ray_address, plane, url)
+        except UNREACHED as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
+            message = f"the cluster at {ray_address} has not answered to its end: {reason}"
+            raise UnavailableError(message) from error
+
+
+def _status(ray_address: str, plane: Plane, url: str) -> Status:
+    details, application = _details(ray_address)
+    published = _published(application)
+    workers = {replica: one for pool in published.values() for replica, one in pool.items()}
+    heard = asyncio.run(_hear(workers, plane))
+    ingresses = _ingresses()
+    front = url or _front(details)
+    decisions = _decisions(APP_NAME)
+    known: dict[str, Collection[str]] = {**published, INGRESS: ingresses}
+    return status_of(front, address(), application, heard, ingresses, decisions, known)
 
 
 def _details(ray_address: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -132,7 +145,7 @@ def _ingresses() -> dict[str, IngressLoad]:
     asked = handle.broadcast("current_load")
     try:
         answers = asked.results(timeout_s=_REPORT_S, return_exceptions=True)
-    except (TimeoutError, RayError, RayServeException):
+    except UNREACHED:
         return {}
     said = [one for one in answers if not isinstance(one, BaseException)]
     return {replica: IngressLoad(*load) for replica, *load in said}

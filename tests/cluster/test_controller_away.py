@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from ray.serve.exceptions import RayServeException
 
 import cluster.ray_cluster
 import cluster.serve_details
+import cluster.status.gather
 from cluster import deployment
 from cluster.cluster_args import ClusterArgs
 from cluster.commands import serve_application
@@ -25,6 +27,7 @@ from cluster.commands.serve_application import (
     wait_until_running,
 )
 from cluster.commands.serve_stop import Stop
+from cluster.status.gather import gather
 from engine.errors import UnavailableError
 
 MISSING = UnavailableError("Serve has no application kvrelay any more")
@@ -170,3 +173,18 @@ def test_one_that_is_lost_in_a_deployment_is_told(
     with pytest.raises(UnavailableError, match="not said that kvrelay is deployed: .*restarts"):
         deployment.deployed(ClusterArgs(), to_stay=False).__enter__()
     assert not answers
+
+
+@pytest.mark.parametrize("error", [AWAY, RayServeException("There is no Serve instance running")])
+def test_a_status_of_what_goes_meanwhile_says_so(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(*_: object) -> None:
+        raise error
+
+    told = {"deployments": {}}
+    monkeypatch.setattr(cluster.status.gather, "joined", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(cluster.status.gather, "_details", lambda _: ({}, told))
+    monkeypatch.setattr("cluster.status.gather.serve.get_deployment_handle", handle)
+    with pytest.raises(UnavailableError, match=f"^the cluster at here:1 has not .*: {error}"):
+        gather("here:1", cast(Any, None), "")
