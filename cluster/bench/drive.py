@@ -1,7 +1,7 @@
 """Begins conversations when it is time for them. Knows no HTTP."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Protocol
 
 from cluster.bench.arrivals import Arrivals, ClosedLoop, OpenLoop
@@ -16,11 +16,11 @@ _MOST_VAIN = 10  # for each stream
 
 
 class Converse(Protocol):
-    """Sends nothing before it is due, and no further turn once it is over. False if the server was
+    """Sends nothing before it is due, and no further turn from `end_s` on. False if the server was
     not there."""
 
     def __call__(
-        self, conversation: Conversation, due_s: float | None, over: Callable[[], bool]
+        self, conversation: Conversation, due_s: float | None, end_s: float
     ) -> Awaitable[bool]: ...
 
 
@@ -37,19 +37,15 @@ async def drive(
     a closed loop ended before its time, since the server had gone."""
     start_s = clock() if isinstance(arrivals, ClosedLoop) else clock() + _AHEAD_S
     end_s = float("inf") if duration_s is None else start_s + duration_s
-
-    def over() -> bool:
-        return clock() >= end_s
-
     if isinstance(arrivals, ClosedLoop):
-        return await _closed(conversations, arrivals.concurrency, converse, over)
+        return await _closed(conversations, arrivals.concurrency, converse, clock, end_s)
     async with asyncio.TaskGroup() as under_way:
         for conversation, at_s in _timed(conversations, arrivals, seed):
             due_s = start_s + at_s
-            if due_s >= end_s or over():  # at a rate that cannot be kept it is late
+            if max(due_s, clock()) >= end_s:  # at a rate that cannot be kept it is late
                 break
             await asyncio.sleep(due_s - _AHEAD_S - clock())
-            under_way.create_task(_awaited(converse(conversation, due_s, over)))
+            under_way.create_task(_awaited(converse(conversation, due_s, end_s)))
     return True
 
 
@@ -57,17 +53,18 @@ async def _closed(
     conversations: Iterator[Conversation],
     concurrency: int,
     converse: Converse,
-    over: Callable[[], bool],
+    clock: Clock,
+    end_s: float,
 ) -> bool:
     most_vain, num_vain = _MOST_VAIN * concurrency, 0  # of all, in a row
 
     async def work() -> None:
         nonlocal num_vain
-        while not over() and num_vain < most_vain:
+        while clock() < end_s and num_vain < most_vain:
             conversation = next(conversations, None)
             if conversation is None:
                 return
-            if await converse(conversation, None, over):
+            if await converse(conversation, None, end_s):
                 num_vain = 0
             else:
                 num_vain += 1

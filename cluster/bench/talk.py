@@ -37,17 +37,15 @@ class Talk:
         self._think_s = think_s
         self.num_unsent = 0  # turns that nobody could ask, since one before them had failed
 
-    async def converse(
-        self, conversation: Conversation, due_s: float | None, over: Callable[[], bool]
-    ) -> bool:
+    async def converse(self, conversation: Conversation, due_s: float | None, end_s: float) -> bool:
         """False if the server was not there."""
         answers: list[Said] = []
         turns = conversation.turns
         for turn in range(len(turns)):
             if turn:
+                if self._clock() + self._think_s >= end_s:
+                    break  # it would not be sent, so nobody waits for its time
                 await asyncio.sleep(self._think_s)
-                if over():
-                    break
             reception = Reception(self._tally)
             at_s = due_s if turn == 0 else None
             said = await self._ask(conversation, turn, answers, at_s, reception)

@@ -26,9 +26,7 @@ class Server:
         self._is_there = is_there
         self._at_once = 0
 
-    async def converse(
-        self, conversation: Conversation, due_s: float | None, over: Callable[[], bool]
-    ) -> bool:
+    async def converse(self, conversation: Conversation, due_s: float | None, end_s: float) -> bool:
         if due_s is not None:
             await asyncio.sleep(due_s - now())
         self.begun.append((conversation.number, now()))

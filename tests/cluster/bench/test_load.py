@@ -123,6 +123,15 @@ async def test_later_turns_go_on_from_the_answer(live: LiveServer) -> None:
     assert len(third) == 18 + 2 * len(answer)
 
 
+async def test_nobody_waits_for_a_turn_that_would_come_too_late(live: LiveServer) -> None:
+    workload = Synthetic(Fixed(12), Fixed(5), turns=Fixed(2))
+    load = load_on(live, workload=workload, num_requests=2, duration_s=30.0, think_s=3600.0)
+    async with asyncio.timeout(20):
+        outcome = await run_load(load)
+    assert [record.turn for record in outcome.records] == [0]
+    assert outcome.num_unsent == 0, "those count that had failed before"
+
+
 async def test_a_chat_says_what_was_answered(live: LiveServer) -> None:
     workload = Synthetic(Fixed(6), Fixed(5), turns=Fixed(2))
     load = load_on(live, workload=workload, num_requests=2, endpoint=EndpointKind.CHAT)
