@@ -50,9 +50,11 @@ class ApiKeys:
     def from_file(cls, path: Path) -> Self:
         """Refuses a file that anyone but its owner may touch."""
         try:
-            text = read_private_file(FILE_FIELD, path, _MAX_FILE_BYTES)
+            text = read_private_file(FILE_FIELD, path, _MAX_FILE_BYTES + 1)
         except PlaneError as error:
             raise ConfigError(error.field, error.message) from error
+        if len(text) > _MAX_FILE_BYTES:  # or a key's beginning would be one, and the rest be none
+            raise ConfigError(FILE_FIELD, f"{path} has more than {_MAX_FILE_BYTES} bytes")
         return cls._parse(FILE_FIELD, text.decode("utf-8", "surrogateescape").splitlines())
 
     @classmethod

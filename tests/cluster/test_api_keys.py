@@ -46,6 +46,17 @@ def test_files_hold_one_a_line_with_a_name_or_without(tmp_path: Path) -> None:
     assert KEY not in repr(keys)
 
 
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    """The first part of the key in which it was cut had opened, and what follows was dropped."""
+    rest = (1 << 20) - 10
+    path = key_file(tmp_path, f"{'#' * (rest - 1)}\n{KEY}\n{OTHER}\n")
+    with pytest.raises(ConfigError, match="^api_key_file: .*keys has more than 1048576 bytes$"):
+        ApiKeys.load(path, {})
+    keys = ApiKeys.load(key_file(tmp_path, f"{'#' * (rest - 5)}\n{KEY}\n"), {})
+    assert keys is not None
+    assert name_of(keys, f"Bearer {KEY}") == "key-2"
+
+
 def test_the_environment_holds_several() -> None:
     keys = ApiKeys.load(None, {VARIABLE: f"a:{KEY},{OTHER}"})
     assert keys is not None
