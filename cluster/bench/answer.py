@@ -61,6 +61,7 @@ class Reception:
     """Takes an answer's bytes with the times at which they came."""
 
     def __init__(self, tally: Tally) -> None:
+        self.any = False  # bytes, whatever they say
         self.first_s: float | None = None  # the first piece with text
         self.last_s: float | None = None
         self.gaps_s = array("d")  # between pieces with text; what came in one read has 0
@@ -75,6 +76,7 @@ class Reception:
         self._error_body = b""
 
     def take(self, now: float, status: int, body: bytes) -> None:
+        self.any = True
         if status != 200:
             self._error_body += body[: _MAX_ERROR_BYTES - len(self._error_body)]
             return

@@ -51,7 +51,7 @@ class Talk:
             said = await self._ask(conversation, turn, answers, at_s, reception)
             if isinstance(said, Failure):
                 self.num_unsent += len(turns) - turn - 1
-                is_heard = turn > 0 or reception.first_s is not None
+                is_heard = turn > 0 or reception.any
                 return is_heard or said.kind not in _NOT_THERE
             answers.append(said)
         return True

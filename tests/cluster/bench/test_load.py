@@ -302,6 +302,17 @@ async def test_what_a_server_does_wrong_has_a_name(sent: bytes, kind: FailureKin
     assert [r.failure and r.failure.kind for r in outcome.records] == [kind, kind]
 
 
+@pytest.mark.parametrize("sent", [b'{"object": "text_completion"}', EMPTY])
+async def test_a_server_that_answers_otherwise_is_there(sent: bytes) -> None:
+    """As one that does not stream."""
+    num = 12  # more than are asked in vain of a server that has gone
+    async with raw_server(HEAD + sent) as (url, _):
+        load = Load(url, Synthetic(Fixed(3), Fixed(1)), num_requests=num, model="m")
+        outcome = await run_load(replace(load, token_ids=range(9)))
+    assert not outcome.gone
+    assert len(outcome.records) == num
+
+
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
