@@ -53,7 +53,7 @@ class ControlGroups:
             if controllers and controller not in controllers.split(","):
                 continue
             top = self._root / controller if controllers else self._root
-            group = top if ".." in path else top / path.lstrip("/")
+            group = top if ".." in path.split("/") else top / path.lstrip("/")
             above = (one for one in (group, *group.parents) if one.is_relative_to(top))
             yield from (one for one in above if one.is_dir())
 

@@ -51,6 +51,7 @@ def memory_v1(folder: str, limit: object) -> dict[str, object]:
     [
         pytest.param(V2, memory_v2("app/", 100 * MIB), id="v2"),
         pytest.param(V1, memory_v1("app/", 100 * MIB), id="v1"),
+        pytest.param("0::/a..b\n", memory_v2("a..b/", 100 * MIB), id="dots in a name"),
         pytest.param("0::/\n", memory_v2("", 100 * MIB), id="v2 in a container"),
         pytest.param(
             "4:memory:/docker/3f5c\n0::/docker/3f5c\n",
