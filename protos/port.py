@@ -14,6 +14,7 @@ from protos.errors import PlaneError
 _UNASKED = range(20000, 30000)
 _RANGES = range(10000, 20000)
 _TRIES = 64
+_MARK_BYTES = 100  # of a name of Linux's, in which there is room for a few more
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def reserved(address: Address, field: str) -> Iterator[None]:
     yet. HAProxy and gRPC would share a port (SO_REUSEPORT), each with its part of the callers."""
     with socket.socket(socket.AF_UNIX) as mark:  # which has no file, and goes with its process
         try:
-            mark.bind(f"\0kvrelay-port-{address}")
+            mark.bind(f"\0kvrelay-port-{address.port}-{address.host}".encode()[:_MARK_BYTES])
         except OSError as error:
             message = f"{address} is about to be listened on by another process"
             raise PlaneError(field, message) from error

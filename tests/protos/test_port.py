@@ -8,7 +8,7 @@ import pytest
 
 from protos.address import Address
 from protos.errors import PlaneError
-from protos.port import claimed, reserved_port, reserved_range
+from protos.port import claimed, reserved, reserved_port, reserved_range
 from protos.rpc import Plane
 from protos.secret import Secret
 from tests.ports import free_port as unasked_port
@@ -56,6 +56,14 @@ def test_a_port_is_reserved_for_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         assert unasked_port(host) == another
     chosen = iter([reserved])
     assert unasked_port(host) == reserved
+
+
+def test_a_host_with_a_long_name_has_ports_of_its_own() -> None:
+    host = f"{'pod' * 20}.{'name' * 15}.svc.cluster.local"
+    taken = pytest.raises(PlaneError, match=f"port: {host}:80 is about to be listened on")
+    first, other = reserved(Address(host, 80), "port"), reserved(Address(host, 81), "port")
+    with first, other, taken, reserved(Address(host, 80), "port"):
+        pass
 
 
 def test_ranges_have_no_port_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
