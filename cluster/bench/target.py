@@ -9,7 +9,7 @@ from cluster.bench.errors import BrokenAnswerError, ProtocolError
 from cluster.bench.words import WORDS
 from engine.errors import ConfigError
 
-_NOT_THERE = (404, 405, 501)
+_NOT_THERE = (404, 405, 422, 501)  # 422: it is, and asks for other fields
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ async def first_model(client: Client) -> str:
 
 
 async def word_tokens(client: Client, model: str) -> WordTokens | None:
-    """None where there is no /tokenize."""
+    """None where there is no /tokenize that knows these fields: llama.cpp's, which asks for others,
+    makes no tokens of them."""
     fields = {"model": model, "prompt": " ".join(WORDS), "add_special_tokens": False}
     answer = await _fetch(client, "POST", "/tokenize", fields)
     if answer is None:
@@ -40,7 +41,7 @@ async def word_tokens(client: Client, model: str) -> WordTokens | None:
         ids = [int(token_id) for token_id in answer["tokens"]]
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError("url", f"/tokenize gave no tokens: {str(answer)[:200]}") from error
-    return WordTokens(tuple(sorted(set(ids))), len(ids) / len(WORDS))
+    return WordTokens(tuple(sorted(set(ids))), len(ids) / len(WORDS)) if ids else None
 
 
 async def _fetch(client: Client, method: str, path: str, fields: Any = None) -> Any:

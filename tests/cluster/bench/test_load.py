@@ -374,15 +374,26 @@ async def test_the_key_goes_into_the_header_and_nowhere_else() -> None:
     assert "secret" not in repr(load) + repr(outcome)
 
 
-async def test_a_server_without_tokenize_gets_text() -> None:
-    missing = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+@pytest.mark.parametrize(
+    "missing",
+    [
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 422 Unprocessable Entity\r\nContent-Length: 0\r\n\r\n",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"tokens":[]}',
+    ],
+    ids=["no route", "of other fields, as TGI's", "of other fields, as llama.cpp's"],
+)
+@pytest.mark.parametrize("endpoint", EndpointKind)
+async def test_a_server_without_tokenize_gets_text(missing: bytes, endpoint: EndpointKind) -> None:
     models = json.dumps({"data": [{"id": "other"}]}).encode()
     listed = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(models), models)
     async with raw_server(listed, missing, HEAD + TEXT + USAGE + DONE) as (url, asked):
-        outcome = await run_load(Load(f"{url}/v1", Synthetic(Fixed(3), Fixed(1)), num_requests=1))
+        load = Load(f"{url}/v1", Synthetic(Fixed(3), Fixed(1)), num_requests=1, endpoint=endpoint)
+        outcome = await run_load(load)
     assert (outcome.model, outcome.form) == ("other", PromptForm.TEXT)
     assert outcome.records[0].failure is None
-    assert [head.split()[1] for head in asked] == [b"/v1/models", b"/tokenize", b"/v1/completions"]
+    paths = [b"/v1/models", b"/tokenize", endpoint.path.encode()]
+    assert [head.split()[1] for head in asked] == paths
 
 
 async def test_a_tokenizer_that_makes_all_words_alike_is_said() -> None:
