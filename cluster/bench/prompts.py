@@ -7,14 +7,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from random import Random
 from typing import Protocol
 
 from cluster.bench.words import WORDS
 from cluster.bench.workload import Piece, Turn
 
-_CACHED_PIECES = 4096
+_KEPT_PIECES = 4096
+_KEPT_CHARS = 64 << 20  # of them: each may have a million tokens
 
 
 class PromptForm(StrEnum):
@@ -46,11 +46,25 @@ class Drawing:
         self._units = units
         self._seed = seed
         self._units_per_token = units_per_token
-        # Shared beginnings come again and again.
-        self._drawn = lru_cache(_CACHED_PIECES)(self._draw)
+        # Shared beginnings come again and again, and a conversation's turns. By their last use.
+        self._kept: dict[Piece, str] = {}
+        self._num_chars = 0  # of these
 
     def turn(self, turn: Turn) -> str:
         return self.joint.join(map(self._drawn, turn.pieces))
+
+    def _drawn(self, piece: Piece) -> str:
+        text = self._kept.pop(piece, None)
+        if text is None:
+            text = self._draw(piece)
+            self._num_chars += len(text)
+        self._kept[piece] = text
+        while len(self._kept) > 1 and self._is_full():
+            self._num_chars -= len(self._kept.pop(next(iter(self._kept))))
+        return text
+
+    def _is_full(self) -> bool:
+        return len(self._kept) > _KEPT_PIECES or self._num_chars > _KEPT_CHARS
 
     def _draw(self, piece: Piece) -> str:
         num_units = max(1, round(piece.num_tokens * self._units_per_token))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.bench.lengths import Fixed, Lengths, LogNormal, Uniform, parse_lengths
-from cluster.bench.prompts import ChatPrompts, Said, TextPrompts, TokenPrompts
+from cluster.bench.prompts import ChatPrompts, Drawing, Said, TextPrompts, TokenPrompts
 from cluster.bench.trace import BLOCK_TOKENS, Trace
 from cluster.bench.workload import Conversation, Piece, Synthetic, Turn, first_requests
 from engine.errors import ConfigError
@@ -126,6 +127,22 @@ def test_a_shorter_piece_begins_a_longer_one(short: int, long: int) -> None:
     assert first[:common] == second[:common]
     assert (len(first), len(second)) == (short, long)
     assert set(first) <= set(range(100, 900))
+
+
+def test_long_prompts_do_not_pile_up() -> None:
+    """A million characters each; a beginning that is shared stays."""
+    drawing = Drawing(["x" * 999], " ", "seed")
+    shared = Piece("shared", 1000)
+    tracemalloc.start()
+    for number in range(150):
+        drawing.turn(Turn((shared, Piece(f"own {number}", 1000)), 1))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 50e6 < kept < 70e6
+    assert shared in drawing._kept
+    for number in range(5000):
+        drawing.turn(Turn((Piece(f"short {number}", 1),), 1))
+    assert len(drawing._kept) == 4096
 
 
 def test_other_names_and_seeds_give_other_tokens() -> None:
