@@ -55,7 +55,7 @@ def _check_json(path: Path) -> None:
     except OSError as error:
         raise ConfigError("json", f"{path}: cannot be written: {error.strerror}") from error
     if is_new:
-        path.unlink()
+        path.resolve().unlink()  # and not the link to it
 
 
 def _allow_many_connections() -> None:

@@ -159,12 +159,14 @@ def test_bad_flags_are_named(words: str, field: str, capsys: pytest.CaptureFixtu
 
 def test_a_file_is_tried_before_a_run_and_left_as_it_was(tmp_path: Path) -> None:
     """Nobody answers there."""
-    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old, new, link = (tmp_path / name for name in ("old.json", "new.json", "link.json"))
     old.write_text("kept")
-    for path in (old, new):
+    link.symlink_to(new)
+    for path in (old, new, link):
         assert cli.main(["bench", "http://127.0.0.1:1", "--json", str(path)]) == 2
     assert old.read_text() == "kept"
     assert not new.exists()
+    assert link.is_symlink()
 
 
 @pytest.mark.parametrize(
