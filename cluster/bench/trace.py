@@ -8,9 +8,10 @@ tokens each) together with all that precedes them: equal ids are equal beginning
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cluster.bench.lengths import MOST_TOKENS
 from cluster.bench.workload import Conversation, Piece, Turn
@@ -23,28 +24,32 @@ BLOCK_TOKENS = 512
 class Trace:
     """Conversations of one turn, in the order of their times.
 
-    `scale` multiplies all lengths, those of shared blocks too.
+    `scale` multiplies all lengths, those of shared blocks too. `most`: so many of them; a file may
+    grow while it is sent.
     """
 
     path: Path
     scale: float = 1.0
+    most: int | None = None
     many_turns: bool = field(default=False, init=False)
 
-    def check(self) -> None:
-        """Reads all of it, so that a bad line is told before anything is asked: what can be read
-        once, as a pipe, would be empty then."""
+    def checked(self) -> Self:
+        """With as many as there are now. Reads all of it, so that a bad line is told before
+        anything is asked: what can be read once, as a pipe, would be empty then."""
         try:
             is_again = self.path.is_file() or not self.path.exists()
         except OSError as error:
             raise ConfigError("trace", f"{self.path}: {error}") from error
         if not is_again:
             raise ConfigError("trace", f"{self.path}: must be a file, which is read several times")
-        if not sum(1 for _ in self.conversations()):
+        num_requests = sum(1 for _ in self.conversations())
+        if not num_requests:
             raise ConfigError("trace", f"{self.path}: has no requests")
+        return replace(self, most=num_requests)
 
     def conversations(self) -> Iterator[Conversation]:
         start_ms = last_ms = None
-        for number, (where, entry) in enumerate(self._entries()):
+        for number, (where, entry) in enumerate(islice(self._entries(), self.most)):
             at_ms = _number(where, entry, "timestamp", least=0)
             start_ms = at_ms if start_ms is None else start_ms
             if last_ms is not None and at_ms < last_ms:

@@ -184,9 +184,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
             if getattr(arguments, name) is not None:
                 raise ConfigError(name, "not with --trace, which has lengths of its own")
         _more_than_0("trace_scale", arguments.trace_scale)
-        trace = Trace(arguments.trace, arguments.trace_scale or 1.0)
-        trace.check()
-        return trace
+        return Trace(arguments.trace, arguments.trace_scale or 1.0).checked()
     for name in ("trace_speed", "trace_scale"):
         if getattr(arguments, name) is not None:
             raise ConfigError(name, "needs --trace")

@@ -85,7 +85,7 @@ def test_when_requests_are_sent(
     load = load_of(parse(*words.split()))
     assert load.arrivals == arrivals
     if "--trace" in words:
-        assert load.workload == Trace(Path("t"))
+        assert load.workload == Trace(Path("t"), most=1)
         assert load.num_requests is None
 
 

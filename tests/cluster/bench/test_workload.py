@@ -201,8 +201,16 @@ def test_a_trace_that_can_be_read_once_is_refused() -> None:
     os.write(writer, json.dumps(GOOD).encode())
     os.close(writer)
     with pytest.raises(ConfigError, match="^trace: /dev/fd/.*: must be a file"):
-        Trace(Path(f"/dev/fd/{reader}")).check()
+        Trace(Path(f"/dev/fd/{reader}")).checked()
     os.close(reader)
+
+
+def test_of_a_trace_that_grows_is_sent_what_was_checked(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", GOOD, GOOD)
+    trace = Trace(path).checked()
+    with path.open("a") as file:
+        file.write('{"timestamp": ')  # whoever writes it is not done
+    assert [one.number for one in trace.conversations()] == [0, 1]
 
 
 def test_a_scaled_trace_keeps_what_is_shared(tmp_path: Path) -> None:
@@ -240,7 +248,7 @@ def test_a_bad_line_of_a_trace_is_named(tmp_path: Path, entry: object, named: st
 def test_a_scale_that_makes_too_much_of_a_trace_is_named(tmp_path: Path) -> None:
     trace = Trace(write(tmp_path / "t", GOOD), scale=1e308)
     with pytest.raises(ConfigError, match="^trace: .*:1: input_length: 9 times 1e.308, must be at"):
-        trace.check()
+        trace.checked()
 
 
 def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -248,7 +256,7 @@ def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         list(Trace(tmp_path / "absent").conversations())
     for path in (tmp_path / ("t" * 300), tmp_path, Path("/dev/null")):
         with pytest.raises(ConfigError, match=f"^trace: .*{path.name}.*: "):
-            Trace(path).check()
+            Trace(path).checked()
     (tmp_path / "t").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match="^trace: .*:1: no JSON"):
         list(Trace(tmp_path / "t").conversations())
