@@ -60,7 +60,7 @@ def parse_lengths(field: str, text: str, most: int = MOST_TOKENS) -> Lengths:
                 limit = _within(high[0], most) if high else most
                 lognormal = LogNormal(float(median), float(sigma), limit)
                 # e to the power of more is beyond every context
-                if 1 <= lognormal.median < math.inf and 0 <= lognormal.sigma <= 10:
+                if 1 <= lognormal.median <= most and 0 <= lognormal.sigma <= 10:
                     return lognormal
     except ValueError:
         pass

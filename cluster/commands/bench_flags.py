@@ -230,7 +230,7 @@ def _extra_body(text: str | None) -> dict[str, object]:
         return {}
     try:
         extra = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("extra_body", f"no JSON: {error}") from error
     if not isinstance(extra, dict):
         raise ConfigError("extra_body", "must be an object, like '{\"top_k\": 1}'")
