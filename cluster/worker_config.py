@@ -22,6 +22,8 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 _ABOVE_0 = {"max_leases": 1 << 20, "max_quarantined_share": 1.0, "stuck_after_s": 3600.0}
 _FROM_0 = {"unreachable_patience_s": 3600.0, "slow_bytes_per_s": 1e15}
 _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
+# PyYAML's, of a date that there is not (2024-31-12), and of a tag that its text does not fit.
+_NO_VALUE = (ValueError, LookupError, AttributeError)
 UNSPECIFIED = ("0.0.0.0", "::")
 
 
@@ -185,7 +187,7 @@ def only(documents: Sequence[dict[str, Any]], where: str) -> dict[str, Any]:
 def _parse_documents(text: str, where: str) -> list[dict[str, Any]]:
     try:
         documents = list(yaml.load_all(text, _Loader))
-    except (yaml.YAMLError, ValueError) as error:  # a date that there is not, 2024-31-12
+    except (yaml.YAMLError, *_NO_VALUE) as error:
         raise ConfigError("config", f"{where} is no YAML: {_in_one_line(error)}") from error
     except RecursionError as error:
         raise ConfigError("config", f"{where} is nested too deep") from error

@@ -242,7 +242,8 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
     assert read_options(path)["b"] == {"x": 3, "y": 2}
     path.write_text("a: &a {x: 1}\nb: {c: &c {<<: *a, x: 3}}\nd: {<<: *c, y: 2}\n")
     assert read_options(path)["b"] == {"c": {"x": 3}}
-    for text in ("a: !!map [1]", "a: !!map foo", "engine: {revision: 2024-31-12}"):
+    tagged = [f"a: !!{tag}" for tag in ("map [1]", "map foo", "bool foo", "int", "timestamp foo")]
+    for text in (*tagged, "engine: {revision: 2024-31-12}"):
         path.write_text(text)
         with pytest.raises(ConfigError, match="config: .*no YAML"):
             read_options(path)
