@@ -117,7 +117,7 @@ class Reception:
                     self._note_text(now, text)
             if usage := chunk.get("usage"):
                 self.usage = _usage_of(usage)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"an event that is no completion's: {str(chunk)[:200]}") from error
 
     def _note_text(self, now: float, text: str) -> None:
@@ -133,7 +133,7 @@ class Reception:
 def _chunk(event: bytes) -> dict[str, Any]:
     try:
         chunk = json.loads(event)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"an event that is no JSON: {event[:200]!r}") from error
     if not isinstance(chunk, dict):
         raise ProtocolError(f"an event that is no object: {event[:200]!r}")

@@ -10,6 +10,7 @@ from cluster.bench.errors import BrokenAnswerError, ProtocolError
 
 MAX_HEAD_BYTES = 64 << 10
 _WITHOUT_BODY = (204, 304)
+_MOST_DIGITS = 20
 
 
 class _State(Enum):
@@ -90,8 +91,8 @@ class ResponseReader:
         if "content-length" not in self.headers:
             return _State.UNTIL_CLOSED
         length = self.headers["content-length"]
-        if not (length.isascii() and length.isdigit()):
-            raise ProtocolError(f"content-length: {length!r}")
+        if not (length.isascii() and length.isdigit() and len(length) < _MOST_DIGITS):
+            raise ProtocolError(f"content-length: {length[:80]!r}")
         self._left = int(length)
         return _State.LENGTH if self._left else _State.COMPLETE
 
