@@ -2,6 +2,7 @@
 gone."""
 
 import os
+import select
 import signal
 import threading
 import time
@@ -19,11 +20,35 @@ _LOOK_S = 0.05
 _INTERRUPTED, LOST = 130, 1  # statuses
 
 
+class _Flag:
+    """An event that a signal's handler may set: a `threading.Event` has a lock, which the thread
+    that is interrupted may hold, and it would wait for itself."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+
+    def __del__(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def set(self) -> None:
+        if not self.is_set():
+            os.write(self._writer, b"x")  # which nobody takes out
+
+    def is_set(self) -> bool:
+        return self.wait(0.0)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1e3))
+
+
 class Stop:
     """Signals, counted, or the loss of what the cluster cannot do without."""
 
     def __init__(self) -> None:
-        self._first = threading.Event()
+        self._first = _Flag()
         self.again = False
         self.lost = False
         self.deleted = False  # the application, by others

@@ -215,3 +215,20 @@ async def test_a_client_that_reads_nothing_holds_nobody_up(
             server.front.fail_all(UnavailableError("the server is stopping"))
         await call
     assert server.backend.streams[0].num_closed
+
+
+def test_a_signal_may_come_at_any_moment() -> None:
+    """Also in the one in which somebody begins to wait for it, or ceases to."""
+    waits = """if True:
+        import random, signal
+        from cluster.commands.serve_stop import Stop
+
+        for _ in range(3000):
+            stop = Stop()
+            signal.signal(signal.SIGALRM, stop.note)
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 3e-4))
+            while not stop.wait(1e-5):
+                pass
+    """
+    done = subprocess.run([sys.executable, "-c", waits], timeout=60)
+    assert done.returncode == 0
