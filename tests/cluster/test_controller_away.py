@@ -182,7 +182,7 @@ def test_a_status_of_what_goes_meanwhile_says_so(
     def handle(*_: object) -> None:
         raise error
 
-    told = {"deployments": {}}
+    told: dict[str, Any] = {"deployments": {}}
     monkeypatch.setattr(cluster.status.gather, "joined", lambda *_, **__: nullcontext())
     monkeypatch.setattr(cluster.status.gather, "_details", lambda _: ({}, told))
     monkeypatch.setattr("cluster.status.gather.serve.get_deployment_handle", handle)
