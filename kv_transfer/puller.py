@@ -168,7 +168,12 @@ class HandOff:
                 if self._pull.may_commit:
                     self._faults.reach("puller.commit")
                     self._pull.note_commit(time.monotonic())
-                    await stream.write(PullerMessage(commit=Commit()))
+                    try:
+                        await stream.write(PullerMessage(commit=Commit()))
+                    except grpc.aio.AioRpcError:
+                        # Why it has just ended is said in what is being read.
+                        self._handle(await message)
+                        raise
         finally:
             message.cancel()
 
