@@ -107,8 +107,8 @@ class Relay:
             self.dispatch()
 
     def dispatch(self) -> None:
-        """At once, for one that comes: whoever need not wait is not to fill the room of those who
-        do."""
+        """At once, for one that comes where nobody waits: whoever need not wait is not to fill the
+        room of those who do."""
         self._is_due = False
         now = time.monotonic()
         for ask, placement in self.router.dispatch(now):

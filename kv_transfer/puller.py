@@ -29,6 +29,7 @@ from protos.handoff_pb2 import (
 )
 
 GIVE_UP_GRACE_S = 0.05  # in which most reads end that are not wanted any more
+_ENDED = (asyncio.InvalidStateError, grpc.aio.UsageError)  # of what is written to a call then
 
 Stream = grpc.aio.StreamStreamCall[PullerMessage, HolderMessage]
 
@@ -110,8 +111,7 @@ class HandOff:
         except asyncio.CancelledError:
             self._ended = CANCELLED
             raise
-        except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
-            # what is written to a call that has just ended
+        except _ENDED as error:
             raise TransferError(f"the holder's stream has ended: {error}") from None
         finally:
             stream.cancel()
@@ -170,7 +170,7 @@ class HandOff:
                     self._pull.note_commit(time.monotonic())
                     try:
                         await stream.write(PullerMessage(commit=Commit()))
-                    except grpc.aio.AioRpcError:
+                    except (grpc.aio.AioRpcError, *_ENDED):
                         # Why it has just ended is said in what is being read.
                         self._handle(await message)
                         raise

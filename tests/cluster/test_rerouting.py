@@ -36,6 +36,14 @@ def is_answering(worker: FakeWorker) -> bool:
     return any(not stream.closed.is_set() for stream in worker.answerer.streams)
 
 
+async def taken(workers: list[FakeWorker]) -> FakeWorker:
+    """The one that answers, and is no longer of them."""
+    await until(lambda: any(map(is_answering, workers)))
+    (one,) = filter(is_answering, workers)
+    workers.remove(one)
+    return one
+
+
 def session_of(fleet: Fleet, worker: FakeWorker) -> SessionBackend:
     session = fleet.relay.pools.session_of(worker.worker)
     assert session is not None
@@ -134,9 +142,7 @@ async def test_a_request_that_workers_die_of_is_not_tried_on_a_third(fleet: Flee
     stream = fleet.relay.submit(request("poison"))
     reading = asyncio.create_task(next_update(stream))
     for number in range(2):
-        await until(lambda: any(is_answering(worker) for worker in workers))
-        (victim,) = [worker for worker in workers if is_answering(worker)]
-        workers.remove(victim)
+        victim = await taken(workers)
         victim.answerer.streams[-1].push(ChoiceDelta(0, [number]))
         await reading
         reading = asyncio.create_task(next_update(stream))
@@ -171,9 +177,7 @@ async def test_nor_is_it_tried_on_a_third_where_they_die_without_a_word(fleet: F
     stream = fleet.relay.submit(request("poison"))
     reading = asyncio.create_task(next_update(stream))
     for _ in range(2):
-        await until(lambda: any(is_answering(worker) for worker in workers))
-        (victim,) = [worker for worker in workers if is_answering(worker)]
-        workers.remove(victim)
+        victim = await taken(workers)
         session = session_of(fleet, victim)
         await until(lambda: session.num_come == 1)  # noqa: B023 - awaited here
         await victim.die()
@@ -189,9 +193,7 @@ async def test_nor_where_it_is_their_engines_that_die(fleet: Fleet) -> None:
     stream = fleet.relay.submit(request("poison"))
     reading = asyncio.create_task(next_update(stream))
     for _ in range(2):
-        await until(lambda: any(is_answering(worker) for worker in workers))
-        (victim,) = [worker for worker in workers if is_answering(worker)]
-        workers.remove(victim)
+        victim = await taken(workers)
         victim.loads.report.unhealthy = "the engine died"
         await until(lambda: victim.worker not in fleet.relay.pools.usable(Leg.DECODE))  # noqa: B023
         victim.answerer.streams[-1].fail(EngineDiedError("the engine died"))
@@ -207,9 +209,7 @@ async def test_workers_that_end_a_session_which_was_not_read_have_not_died(fleet
     stream = fleet.relay.submit(request())
     reading = asyncio.create_task(next_tokens(stream))
     for number in range(3):
-        await until(lambda: any(is_answering(worker) for worker in workers))
-        (slow,) = [worker for worker in workers if is_answering(worker)]
-        workers.remove(slow)
+        slow = await taken(workers)
         slow.answerer.streams[-1].push(ChoiceDelta(0, [number]))
         assert await reading == [number]
         if workers:
@@ -447,9 +447,7 @@ async def test_a_request_that_workers_get_stuck_with_is_not_tried_at_all_of_them
     stream = fleet.relay.submit(request("poison"))
     reading = asyncio.create_task(next_update(stream))
     for _ in range(3):
-        await until(lambda: any(is_answering(worker) for worker in workers))
-        (victim,) = [worker for worker in workers if is_answering(worker)]
-        workers.remove(victim)
+        victim = await taken(workers)
         victim.loads.report.still_s = 60.0
         await until(victim.answerer.streams[-1].closed.is_set)
     with pytest.raises(StepError, match="^3 workers died or got stuck under request poison$"):

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 
+import grpc
 import pytest
 from grpc.aio import StreamStreamCall
 
@@ -24,6 +25,39 @@ async def test_the_holders_refusal_is_the_pullers_error(pair: Pair) -> None:
     with pytest.raises(Refused, match="prompt: too long") as refused:
         await run(pair, pair.hand_off(WANTED), act)
     assert not refused.value.retryable
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        asyncio.InvalidStateError("RPC already finished."),
+        grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "of Core"
+        ),
+    ],
+)
+async def test_a_refusal_that_crosses_the_commit_is_the_pullers_error(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, ended: Exception
+) -> None:
+    """As of a request at whose first token there is nothing to draw: gRPC fails what is written to
+    a call that has ended, whatever was said before its end."""
+    call = pair.link.open_handoff()
+
+    async def write(message: PullerMessage) -> None:
+        if message.WhichOneof("kind") == "commit":
+            failure = Failure(kind=Failure.KIND_INVALID, field="stop", message="none is left")
+            pair.source.streams[0].put(Refused(failure))
+            raise ended
+        await send(message)
+
+    async def act() -> None:
+        pair.source.streams[0].put(*CHUNKS)
+
+    send = call.write
+    monkeypatch.setattr(call, "write", write)
+    monkeypatch.setattr(pair.link, "open_handoff", lambda: call)
+    with pytest.raises(Refused, match="stop: none is left"):
+        await run(pair, pair.hand_off(WANTED), act)
 
 
 async def test_what_was_refused_does_not_wait_for_the_collector(pair: Pair) -> None:
