@@ -12,7 +12,9 @@ from typing import Any
 import ray
 
 _NEEDED = ("gcs_server", "raylet")
-_POLL_S = 0.5
+# Ray's library ends this process, with words of its own, if the raylet is lost while it connects: a
+# loss just before that is to be seen in time.
+_POLL_S = 0.1
 
 
 class HeadWatch:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,30 @@ WATCHING_S = 2.0  # of a core, that the command may take while answers end
 
 
 class LateCluster(Cluster):
-    """Whose raylet is lost as it starts, for once."""
+    """Whose raylet is lost as it starts, for once: well before Ray's library connects to it, which
+    would end the command."""
 
     def _wait_for_address(self) -> str:
-        wait_until(lambda: self.matching("raylet/raylet") != [], JOIN_S, self.said)
-        for pid in self.matching("raylet/raylet"):
-            os.kill(pid, signal.SIGKILL)
+        raylet = None
+        deadline = time.monotonic() + JOIN_S
+        while raylet is None:
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.005)
+            raylet = raylet_of(self.process.pid)
+        os.kill(raylet, signal.SIGKILL)
         return super()._wait_for_address()
+
+
+def raylet_of(command: int) -> int | None:
+    """Among its children: sooner than `Cluster.matching` finds it, which reads everybody's
+    environment."""
+    with suppress(OSError):  # one has ended meanwhile, of the children or of the threads
+        for task in Path(f"/proc/{command}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                program = Path(f"/proc/{child}/cmdline").read_text().split("\0")[0]
+                if program.endswith("raylet/raylet"):
+                    return child
+    return None
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -263,7 +264,8 @@ def test_a_server_that_has_gone_ends_the_run(
     assert cli.main(["bench", "http://127.0.0.1:1", *words.split()]) == 1
     told = capsys.readouterr().out
     assert "ENDED before its time" in told
-    assert "FAILED 20 x not connected" in told
+    # Ten for each; the other stream's may be under way at the last.
+    assert re.search("FAILED 2[01] x not connected", told)
 
 
 def test_ctrl_c_tells_what_was_measured(tmp_path: Path) -> None:
