@@ -170,6 +170,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OverflowError as error:
         listener.close()
         raise ConfigError("port", f"{port}, must be in 0..65535") from error
+    except TypeError as error:  # of letters that no host's name has
+        listener.close()
+        raise ConfigError("host", f"{host!r} is no address here: {error}") from error
     except OSError as error:
         listener.close()
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:

@@ -147,6 +147,10 @@ def test_sizes_that_are_none(text: str) -> None:
             ["serve", "--host", "192.0.2.1", "--allow-unauthenticated"],
             "--host: 192.0.2.1 is no addr",
         ),
+        (
+            ["local", "--host", "\udcff", "--allow-unauthenticated"],
+            r"--host: '\udcff' is no address here",
+        ),
         (["plan", "--context", "0"], "--context: 0, must be in 2..2048"),
         (["local", "--served-model-name", "a", ""], "--served-model-name: must not be empty"),
         (["serve", "--served-model-name", "a", ""], "--served-model-name: must not be empty"),
