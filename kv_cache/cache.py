@@ -261,6 +261,11 @@ class KvCache:
         blocks.num_named = blocks.capacity = blocks.next_advance = 0
         blocks.may_share = False
 
+    def forget(self, names: Sequence[BlockName]) -> None:
+        """Of a prefix whose keys and values are in doubt: what no sequence holds is not found
+        again, nor what goes on from there."""
+        self._tree.forget(names)
+
     def reset(self) -> None:
         """Forgets every cached block that nobody holds."""
         self._tree.clear()

@@ -146,6 +146,10 @@ class BlockPool(Generic[Label]):
     def is_cached(self, block: int) -> bool:
         return block in self._queue
 
+    def is_in_use(self, block: int) -> bool:
+        """Whether a sequence holds the block."""
+        return self._requests[block] > 0
+
     def is_writable(self, block: int) -> bool:
         """Whether the one sequence that holds the block may write to it."""
         return self._requests[block] == 1 and self.labels[block] is None

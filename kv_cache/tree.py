@@ -190,6 +190,18 @@ class PrefixTree:
         assert block is not None, f"group {group} has nothing to evict"
         node = self._pools[group].labels[block]
         assert node is not None, f"cached block {block} of group {group} has no node"
+        self._give_up(node, group)
+
+    def forget(self, names: Sequence[BlockName]) -> None:
+        """Gives up what no sequence holds of a prefix, and what needs it."""
+        for name in names:
+            for group, pool in enumerate(self._pools):
+                node = self._nodes.get(name)
+                block = 0 if node is None else node.blocks[group]
+                if node is not None and block and not pool.is_in_use(block):
+                    self._give_up(node, group)
+
+    def _give_up(self, node: Node, group: int) -> None:
         if (group, None) in self._windows:
             for gone in self._descendants_first(node):
                 for g, other in enumerate(gone.blocks):

@@ -28,6 +28,8 @@ class Ahead:
         parts = [p for p in step.parts if p.sequence.state is SequenceState.RUNNING]
         if self._fork_waits() or not all(map(_draws_on, parts)) or self._switches(parts):
             return False
+        if self._roster.doubts:  # whoever came now would find it, and hold it for the next one
+            return False
         going_on = [p.sequence for p in parts if not _ends(p.sequence)]
         others = self._others(parts)
         if not all(self._has_room(s, len(s.tokens) + 1) for s in going_on):

@@ -52,6 +52,11 @@ class Roster:
     def num_free_slots(self) -> int:
         return len(self._free_slots)
 
+    @property
+    def doubts(self) -> bool:
+        """Whether what may not be finite is held until the step in flight has ended."""
+        return any(sequence.request.in_doubt for sequence in self._leaving)
+
     def requests(self) -> Iterable[RunningRequest]:
         return self._requests.values()
 
@@ -207,6 +212,8 @@ class Roster:
     def _release(self, sequence: Sequence) -> None:
         assert sequence.blocks is not None
         self._cache.release(sequence.blocks)
+        if sequence.request.in_doubt:
+            self._cache.forget(sequence.names.names)
         sequence.blocks = None
         sequence.changes.clear()
 

@@ -270,7 +270,8 @@ class Scheduler:
         """Takes over what the runner drew.
 
         A request that nothing could be drawn for fails, and what its slice wrote is not named:
-        it may not be finite.
+        it may not be finite. What it saw before may not be either, if that is why: an earlier
+        chunk of it, or of whoever left it in the cache.
         """
         outbox = Outbox(self.counts, now_s)
         self._end(step)
@@ -285,6 +286,7 @@ class Scheduler:
                 self._progress.take_over(part, drawn, result, outbox)
             else:
                 outbox.fail(part.sequence.request, _error(problem, part.sequence.request.source))
+                part.sequence.request.in_doubt = problem == NOT_FINITE
         return self._close(outbox)
 
     def fail(self, step: ScheduledStep, error: EngineError) -> StepOutput:

@@ -135,6 +135,7 @@ class RunningRequest:
     num_cached: int | None = None  # prompt tokens that nobody computes for it, once admitted
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     reported: bool = False  # the prompt's report went out
+    in_doubt: bool = False  # what was computed of it, or found in the cache, may not be finite
     course: PromptCourse = field(default_factory=PromptCourse)
     num_announced: int = 0  # tokens that a hand-over has announced, or was not asked for
     num_holds: int = 0  # with which it did so

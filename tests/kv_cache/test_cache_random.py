@@ -133,6 +133,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.held.remove(held)
         self.world.cache.transfers.drop(held[0])
 
+    @rule(tokens=prompts)
+    def forget(self, tokens: list[int]) -> None:
+        """What is found of it afterwards is what some sequence holds."""
+        self.world.forget(tokens)
+
     @rule()
     def reset(self) -> None:
         self.world.cache.reset()

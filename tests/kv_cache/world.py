@@ -283,6 +283,15 @@ class World:
         self.cache.release(sequence.blocks)
         self.cache.release(sequence.blocks)
 
+    def forget(self, tokens: list[int]) -> None:
+        names = SequenceNames(ROOT, BLOCK_SIZE).grow(tokens)
+        self.cache.forget(names)
+        self.sync()
+        for name, group in self.index.blobs:
+            if name in names:
+                block = self.cache._tree._nodes[name].blocks[group]
+                assert self.cache._pools[group].owners(block)[0], "no sequence holds it"
+
     def receive(self, tokens: list[int]) -> Running | None:
         """A hand-off begins: blocks for the whole prompt, all of them written by transfers."""
         match = self.match(tokens)

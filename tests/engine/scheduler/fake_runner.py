@@ -6,7 +6,7 @@ real key depends on. The token drawn is a function of the digest, the seed and t
 
 from dataclasses import dataclass, field
 
-from engine.step import Sample, StepPlan, StepResult, TokenLogprobs
+from engine.step import NOT_FINITE, Sample, StepPlan, StepResult, TokenLogprobs
 from kv_cache.layout import KvGroup
 
 VOCAB = 50
@@ -60,6 +60,7 @@ class FakeRunner:
     block_size: int
     max_tokens_seen: int = 0
     fail_next: bool = False
+    poison: int | None = None  # a token, after which nothing can be drawn
     rows: dict[int, Row] = field(default_factory=dict)
     cells: dict[tuple[int, int], list[Cell]] = field(default_factory=dict)
     host: dict[tuple[int, int], list[Cell]] = field(default_factory=dict)
@@ -104,9 +105,11 @@ class FakeRunner:
                 assert end == len(row.tokens)
                 token = draw(target.digest_at(end - 1), target.seed, target.choice)
                 samples.append(Sample(slot, token, None))
+        slots = [sample.slot for sample in samples]
+        failed = {slot: NOT_FINITE for slot in slots if self.poison in self.rows[slot].tokens}
         for sample in samples:
             self.rows[sample.slot].tokens.append(sample.token_id)
-        return StepResult(plan.step, tuple(samples), prompt_logprobs)
+        return StepResult(plan.step, tuple(samples), prompt_logprobs, failed)
 
     def _move(self, plan: StepPlan) -> None:
         for group, device, host in plan.swap_out:

@@ -11,6 +11,7 @@ import pytest
 from engine.errors import QueueFullError, RequestError
 from engine.request import FinishReason, GenerationRequest, PromptReport, RequestId
 from engine.sampling import SamplingParams
+from engine.step import NOT_FINITE
 from kv_cache.config import blocks_needed
 from kv_cache.events import Removed, Stored
 from kv_cache.layout import KvGroup
@@ -180,6 +181,66 @@ def test_what_is_not_finite_is_not_found_again() -> None:
     bench.add("next", prompt, max_tokens=1)
     bench.run()
     assert report(bench, "next").num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_what_a_request_saw_that_is_not_finite_is_not_found_again(
+    ahead: bool, num_choices: int
+) -> None:
+    """An earlier chunk of it may be what is wrong, or of whoever left that in the cache. What
+    others hold is found as long as they do."""
+    bench = Bench(num_blocks=40, budget=2 * BLOCK, ahead=ahead)
+    prompt = list(range(3 * BLOCK))
+    poisoned = [*prompt, *range(3 * BLOCK), VOCAB - 1]
+    bench.add("before", prompt, max_tokens=1)
+    bench.run()
+    bench.add("beside", [*prompt, 1], max_tokens=20, ignore_eos=True)
+    bench.step()
+    bench.add("poisoned", poisoned, max_tokens=3, n=num_choices)
+    bench.runner.poison = VOCAB - 1
+    while "poisoned" not in bench.failures:
+        bench.step()
+    assert NOT_FINITE in str(bench.failures["poisoned"])
+    bench.runner.poison = None
+    assert ("beside", 0) not in bench.reasons
+    bench.add("again", poisoned, max_tokens=1)
+    bench.run()
+    assert report(bench, "again").num_cached_tokens == len(prompt)
+
+
+def test_what_is_in_doubt_is_forgotten_when_nobody_holds_it() -> None:
+    bench = Bench(num_blocks=40)
+    prompt = list(range(2 * BLOCK))
+    for name in ("before", "poisoned"):
+        bench.add(name, prompt, max_tokens=1)
+        bench.run()
+        bench.runner.poison = prompt[-1]
+    assert set(bench.failures) == {"poisoned"}
+    bench.runner.poison = None
+    bench.add("after", prompt, max_tokens=1)
+    bench.run()
+    assert report(bench, "after").num_cached_tokens == 0
+
+
+def test_one_after_the_other_does_not_keep_what_is_in_doubt() -> None:
+    """Each would find what the one before it held."""
+    bench = Bench(num_blocks=40, ahead=True)
+    prompt = list(range(2 * BLOCK))
+    bench.add("before", prompt, max_tokens=1)
+    bench.run()
+    bench.add("beside", [1], max_tokens=60, ignore_eos=True)
+    bench.step()
+    bench.runner.poison = prompt[-1]
+    for number in range(8):
+        bench.add(str(number), [*prompt, number], max_tokens=9)
+        bench.step()
+    assert bench.failures
+    bench.runner.poison = None
+    bench.add("after", [*prompt, 1], max_tokens=1)
+    bench.run()
+    assert report(bench, "after").num_cached_tokens == 0
+    assert bench.num_steps_ahead
 
 
 def test_who_is_to_be_forked_does_not_wait_for_the_end_of_all_others() -> None:

@@ -155,6 +155,24 @@ def test_a_step_that_fails_after_its_chunks_were_announced_names_nothing() -> No
     assert held(bench) == 0
 
 
+def test_what_is_not_finite_is_not_found_again_while_a_reader_holds_it() -> None:
+    bench = Bench(num_blocks=40, budget=2 * BLOCK)
+    prompt = [*PROMPT, VOCAB - 1]
+    bench.add("r", prompt, hand_over=HandOver())
+    bench.runner.poison = VOCAB - 1
+    told: list[HandOverNews] = []
+    while "r" not in bench.failures:
+        output = bench.step()
+        assert output is not None
+        told += output.hand_overs.get(R, ())
+    assert len(chunks_of(told)) == 2
+    bench.runner.poison = None
+    bench.add("next", prompt, max_tokens=1)
+    bench.run()
+    assert report(bench, "next").num_cached_tokens == 0
+    drop(bench, told)
+
+
 def test_nothing_is_computed_where_all_is_cached_and_nothing_drawn() -> None:
     bench = Bench()
     bench.add("warm", PROMPT[:32], max_tokens=1)
