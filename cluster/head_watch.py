@@ -12,9 +12,10 @@ from typing import Any
 import ray
 
 _NEEDED = ("gcs_server", "raylet")
+_POLL_S = 0.5
 # Ray's library ends this process, with words of its own, if the raylet is lost while it connects: a
 # loss just before that is to be seen in time.
-_POLL_S = 0.1
+_STARTING_POLL_S = 0.1
 
 
 class HeadWatch:
@@ -38,7 +39,9 @@ class HeadWatch:
         return self._is_lost
 
     def _watch(self) -> None:
-        while not self._is_lost and not self._stopped.wait(_POLL_S):
+        while not self._is_lost:
+            if self._stopped.wait(_POLL_S if ray.is_initialized() else _STARTING_POLL_S):
+                return
             self._look()
 
     def _look(self) -> None:

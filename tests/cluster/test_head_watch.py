@@ -47,7 +47,7 @@ def test_a_head_that_has_just_ended_is_found_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As what else fails without it is known sooner."""
-    monkeypatch.setattr(head_watch, "_POLL_S", 1000)
+    monkeypatch.setattr(head_watch, "_STARTING_POLL_S", 1000)
     told: list[str] = []
     watch = HeadWatch(told.append)
     with child("raylet", tmp_path, "sh", "-c", "exit 3") as raylet:
