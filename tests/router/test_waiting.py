@@ -242,6 +242,16 @@ def obvious_order(left: dict[str, Waiting]) -> list[str]:
     return [one.ask.request_id for one in sorted(left.values(), key=lambda w: (w.rank, w.number))]
 
 
+def obvious_seconds_before(left: dict[str, Waiting], ask: Ask, most_rank: int) -> float:
+    """Of one priority: all of its own tenant's that are as short, and of the others' as much."""
+    peers = [one for one in left.values() if one.ask.priority == ask.priority]
+    own = [one for one in peers if one.ask.tenant == ask.tenant and one.rank <= most_rank]
+    others_s = sum(one.size_s for one in peers if one.ask.tenant != ask.tenant)
+    own_s = sum(one.size_s for one in own)
+    num_others = len({one.ask.tenant for one in peers} - {ask.tenant})
+    return own_s + min(others_s, own_s * num_others)
+
+
 @given(STEPS)
 @settings(max_examples=150)
 def test_nothing_is_lost_and_nothing_comes_twice(
@@ -277,6 +287,15 @@ def test_nothing_is_lost_and_nothing_comes_twice(
         assert len(room) == len(left)
         assert room.work_s == pytest.approx(sum(one.size_s for one in left.values()))
         assert room.num_before(Ask("x", 100, priority=2)) == len(left)
+        for one in left.values():
+            before_s = room.seconds_before(one.ask, one.num_uncached, 1)
+            sooner_s = sum(o.size_s for o in left.values() if o.ask.priority < one.ask.priority)
+            due_s, all_s = (
+                sooner_s + obvious_seconds_before(left, one.ask, rank) for rank in (one.rank, 96)
+            )
+            if due_s != pytest.approx(OVERDUE_S):
+                expected_s = all_s if due_s > OVERDUE_S else due_s
+                assert before_s == pytest.approx(expected_s, abs=1e-9)
     for request_id in list(left):
         room.remove(request_id)
     assert len(room) == 0
