@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -232,9 +232,11 @@ class ClusterArgs(HttpArgs):
     def release(self) -> str:
         """Equal for replicas that may work for each other's requests, as far as their user says;
         workers of one release whose weights differ are told apart by their fingerprints. An ingress
-        refuses by the length that the first decode worker of its release takes, for good."""
+        refuses by the length that the first decode worker of its release takes, for good.
+        Who has another secret, or other certificates, may be refused."""
         max_model_len = self.worker(Leg.DECODE, "127.0.0.1").engine.max_model_len
-        identity = json.dumps([*_identity(self.engine_config), max_model_len])
+        rpc = astuple(RpcConfig(**self.rpc))
+        identity = json.dumps([*_identity(self.engine_config), max_model_len, rpc])
         return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
 
     def _pool(self, leg: Leg) -> PoolArgs:

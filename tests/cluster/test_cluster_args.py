@@ -98,6 +98,22 @@ def test_another_length_of_decode_workers_is_another_release() -> None:
     assert ClusterArgs.checked(longer).release == release(max_model_len=1024)
 
 
+@pytest.mark.parametrize(
+    "rpc", [{"secret_file": "/etc/kvrelay/secret-2"}, {"tls_authority": "/etc/kvrelay/ca-2.pem"}]
+)
+def test_what_workers_of_old_certificates_or_secrets_may_refuse_is_another_release(
+    rpc: dict[str, str],
+) -> None:
+    """Serve stops the old workers before the old ingresses, which the new workers do not let in."""
+    old = {"secret_file": "/etc/kvrelay/secret", "tls_authority": "/etc/kvrelay/ca.pem"}
+    assert ClusterArgs.checked({"rpc": {**old, **rpc}}).release != (
+        ClusterArgs.checked({"rpc": old}).release
+    )
+    assert ClusterArgs.checked({"rpc": {**old, "tls_key": None}}).release == (
+        ClusterArgs.checked({"rpc": dict(reversed(old.items()))}).release
+    )
+
+
 def test_two_names_of_one_cache_format_are_one_release() -> None:
     assert release(kv_cache_dtype="fp8") == release(kv_cache_dtype="fp8_e4m3")
     assert release(kv_cache_dtype="fp8") != release(kv_cache_dtype="fp8_e5m2")
