@@ -120,6 +120,14 @@ def test_each_pool_has_a_node_type_of_its_own() -> None:
     assert roles == {"head": None, "prefill": "prefill", "decode": "decode"}
 
 
+def test_no_machine_is_left_to_ray_s_own_image() -> None:
+    """Its Python is older than ours."""
+    config = prepare_config({"cluster_name": "x", "provider": {"type": "aws", "region": "x"}})
+    assert "_p310/bin" in str(config["setup_commands"])
+    types = load("ray-cluster.yaml")["available_node_types"]
+    assert all("ImageId" in one["node_config"] for one in types.values())
+
+
 @pytest.mark.parametrize(
     "name", ["serve.yaml", "ray-cluster.yaml", "ray-local.yaml", "rayservice.yaml"]
 )
