@@ -68,6 +68,12 @@ REPLICA_SETTINGS = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 << 20),  # read before anyone is asked for a key
 }
+RAYLET_SETTINGS = {
+    # Where a node's memory is 95 % full, though by others, Ray kills controller, front and replicas
+    # at once, and whatever it starts in their place. A replica has its memory from the start; where
+    # none is left, Linux kills the largest of Ray's processes alone, which is a worker.
+    "RAY_memory_monitor_refresh_ms": "0",
+}
 # Of Serve's Python proxy, which is the front where HAProxy is not, and until HAProxy knows an
 # ingress: it would read a caller's header as Serve's replicas would.
 PROXY_SETTINGS = {
@@ -188,8 +194,8 @@ def _start(num_cpus: int, folder: Path, ports: ExitStack) -> None:
     it."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault(VARIABLE, secrets.token_urlsafe(32))
-    settings = {**_OWN_SETTINGS, **CONTROLLER_SETTINGS, **REPLICA_SETTINGS, **PROXY_SETTINGS}
-    settings |= front_settings(folder, ports)
+    settings = {**_OWN_SETTINGS, **RAYLET_SETTINGS, **CONTROLLER_SETTINGS, **REPLICA_SETTINGS}
+    settings |= {**PROXY_SETTINGS, **front_settings(folder, ports)}
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     check_front(os.environ, raise_limit())

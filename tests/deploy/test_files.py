@@ -18,7 +18,12 @@ from ray.serve.schema import ServeDeploySchema
 from cluster import api_keys
 from cluster.app import shutdown_limit_s
 from cluster.cluster_args import ClusterArgs
-from cluster.ray_cluster import CONTROLLER_SETTINGS, HAPROXY_SETTINGS, REPLICA_SETTINGS
+from cluster.ray_cluster import (
+    CONTROLLER_SETTINGS,
+    HAPROXY_SETTINGS,
+    RAYLET_SETTINGS,
+    REPLICA_SETTINGS,
+)
 from protos import secret
 from tests.deploy.crd import ray_service_schema
 from tests.deploy.wheel import ROOT, build_wheel, packages
@@ -133,7 +138,7 @@ def test_no_machine_is_left_to_ray_s_own_image() -> None:
 )
 def test_nodes_have_what_kvrelay_serve_has(name: str) -> None:
     text = (DEPLOY / name).read_text()
-    settings = {**HAPROXY_SETTINGS, **CONTROLLER_SETTINGS, **REPLICA_SETTINGS}
+    settings = {**HAPROXY_SETTINGS, **RAYLET_SETTINGS, **CONTROLLER_SETTINGS, **REPLICA_SETTINGS}
     for setting, value in settings.items():
         said = re.findall(rf"""\b{setting}(?:=\$'|=|,?\s+value: ")([\w.]+(?:\\n[\w -]+)?)""", text)
         assert set(said) == {value.replace("\n", r"\n")}, setting

@@ -98,7 +98,8 @@ ENDED_S = 15.0  # after Ctrl-C, with all that it has started, whatever is asked 
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     log = tmp_path_factory.mktemp("cluster") / "log"
     pools = ["--decode-replicas", "2", "--ingress-replicas", "2", "--grpc-port", "0"]
-    cluster = Cluster(log, "--served-model-name", "mine", *pools, *SMALL)
+    full = {"RAY_memory_usage_threshold": "0.01"}
+    cluster = Cluster(log, "--served-model-name", "mine", *pools, *SMALL, **full)
     yield cluster
     cluster.kill()
 
@@ -117,6 +118,12 @@ def test_the_pools_are_told_when_they_run(cluster: Cluster) -> None:
         "prefill 1 replica decode 2 replicas ingress 2 replicas"
         " prompts are handed over by nixl where it can, else by socket"
     )
+
+
+def test_none_is_killed_for_what_is_taken_of_the_machine_s_memory(cluster: Cluster) -> None:
+    """Of a hundredth, where Ray would wait for 95 % and then kill all of them, again and again."""
+    assert cluster.is_ready()
+    assert "memory pressure" not in cluster.said()
 
 
 def test_every_worker_says_what_it_has(cluster: Cluster) -> None:
