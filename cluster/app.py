@@ -35,14 +35,16 @@ def build(options: dict[str, Any]) -> serve.Application:
 
 
 def application_of(args: ClusterArgs) -> serve.Application:
+    """ConfigError for what Ray would refuse of where replicas are to run."""
     options = args.model_dump(mode="json")
     decode = _worker_pool(args, Leg.DECODE, args.decode).bind(options, Leg.DECODE.value)
     pools = [decode]
     if not args.is_colocated:
         pools.append(_worker_pool(args, Leg.PREFILL, args.prefill).bind(options, Leg.PREFILL.value))
     options_of_ingress = _options(args, args.ingress, is_heard=args.is_scaled)
-    deployed = serve.deployment(name=INGRESS, max_ongoing_requests=_MANY, **options_of_ingress)
-    return deployed(serve.ingress()(IngressReplica)).bind(options, *pools)
+    replica = serve.ingress()(IngressReplica)
+    ingress = _deployment(replica, INGRESS, max_ongoing_requests=_MANY, **options_of_ingress)
+    return ingress.bind(options, *pools)
 
 
 def shutdown_limit_s(args: ClusterArgs) -> float:
@@ -52,10 +54,16 @@ def shutdown_limit_s(args: ClusterArgs) -> float:
 
 def _worker_pool(args: ClusterArgs, leg: Leg, placement: Placement) -> serve.Deployment:
     watch = RequestRouterConfig(request_router_class=ReplicaWatch)  # type: ignore[arg-type]
-    deployed = serve.deployment(
-        name=leg.value, request_router_config=watch, **_options(args, placement)
+    return _deployment(
+        WorkerReplica, leg.value, request_router_config=watch, **_options(args, placement)
     )
-    return deployed(WorkerReplica)
+
+
+def _deployment(replica: type, pool: str, **options: Any) -> serve.Deployment:
+    try:
+        return serve.deployment(name=pool, **options)(replica)
+    except ValueError as error:  # Ray's words for labels and amounts that it does not take
+        raise ConfigError(pool, str(error)) from error
 
 
 def _options(args: ClusterArgs, placement: Placement, is_heard: bool = False) -> dict[str, Any]:

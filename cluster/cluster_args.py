@@ -84,6 +84,14 @@ class Placement(_Args):
         ReplicaRange.parse(value)
         return value
 
+    @field_validator("num_gpus")
+    @classmethod
+    def _check_gpus(cls, value: float) -> float:
+        """Ray says so only when a replica is to be placed, and only in Serve's own logs."""
+        if value > 1 and not value.is_integer():
+            raise ValueError(f"{value:g}, must be a whole number above 1")
+        return value
+
     @property
     def range(self) -> ReplicaRange:
         return ReplicaRange.parse(self.replicas)

@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             wished.check_here()
         host = wished.host or LOOPBACK
         check_access(args.keys(os.environ), args.front.allow_unauthenticated, host=host)
+        _check_placement(args)
         if arguments.check:
             return _check(args)
         file.check_only_ours()
@@ -135,6 +136,12 @@ def cluster_args(arguments: argparse.Namespace, options: Mapping[str, Any]) -> C
         given["front"] = {**given["front"], "require_api_key": True}
     said = {name: value for name, value in given.items() if value is not None}
     return ClusterArgs.checked(merged(options, said))
+
+
+def _check_placement(args: ClusterArgs) -> None:
+    from cluster.app import application_of  # loads Ray
+
+    application_of(args)
 
 
 def _check(args: ClusterArgs) -> int:
