@@ -59,6 +59,36 @@ def test_what_no_node_has_is_named(wanted: dict[str, Any], why: str) -> None:
     assert obstacle(placement(**wanted), NODES) == Obstacle(why)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (
+            {"label_selector": {"zone": "b", "role": "decode"}},
+            "no node with zone=b has the label role=decode",
+        ),
+        ({"num_cpus": 16, "num_gpus": 1}, "no node with 16 CPU has 1 GPU"),
+        (
+            {"num_gpus": 2, "max_replicas_per_node": 1},
+            "no node with 2 GPU may take one more (max_replicas_per_node: 1)",
+        ),
+        ({"num_gpus": 0.5}, "no node with 0.5 GPU and 1 CPU free has 0.5 GPU free"),
+        (
+            {"label_selector": {"zone": "b"}, "max_replicas_per_node": 1, "num_cpus": 4},
+            "no node with zone=b and a place (max_replicas_per_node: 1) has 4 CPU free",
+        ),
+    ],
+)
+def test_what_other_nodes_have_is_not_said_to_be_nowhere(wanted: dict[str, Any], why: str) -> None:
+    """No two wishes are met by one node, and each of them by some."""
+    many = Node({"zone": "a", "role": "decode"}, {"CPU": 8, "GPU": 2}, {"GPU": 2}, num_replicas=1)
+    few = Node({"zone": "a"}, {"CPU": 1, "GPU": 1}, {})
+    cores = Node({"zone": "b", "role": "prefill"}, {"CPU": 16}, {"CPU": 16}, num_replicas=1)
+    other = Node({"zone": "b", "role": "prefill"}, {"CPU": 4, "GPU": 1}, {"CPU": 2})
+    found = obstacle(placement(**wanted), [many, few, cores, other])
+    assert found is not None
+    assert found.why == why
+
+
 def test_what_is_taken_may_be_given_back() -> None:
     wanted = placement(label_selector={"role": "decode"}, num_gpus=1)
     assert obstacle(wanted, NODES) == Obstacle("no node with role=decode has 1 GPU free", True)
