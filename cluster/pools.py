@@ -89,6 +89,15 @@ class Pools:
         named = (one.worker for one in self._members[Leg.DECODE].values())
         return any(one.fingerprint == self._fingerprint and one not in without for one in named)
 
+    def problem(self) -> str | None:
+        """Why this process should be replaced: all decode workers that are left have other weights
+        than those that it has told its clients of."""
+        if not self._fingerprint or self._gone or self.names_decode():
+            return None
+        members = self._members[Leg.DECODE].values()
+        others = [one.worker.address for one in members if one.takes_requests]
+        return f"{', '.join(others)}: other weights than it began with" if others else None
+
     def missing(self, without: Collection[Worker] = (), may_stay: bool = True) -> Leg | None:
         """The pool of which nobody is there and somebody has to be. `may_stay`: a decode worker
         may compute the prompt, where the router's own says so too."""
@@ -183,7 +192,11 @@ class Pools:
 
     def _route_to(self, member: Member) -> None:
         """Once the weights are known that all of ours have."""
-        if not self._fingerprint or member.worker.fingerprint != self._fingerprint:
+        if not self._fingerprint:
+            return
+        if member.worker.fingerprint != self._fingerprint:
+            told = member.leg, member.worker.address
+            logger.warning("%s %s has other weights than are served, and gets no requests", *told)
             return
         self.router.add(member.leg, member.worker)
         self.router.reach(member.leg, member.worker, member.takes_requests)

@@ -158,6 +158,10 @@ class IngressReplica(TokenService):
         load = ingress_load(router, self._relay.num_open, self._startup_s, now)
         return {**load._asdict(), **self._objectives._asdict()}
 
+    async def check_health(self) -> None:
+        if (problem := self._pools.problem()) is not None:
+            raise UnavailableError(problem)
+
     async def end_answers(self, grace_s: float) -> None:
         """Nothing new from here on; what is not finished after `grace_s` gets an error to read."""
         error = UnavailableError("the server is stopping")

@@ -27,6 +27,7 @@ from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
 from protos.rpc import Plane
 from protos.session_pb2_grpc import add_SessionServicer_to_server
+from protos.worker_pb2 import WorkerDescription
 from router.config import RouterConfig
 from router.load_report import read_load
 from router.router import Router
@@ -63,9 +64,10 @@ class FakeWorker:
 
     answerer: PushedAnswerer = field(default_factory=PushedAnswerer)
     loads: Loads = field(default_factory=Loads)
+    description: WorkerDescription = field(default_factory=lambda: DESCRIPTION)
 
     async def start(self) -> None:
-        self.sessions = SessionService(self.answerer, DESCRIPTION)
+        self.sessions = SessionService(self.answerer, self.description)
         self.server = Plane().server()
         add_SessionServicer_to_server(self.sessions, self.server)
         add_WorkerEventsServicer_to_server(self.loads, self.server)
@@ -74,7 +76,7 @@ class FakeWorker:
 
     @property
     def worker(self) -> Worker:
-        return Worker(self.address, INCARNATION, FINGERPRINT)
+        return Worker(self.address, INCARNATION, self.description.format.fingerprint)
 
     def deafen(self) -> None:
         """As if it were dead already, and its connection did not know."""

@@ -7,11 +7,14 @@ import json
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cluster.published import metadata_of
 from cluster.relay import RelayConfig
+from cluster.replicas.ingress_replica import IngressReplica
 from cluster.routing_view import routing_view
 from engine.errors import (
     DeadlineError,
@@ -28,6 +31,7 @@ from engine.request import (
 from kv_cache.events import DIGEST_MODULUS, EventBatch, Stored, name_digest
 from kv_cache.names import cache_identity, name_blocks, root_name
 from protos.events_pb2 import BlockCounts, LoadReport
+from protos.worker_pb2 import WorkerDescription
 from router.ask import Ask, Placement
 from router.config import RouterConfig
 from router.workers import Leg, Worker
@@ -42,6 +46,7 @@ from tests.cluster.fake_fleet import (
     next_update,
     request,
 )
+from tests.decode_worker.fakes import DESCRIPTION
 from tests.waiting import until
 
 
@@ -314,6 +319,36 @@ async def test_with_never_a_prompt_waits_for_a_prefill_worker_to_come(
     answer.push(ChoiceDelta(0, [1], finish_reason=END))
     assert await reading == [1]
     stream.close()
+
+
+async def test_an_ingress_whose_weights_nobody_has_any_more_is_to_be_replaced(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But not while one that has them may come back, nor under what it still answers."""
+    pools = fleet.relay.pools
+    first = await fleet.add()
+    stream = fleet.relay.submit(request())
+    answer = await first.stream()
+    other = FakeWorker(description=WorkerDescription.FromString(DESCRIPTION.SerializeToString()))
+    other.description.format.fingerprint = "hub:def"
+    await fleet.start(other)
+    fleet.name_again(other)
+    await until(lambda: pools.session_of(other.worker).is_open)  # type: ignore[union-attr]
+    assert f"decode {other.address} has other weights" in caplog.text
+    assert pools.usable(Leg.DECODE) == [first.worker]
+    assert pools.problem() is None
+    fleet.remove(first)
+    assert pools.problem() is None
+    answer.push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await next_tokens(stream) == [1]
+    stream.close()
+    assert pools.problem() == f"{other.address}: other weights than it began with"
+    replica: Any = SimpleNamespace(_pools=pools)
+    with pytest.raises(UnavailableError, match="other weights"):
+        await IngressReplica.check_health(replica)
+    fleet.name_again(first)
+    assert pools.problem() is None
+    await IngressReplica.check_health(replica)
 
 
 async def test_a_long_prompt_is_named_off_the_loop(fleet: Fleet) -> None:
