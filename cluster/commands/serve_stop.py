@@ -82,7 +82,8 @@ def stop_signals(*, while_starting: bool = True) -> Iterator[Stop]:
 
     Without `while_starting` they end this process at once before anybody is served, and the guard
     what it has started: Ray's library has Python's threads wait for up to a quarter of a minute
-    meanwhile, and no handler runs.
+    meanwhile, and no handler runs. The first process of a container no signal ends that has no
+    handler.
     """
     stop = Stop()
     numbers = [signal.SIGINT, signal.SIGTERM]
@@ -95,7 +96,7 @@ def stop_signals(*, while_starting: bool = True) -> Iterator[Stop]:
 
     before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     stop.listen = listen
-    if while_starting:
+    if while_starting or os.getpid() == 1:
         listen()
     try:
         yield stop

@@ -232,3 +232,18 @@ def test_a_signal_may_come_at_any_moment() -> None:
     """
     done = subprocess.run([sys.executable, "-c", waits], timeout=60)
     assert done.returncode == 0
+
+
+def test_a_signal_ends_the_first_process_of_a_container_before_it_serves() -> None:
+    waits = """if True:
+        import os
+        from cluster.commands.serve_stop import stop_signals
+
+        with stop_signals(while_starting=False) as stop:
+            os.system("kill -TERM 1")
+            print(os.getpid(), stop.wait(0))
+    """
+    container = ["unshare", "--pid", "--fork", "--kill-child"]
+    command = [*container, sys.executable, "-c", waits]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout == "1 True\n"
