@@ -1,7 +1,7 @@
 """The folder of a front's files, and what others of the same user's have left.
 
 A folder is told by the file in it that its owners have locked, and not by its name. The file says
-which kernel the lock is known to: where a temporary folder is several hosts', another's may live.
+which kernel the lock is known to: where the place is several hosts', another's may live.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+# Not TMPDIR: of a socket's path HAProxy takes 97 letters, with the node's id, which is 56 of them.
+PLACE = Path("/tmp")
 _PREFIX = "kvrelay-front-"
 _LOCK = "owner.lock"
 
 
 def new_folder() -> tuple[Path, int]:
     """And its lock: the folder is owned for as long as any process has that open."""
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # HAProxy's sockets bear no longer a name
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=PLACE))
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with suppress(OSError):  # where files cannot be locked: nobody will know that it is left
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -31,7 +33,7 @@ def new_folder() -> tuple[Path, int]:
 def remove_left() -> None:
     """Folders whose owners were all killed. No process is looked for: HAProxy, should it have
     outlived them, has its files no more, and its port still."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in PLACE.glob(f"{_PREFIX}*"):
         with suppress(OSError), ExitStack() as held:  # it has an owner, or is not ours to open
             lock = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             held.callback(os.close, lock)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,11 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from cluster.front_folder import new_folder
+from cluster.ray_cluster import front_settings
+
 COMMAND = """
-import subprocess, sys
+import os, subprocess, sys
 from pathlib import Path
+from cluster import front_folder
 from cluster.own_processes import own_processes
 
+front_folder.PLACE = Path(os.environ.get("FRONTS", front_folder.PLACE))
 cannot_be = Path(sys.executable, "a-file-in-a-file")
 with own_processes([cannot_be, Path(sys.argv[1]), Path(sys.argv[1] + ".never")]) as folder:
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -43,6 +50,8 @@ with own_processes():
     begin_again(environment)
 """
 GONE_S = 60.0
+NODE_ID = "a" * 56  # of Ray's: Serve puts a folder of its name between
+HAPROXY_TAKES = 97  # letters, of a path that it binds
 
 
 @pytest.mark.parametrize(("is_killed", "status"), [(True, -9), (False, 0)])
@@ -68,7 +77,7 @@ def test_a_folder_whose_guard_is_killed_too_goes_with_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which leaves all else: what runs, what is not ours, and what may run on another host."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("FRONTS", str(tmp_path))
     users, elsewhere = tmp_path / "kvrelay-front-of-a-user", tmp_path / "kvrelay-front-elsewhere"
     for folder, said in ((users, "what it is about"), (elsewhere, "another boot's\n")):
         folder.mkdir()
@@ -94,6 +103,19 @@ def test_a_folder_whose_guard_is_killed_too_goes_with_the_next_start(
         orphan.communicate(timeout=GONE_S)
         os.kill(sleeper_of(left), signal.SIGKILL)
     assert set(tmp_path.iterdir()) == kept
+
+
+def test_a_front_s_sockets_have_room_wherever_temporary_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, lock = new_folder()
+    with ExitStack() as ports:
+        ports.callback(shutil.rmtree, folder)
+        ports.callback(os.close, lock)
+        for path in map(Path, front_settings(folder, ports).values()):
+            if path.suffix == ".sock":
+                assert len(str(path.parent / NODE_ID / path.name)) <= HAPROXY_TAKES
 
 
 def kill(pid: int) -> None:
