@@ -50,6 +50,69 @@ def test_the_terms_are_what_the_formulas_say() -> None:
     assert terms.first_token_s == pytest.approx(3.03 + 1.62 + 0.37)
 
 
+def test_what_the_decode_worker_holds_need_not_cross() -> None:
+    world = World(1, 1, NO_WAITING)
+    p, d = world.prefill[0], world.decode[0]
+    links = with_link(p, bytes_per_s=1e6, latency_s=0.1)
+    world.report(Leg.DECODE, d, num_running=50, links=links)
+    hold(world, p, "a", 100)
+    hold(world, d, "a", 50)  # 800 tokens
+    placement = world.place("a", 2400, keys=keys("a", 150))
+    assert placement.reason == Reason.REMOTE
+    # 1600 tokens of 1000 bytes and the latency, of which the one step there hides nothing.
+    assert placement.considered[0].hand_off_s == pytest.approx(1.7)
+
+
+def test_what_the_decode_worker_holds_takes_no_more_room() -> None:
+    """Of 1,616 tokens 1,600 lie there already: there is room for 1,900 more beside the rest."""
+    world = World(0, 2, NO_WAITING)
+    d, slow = world.decode
+    world.report(Leg.DECODE, slow, num_running=1, num_context_tokens=500_000)
+    world.report(Leg.DECODE, d, num_running=1, num_free_tokens=5000 + 2000)
+    hold(world, d, "a", 100)
+    assert world.place("a", 1616, keys=keys("a", 101), num_new=100).decode == d
+    assert world.place("b", 1900, num_new=100).decode == d
+    assert world.place("c", 200, num_new=100).decode == slow
+
+
+def test_a_prefix_is_fetched_over_the_link_between_the_two() -> None:
+    """And not over what is usual, which is for those that have not met."""
+    world = World(3, 1, NO_WAITING)
+    holder, near, far = world.prefill
+    busy_decoders(world)
+    world.hold(holder, "a", 100)
+    world.report(Leg.PREFILL, holder, num_queued_tokens=20_000)
+    world.report(Leg.PREFILL, near, links=with_link(holder, 1e7))
+    world.report(Leg.PREFILL, far, links=with_link(holder, 1e6))
+    fetch_s = {
+        terms.prefill: terms.fetch_s
+        for terms in world.place("a", 2000, keys=keys("a", 125)).considered
+    }
+    assert fetch_s[near] == pytest.approx(0.16)
+    assert fetch_s[far] == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_prompt_stays_at_whichever_worker_it_would_be_soonest(seed: int) -> None:
+    """Many decode workers, of which each holds another part of it and runs others."""
+    world = World(1, 9, NO_WAITING, seed)
+    draw = world.random
+    world.report(Leg.PREFILL, world.prefill[0], num_queued_tokens=draw.randrange(2000, 9000))
+    costs = []
+    for d in world.decode:
+        running, held = draw.randrange(4), draw.randrange(90)
+        world.report(Leg.DECODE, d, num_running=running)
+        hold(world, d, "a", held)
+        new = 1500 - held * BLOCK
+        steps, share_s = -(-new // 1000), 0.001 * new
+        own_s = share_s + steps * (0.01 + 1e-4 * running)
+        step_s = 0.01 + 1e-6 * (1500 + 5) + 1e-4 * (running + 1)
+        costs.append(3 * own_s + running * share_s + 10 * step_s)
+    placement = world.place("a", 1500, keys=keys("a", 93), num_new=10)
+    assert placement.reason == Reason.LOCAL_SOONER
+    assert placement.considered[0].cost_s <= 1.01 * min(costs)
+
+
 def test_a_prompt_stays_where_nobody_is_held_up() -> None:
     world = World(1, 1)
     world.report(Leg.DECODE, world.decode[0], links=with_link(world.prefill[0], 1e6, 0.1))
