@@ -6,6 +6,7 @@ python -m benchmarks.gpu [--part NAME]... [--out FOLDER] [--total-s SECONDS] [--
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -23,7 +24,7 @@ LEAST_S = 15.0  # below which a part is not begun
 
 class Session:
     """A run of some parts: checks side by side, then each measure alone. What is known is written
-    after each of them, so that whoever ends the run loses one part."""
+    after each of them, and when the run is ended: who kills it loses what is under way."""
 
     def __init__(self, folder: Path, args: argparse.Namespace, out: Path) -> None:
         self._folder = folder
@@ -54,12 +55,26 @@ class Session:
             Running(part.name, self._folder, min(part.limit_s, left_s), self._smoke)
             for part in parts
         ]
+        try:
+            for running in started:
+                self._note(running, running.wait())
+        except BaseException:
+            self._end(started)
+            raise
+
+    def _end(self, started: Sequence[Running]) -> None:
+        """Each has a session of its own, and would outlive this one."""
         for running in started:
-            self.ends[running.name] = running.wait()
-            self.found += results.read(self._folder / f"{running.name}.jsonl")
-            self._log += running.log()
-            _say(f"{running.name}: {self.ends[running.name]}")
-            self._write()
+            if running.name not in self.ends:
+                running.end()
+                self._note(running, "ended with the run")
+
+    def _note(self, running: Running, end: str) -> None:
+        self.ends[running.name] = end
+        self.found += results.read(self._folder / f"{running.name}.jsonl")
+        self._log += running.log()
+        _say(f"{running.name}: {end}")
+        self._write()
 
     @property
     def head(self) -> str:
@@ -106,6 +121,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     out = args.out or Path(os.environ.get("OUT", "benchmarks/results/gpu"))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -57,10 +57,11 @@ def append(path: Path, result: Result) -> None:
 
 
 def read(path: Path) -> list[Result]:
+    """A last line that was cut short with its part counts for nothing."""
     if not path.exists():
         return []
     results: list[Result] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text().split("\n")[:-1]:
         values: dict[str, Any] = json.loads(line)
         kind = values.pop("kind")
         results.append(Figure(**values) if kind == "Figure" else Check(**values))

@@ -1,5 +1,6 @@
 """A part's process: started, waited for, ended when its time is over."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CHILD = (sys.executable, "-m", "benchmarks.gpu.child")
 TAIL_LINES = 4
+KILLED_S = 5.0  # until a killed process is gone
 
 
 class Running:
@@ -43,19 +45,30 @@ class Running:
             )
 
     def wait(self) -> str:
-        """How it ended, in words that begin with `done` where all went well."""
+        """How it ended, in words that begin with `done` where all went well. Nothing that it has
+        started is left, which the next part would share the card with."""
         try:
             left_s = self._limit_s - (time.monotonic() - self._started)
             code = self._process.wait(max(left_s, 0.0))
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            return f"ended after {self._limit_s:.0f} s, its time was over"
+            gone = "" if self.end() else ", and it is still there"
+            return f"ended after {self._limit_s:.0f} s, its time was over{gone}"
+        self.end()
         took_s = time.monotonic() - self._started
         if code == 0:
             return f"done in {took_s:.0f} s"
         tail = " / ".join(self.log().strip().splitlines()[-TAIL_LINES:])
         return f"FAILED with {code} after {took_s:.0f} s: {tail}"
+
+    def end(self) -> bool:
+        """Whether it is gone: a process that hangs in a driver stays, and nobody waits for that."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(KILLED_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def log(self) -> str:
         return self._path.read_text(errors="replace")

@@ -2,15 +2,18 @@
 
 import json
 import math
+import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import results
+from benchmarks.gpu import results, running
 from benchmarks.gpu.__main__ import TOTAL_S, main
 from benchmarks.gpu.bench import COPY, GEMM, LIMITS_PART, Bench
 from benchmarks.gpu.models import write_config
@@ -31,6 +34,14 @@ __all__ = ["language_is_patched_once", "sums_are_not_checked_for_overflow"]
 OTHERS = ("check-tests", "check-families", "check-workers")
 SMOKED = [p.name for p in PARTS if p.name not in OTHERS]
 VISIT_S = 1800.0
+
+
+@pytest.fixture(autouse=True)
+def no_signal_is_kept() -> Iterator[None]:
+    """By the command, which is a process of its own elsewhere."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +105,7 @@ def test_all_sequences_are_there_while_their_steps_are_timed(tmp_path: Path) -> 
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from benchmarks.gpu import results
+from benchmarks.gpu import results, running
 name, folder = sys.argv[1], Path(sys.argv[2])
 results.append(folder / f"{name}.jsonl", results.Figure(name, "half", "ms", 2.0, 1.0, 0.5))
 print("so far")
@@ -111,16 +122,48 @@ time.sleep(1000)
 def test_a_part_that_ends_badly_leaves_what_it_found(
     name: str, limit_s: float, end: str, tmp_path: Path
 ) -> None:
-    running = Running(name, tmp_path, limit_s, True, (sys.executable, "-c", SCRIPT))
+    part = Running(name, tmp_path, limit_s, True, (sys.executable, "-c", SCRIPT))
     if name == "hanging":
         while not results.read(tmp_path / "hanging.jsonl"):
             time.sleep(0.01)
-    outcome = running.wait()
+    outcome = part.wait()
     assert end in outcome
     assert not outcome.startswith("done")
     (figure,) = results.read(tmp_path / f"{name}.jsonl")
     assert isinstance(figure, Figure)
     assert figure.share == 0.5
+
+
+def test_nothing_that_a_part_started_is_left_when_it_has_ended(tmp_path: Path) -> None:
+    """It would have some of the card while the next part is measured."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    start = f"subprocess.Popen(['sleep', '1000'], stdout=open({str(pipe)!r}, 'w'))"
+    script = f"import subprocess; {start}"
+    leaving = Running("leaving", tmp_path, 60.0, True, (sys.executable, "-c", script))
+    with pipe.open() as left:
+        assert leaving.wait().startswith("done")
+        assert left.read() == ""  # at its end: nobody has it open
+
+
+def test_who_is_not_gone_when_it_is_killed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a process that hangs in a driver."""
+    monkeypatch.setattr(running, "KILLED_S", 0.05)
+    hanging = Running("hanging", tmp_path, 0.1, True, (sys.executable, "-c", SCRIPT))
+    with monkeypatch.context() as kept:
+        kept.setattr(os, "killpg", lambda *_: None)
+        assert hanging.wait().endswith("its time was over, and it is still there")
+    assert hanging.end()
+
+
+def test_a_result_that_was_cut_short_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "part.jsonl"
+    results.append(path, Check("part", "whole", 0.0, 1.0))
+    with path.open("a") as file:
+        file.write('{"kind": "Check", "part": "pa')
+    assert [r.name for r in results.read(path)] == ["whole"]
 
 
 def test_limits_of_this_run_are_used(tmp_path: Path) -> None:
@@ -159,9 +202,12 @@ def test_the_command_writes_its_three_files(
     assert (tmp_path / "log.txt").stat().st_size > 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whoever_ends_a_run_has_what_its_parts_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ended: list[str] = []
+
     class EndedInTheSecond:
         def __init__(self, name: str, folder: Path, limit_s: float, smoke: bool) -> None:
             self.name = name
@@ -169,8 +215,12 @@ def test_whoever_ends_a_run_has_what_its_parts_found(
 
         def wait(self) -> str:
             if self.name == "linears":
-                raise KeyboardInterrupt
+                os.kill(os.getpid(), number)
             return "done in 1 s"
+
+        def end(self) -> bool:
+            ended.append(self.name)
+            return True
 
         def log(self) -> str:
             return f"{self.name} says"
@@ -181,10 +231,11 @@ def test_whoever_ends_a_run_has_what_its_parts_found(
     with pytest.raises(KeyboardInterrupt):
         main()
     summary = json.loads((tmp_path / "results.json").read_text())
-    assert summary["parts"] == {"limits": "done in 1 s"}
-    assert [r["value"] for r in summary["results"]] == [7.0]
+    assert summary["parts"] == {"limits": "done in 1 s", "linears": "ended with the run"}
+    assert [r["value"] for r in summary["results"]] == [7.0, 7.0]
     assert "rate" in (tmp_path / "table.txt").read_text()
-    assert (tmp_path / "log.txt").read_text() == "limits says"
+    assert (tmp_path / "log.txt").read_text() == "limits sayslinears says"
+    assert ended == ["linears"]
 
 
 def test_a_card_with_less_memory_gets_fewer_sequences(
