@@ -1,4 +1,7 @@
-"""The parts of a run, in their order, each a module with `run(bench)` in a process of its own."""
+"""The parts of a run in their order, what matters most before what may be left out.
+
+Each is a module with `run(bench)`, in a process of its own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,14 +53,14 @@ PARTS = (
     Part(LIMITS_PART, "limits", Group.MEASURES, 12),
     Part("decode-attention", "decode_attention", Group.MEASURES, 25),
     Part("prefill-attention", "prefill_attention", Group.MEASURES, 20),
-    Part("linears", "linears", Group.MEASURES, 12),
-    Part("sampler", "sampler_times", Group.MEASURES, 12),
     Part("steps", "steps", Group.MEASURES, 50),
-    Part("layout", "layout", Group.MEASURES, 25),
-    Part("kv-formats", "kv_formats", Group.MEASURES, 80),
-    Part("transfer", "transfer", Group.MEASURES, 30),
     Part("offline", "offline", Group.MEASURES, 40),
     Part("offline-transformers", "offline_transformers", Group.MEASURES, 45),
+    Part("linears", "linears", Group.MEASURES, 12),
+    Part("sampler", "sampler_times", Group.MEASURES, 12),
+    Part("kv-formats", "kv_formats", Group.MEASURES, 80),
+    Part("layout", "layout", Group.MEASURES, 25),
+    Part("transfer", "transfer", Group.MEASURES, 30),
     Part("tma", "prefill_by_tma", Group.ATTEMPTS, 30),
     Part("tiles", "tile_choices", Group.ATTEMPTS, 75),
 )

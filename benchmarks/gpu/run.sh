@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the GPU path, then measures it beside the card's own limits. Nine minutes at most: what is
 # not begun by then is named. A part of NAME is one of parts.py, or all of a group of them; a visit
-# to a card is `--part checks`, `--part measures` and `--part limits --part attempts`.
+# to a card is all of it at once, and then `--part limits --part attempts`.
 #
 #   benchmarks/gpu/run.sh [--part NAME]... [--out FOLDER] [--total-s SECONDS] [--smoke]
 #
