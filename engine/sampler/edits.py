@@ -37,7 +37,7 @@ def edited_logits(
         z.masked_fill_(~_unpack(bitmask[source], z.shape[1]), -torch.inf)
     if rows["bias_count"].any():
         draw, ids, flat = _pairs(rows["bias_start"], rows["bias_count"], table.bias.ids)
-        values = torch.from_numpy(table.bias.values[flat]).to(z.device)
+        values = _on(table.bias.values[flat], z)
         z.index_put_((_on(draw, z), _on(ids, z)), values, accumulate=True)
     if rows["stops_count"].any():
         early = history.num_tokens[slots] < _on(rows["stops_from"], z)

@@ -1,8 +1,11 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine.sampler.edits import edited_logits
@@ -107,3 +110,36 @@ def test_bias_of_a_left_slot_is_gone(twin: str) -> None:
     assert sampler.sample(logits, all_draws(1), history).token_ids.tolist() == [2]
     table.enter(0, SamplingParams(temperature=0.0), 0, 0, 1)
     assert sampler.sample(logits, all_draws(1), history).token_ids.tolist() == [0]
+
+
+class Copies(TorchFunctionMode):
+    """Which copies to a device were made, and whether they wait for what is queued there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wait: list[bool] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.Tensor.to and isinstance(args[1], torch.device):
+            self.wait.append(not kwargs.get("non_blocking", False))
+        return function(*args, **kwargs)
+
+
+def test_edits_do_not_wait_for_the_device() -> None:
+    """Which is at the logits still when they are launched."""
+    edits: dict[str, Any] = {
+        "allowed_token_ids": (1, 3, 5),
+        "logit_bias": {3: 2.0},
+        "min_tokens": 4,
+        "stop_token_ids": (5,),
+        "repetition_penalty": 1.5,
+    }
+    table, history = fill_table([sequence(**edits), sequence()], 40)
+    bitmask = torch.full((2, 2), -1, dtype=torch.int32)
+    with Copies() as copies:
+        edited_logits(torch.zeros(2, 40), all_draws(2), table, history, bitmask)
+    assert len(copies.wait) > 10
+    assert not any(copies.wait)
