@@ -29,7 +29,7 @@ class ModelRunner:
     One thread calls. Each plan is launched and then finished, in their order, and before a step
     is finished the next one may be launched: its slices may begin at the tokens that are being
     drawn, and what it enters must not be in the other. A plan of which either call raised may
-    have written into the blocks of its own slices, and into nothing else.
+    have written into the blocks of its own slices, and into nothing else; it writes no more.
     """
 
     def __init__(
@@ -69,9 +69,12 @@ class ModelRunner:
         `on_written`: all that the step writes to the cache is there, and nothing is drawn yet.
         Called only where that is known without waiting for a device.
         """
-        self._moves.issue(plan)
         try:
+            self._moves.issue(plan)
             return self._launch(plan, on_written)
+        except BaseException:  # its blocks are others' then, who may write past our stream
+            LaunchedStep.without_draws(plan.step, {}, self._device).wait()
+            raise
         finally:
             self._moves.wait_for_host()
 
