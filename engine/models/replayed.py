@@ -18,7 +18,11 @@ MOST_RECORDINGS = 64
 # wanted
 SHORT_PROMPTS = (2, 4, 8, 16, 32, 64)
 
-Key = tuple[int, ...]
+
+class Key(NamedTuple):
+    num_seqs: int
+    columns: int
+    slabs: tuple[tuple[int, str, int], ...]  # address, format and tokens of a block of each
 
 
 def rung(num_seqs: int) -> int:
@@ -108,16 +112,17 @@ class ReplayedDecoder:
         return decoded.hidden
 
     def _key(self, batch: StepBatch, slabs: Sequence[KvSlab]) -> Key:
+        """A slab may have the place of one that is gone, of another format."""
         needed = max(group.block_tables.shape[1] for group in batch.groups)
-        return (
-            self._sizes.num_seqs(batch.num_seqs),
-            self._sizes.num_columns(needed),
-            *(slab.data.data_ptr() for slab in slabs),
+        places = tuple(
+            (slab.data.data_ptr(), slab.layout.format.name, slab.layout.block_size)
+            for slab in slabs
         )
+        return Key(self._sizes.num_seqs(batch.num_seqs), self._sizes.num_columns(needed), places)
 
     def _record(self, key: Key, batch: StepBatch, slabs: Sequence[KvSlab]) -> Decoded:
-        num_seqs, columns, *_ = key
-        step = DecodeStep(self._decoder, batch, num_seqs, columns, slabs[0].layout.block_size)
+        size = slabs[0].layout.block_size
+        step = DecodeStep(self._decoder, batch, key.num_seqs, key.columns, size)
         decoded = step.record(self._kernels, batch, slabs, self._sizes.with_head)
         self._steps[key], self._repeats = step, step.repeats
         return decoded

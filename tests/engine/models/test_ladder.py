@@ -17,6 +17,7 @@ from kv_cache.layout import KV_FORMATS, BlockLayout
 from kv_cache.slab import KvSlab
 from tests.engine.models.cases import NATIVE_CASES
 from tests.engine.models.conftest import SavedModels
+from tests.engine.models.driver import Driver
 from tests.engine.models.test_replayed import decoded
 
 CPU, FP32 = torch.device("cpu"), torch.float32
@@ -51,6 +52,36 @@ def test_rows_without_a_sequence_change_nothing(saved_models: SavedModels, name:
     assert kernels.rows == [4, 2]  # three sequences and two, recorded when seen again
     assert kernels.num_replays == 12 + 5 + 4 - 2 * 2
     torch.testing.assert_close(ours, decoded(plain, saved, FP32), rtol=0, atol=1e-4)
+
+
+def test_steps_over_a_cache_that_has_the_place_of_another_are_others(
+    saved_models: SavedModels,
+) -> None:
+    """As a GPU's memory is given out again, to a cache of another format."""
+    saved = saved_models(next(c for c in NATIVE_CASES if c.name.startswith("llama")))
+    description = describe(saved.source)
+    plain = load_model(saved.source, description, ReferenceKernels(), FP32, CPU)
+    assert isinstance(plain, ReplayedDecoder)
+    answers = []
+    for model in (ReplayedDecoder(plain._decoder, RecordingKernels(), ON_A_LADDER), plain):
+        wide, narrow = Driver(model, description), Driver(model, description, format="int8")
+        ((there,), (slab,)) = wide.slabs, narrow.slabs
+        place = there.data.view(torch.int8)[: slab.data.numel()]
+        narrow.slabs = [KvSlab(slab.layout, place)]
+        answers.append([greedy_steps(driver, saved.prompts[0]) for driver in (wide, narrow)])
+    for ours, expected in zip(*answers, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+
+
+def greedy_steps(driver: Driver, prompt: Sequence[int]) -> torch.Tensor:
+    for slab in driver.slabs:
+        slab.data.zero_()
+    sequence = driver.start(prompt)
+    rows = driver.step([(sequence, len(prompt))])
+    for _ in range(5):
+        sequence.tokens.append(int(rows[-1][-1].argmax()))
+        rows += driver.step([(sequence, 1)])
+    return torch.cat(rows)
 
 
 class PreparedDecoder(ReplayedDecoder):
