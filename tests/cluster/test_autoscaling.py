@@ -62,6 +62,7 @@ def busy(**more: float) -> WorkerLoad:
     return IDLE._replace(num_sequences=10, num_running=10, **more)
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize(
     ("load", "reason"),
     [
@@ -71,10 +72,13 @@ def busy(**more: float) -> WorkerLoad:
         (busy(queued_s=2.5, busy=1.0), "prompts wait 2.5 s of 2"),
     ],
 )
-def test_whatever_is_short_adds_a_decode_worker_at_once(load: WorkerLoad, reason: str) -> None:
-    pool = Pool("decode")
-    assert pool.after(1, sample(1, load)) == 2
-    assert pool.state.change == f"1 -> 2: {reason}"
+def test_whatever_is_short_adds_a_decode_worker_at_once(
+    load: WorkerLoad, reason: str, num_workers: int
+) -> None:
+    """And what is told is of each worker, however many there are."""
+    pool, more = Pool("decode"), num_workers + 1
+    assert pool.after(1, sample(num_workers, *[load] * num_workers)) == more
+    assert pool.state.change == f"{num_workers} -> {more}: {reason}"
 
 
 def test_prompts_that_wait_add_prefill_workers() -> None:
@@ -121,6 +125,7 @@ def test_an_idle_pool_shrinks_to_its_least_one_hold_a_time() -> None:
     pool = Pool("decode")
     assert pool.after(HOLD_S, sample(8, *[IDLE] * 8)) == 8
     assert pool.after(1, sample(8, *[IDLE] * 8)) == 6
+    assert pool.after(HOLD_S + 1, sample(3, *[IDLE] * 3)) == 2
     assert pool.after(HOLD_S + 1, sample(2, IDLE, IDLE)) == 1
     assert pool.after(10 * HOLD_S, sample(1, IDLE)) == 1
     least_of_three = sample(3, *[IDLE] * 3)._replace(least=3)
@@ -222,6 +227,16 @@ def test_fewer_decode_workers_have_slower_steps_and_so_more_sequences() -> None:
     assert Pool("decode").after(10 * HOLD_S, sample(2, half, half)) == 2
     light = half._replace(step_base_s=0.05, step_load_s=0.001)
     assert Pool("decode").after(HOLD_S + 1, sample(2, light, light)) == 1
+
+
+@pytest.mark.parametrize(("use", "stays"), [(0.35, 3), (0.4, 4)])
+def test_fewer_decode_workers_need_places_for_as_many_more_sequences(
+    use: float, stays: int
+) -> None:
+    """Four spend half of each step on their sequences; three would spend two thirds, so that each
+    sequence is there half as long again: 1.4 workers full of them are 2.1, and 1.6 are 2.4."""
+    one = busy(sequence_use=use, step_base_s=0.01, step_load_s=0.01)
+    assert Pool("decode").after(HOLD_S + 1, sample(4, *[one] * 4)) == stays
 
 
 BUSY = busy(queued_s=1.0, busy=1.0)._replace(num_sequences=2)  # as full as routers make a worker
@@ -398,12 +413,16 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return store
 
 
-def test_serve_gets_replicas_and_states_and_the_user_the_reason(told: dict[str, Any]) -> None:
+def test_serve_gets_replicas_and_states_and_the_user_the_reason(
+    told: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ray.serve")
     decode = context("decode", 1, recorded({"a": busy(kv_use=0.5)}, most_kv_use=0.25))
     prefill = context("prefill", 1, recorded({"b": IDLE}))
     targets, states = scale({"d": decode, "p": prefill})
     assert targets == {"d": 2, "p": 1}
     assert states["d"]["change"] == "1 -> 2: KV use 50%"
+    assert caplog.messages == ["kvrelay scales decode: 1 -> 2: KV use 50%"]
     words = told[DECISIONS_KEY + "kvrelay"]
     assert words["decode"]["target"] == 2
     assert words["prefill"]["why"].startswith("prompts wait 0 s")
