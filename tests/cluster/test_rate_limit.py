@@ -26,6 +26,14 @@ def test_tokens_are_counted_when_they_are_known() -> None:
     assert limiter.admit("a", 31.0) == 1
 
 
+def test_what_a_long_answer_took_is_owed_from_its_end_on() -> None:
+    """A full minute's worth grows no fuller while it runs."""
+    limiter = RateLimiter(Rates(tokens_per_minute=60))
+    assert limiter.admit("a", 0.0) == 0
+    limiter.spend("a", 90, 300.0)
+    assert limiter.admit("a", 300.0) == 31
+
+
 def test_a_clock_that_goes_back_gives_nothing() -> None:
     limiter = RateLimiter(Rates(requests_per_minute=1))
     assert limiter.admit("a", 50.0) == 0
