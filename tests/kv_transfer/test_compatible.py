@@ -67,6 +67,13 @@ def test_both_values_are_told() -> None:
         check_format(FORMAT, changed(CHANGES["block_size"]))
 
 
+def test_of_long_values_the_beginnings_are_told() -> None:
+    """Whoever refuses a peer tells it so, and gRPC loses what does not fit into a header."""
+    peer = changed(lambda f: setattr(f, "fingerprint", "x" * 1_000_000))
+    with pytest.raises(IncompatiblePeer, match="hub:abc, the peer's is x{200}[.]{3}$"):
+        check_format(FORMAT, peer)
+
+
 def test_callers() -> None:
     ingress = DescribeRequest(protocol=PROTOCOL)
     check_caller(FORMAT, ingress)
