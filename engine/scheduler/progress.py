@@ -54,8 +54,8 @@ class Progress:
         """The reserved blocks are filled. False, and nothing has changed: what has arrived of a
         prefix is of no use."""
         if reservation.of_prefix:
-            sequence.request.course.elsewhere = PromptTimes(transfer_s=delivered.times.transfer_s)
-            return self._deliver_prefix(sequence, delivered.end_of(reservation), outbox)
+            transfer_s = delivered.times.transfer_s
+            return self._deliver_prefix(sequence, delivered.end_of(reservation), transfer_s, outbox)
         self._deliver_prompt(sequence, reservation, delivered, outbox)
         return True
 
@@ -88,7 +88,9 @@ class Progress:
             token_id, logprobs = delivered.first_tokens[choice.choice]
             self._append(choice, token_id, logprobs, outbox)
 
-    def _deliver_prefix(self, sequence: Sequence, end: int, outbox: Outbox) -> bool:
+    def _deliver_prefix(
+        self, sequence: Sequence, end: int, transfer_s: float, outbox: Outbox
+    ) -> bool:
         """The blocks of the tokens up to `end` are filled, as if they had been cached here.
 
         False, and nothing has changed: a shorter prefix than was reserved has arrived, and what
@@ -102,6 +104,7 @@ class Progress:
         request.num_cached = min(end, request.num_prompt, len(sequence.tokens) - 1)
         course = request.course
         course.num_pulled = max(0, request.num_cached - course.num_cached)
+        course.elsewhere = PromptTimes(transfer_s=transfer_s)
         if request.source.hand_over is not None:
             outbox.announce(request, announce(self._cache, sequence, end))
         self._confirm(sequence)

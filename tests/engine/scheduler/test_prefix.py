@@ -4,7 +4,7 @@ import pytest
 
 from engine.errors import RequestError, StepError
 from engine.handoff import ComputeHere, Delivered, PromptEnd, Reservation
-from engine.request import HandOver, RemotePrefix, RequestId
+from engine.request import HandOver, PromptTimes, RemotePrefix, RequestId
 from engine.step import TokenLogprobs
 from kv_cache.layout import KvGroup
 from tests.engine.scheduler.fake_runner import answer
@@ -28,7 +28,7 @@ BOTH = (FULL, WINDOW)
 
 def deliver(bench: Bench, reservation: Reservation, to: int) -> None:
     fill(bench.runner, reservation, to)
-    end(bench, reservation, Delivered(end=to))
+    end(bench, reservation, Delivered(end=to, times=PromptTimes(transfer_s=2.5)))
     bench.scheduler.check_integrity()
 
 
@@ -49,6 +49,7 @@ def test_what_follows_the_prefix_is_computed(groups: tuple[KvGroup, ...], n: int
     for choice in range(n):
         assert bench.tokens["r", choice] == answer(PROMPT, 1, choice, 4)
     assert report(bench, "r").num_cached_tokens == 24
+    assert report(bench, "r").times == PromptTimes(transfer_s=2.5)
 
 
 def test_only_the_window_seen_from_the_prefixs_end_is_reserved() -> None:
@@ -84,6 +85,9 @@ def test_of_a_window_less_than_was_promised_is_nothing(arrived: int, cached: int
     bench.run()
     assert bench.tokens["r", 0] == answer(PROMPT, 1, 0, 4)
     assert report(bench, "r").num_cached_tokens == cached
+    assert report(bench, "r").times == PromptTimes(), (
+        "it waited meanwhile, and is not told so twice"
+    )
 
 
 def test_a_prefix_that_is_hardly_longer_than_what_is_cached_is_computed() -> None:
