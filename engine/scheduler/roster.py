@@ -144,8 +144,9 @@ class Roster:
         """Its fetch came to nothing: it is admitted as if it came now, and fetches `again` what
         was to be fetched, or does not."""
         self.requeue(sequence, SequenceState.WAITING)
-        sequence.request.course.begin_again()
         sequence.admitted = False
+        if not sequence.request.has_begun:
+            sequence.request.course.begin_again()
         if of_prefix:
             sequence.may_fetch_prefix = again
         else:

@@ -17,7 +17,7 @@ from engine.handoff import (
     Reservation,
     UnfinishedReads,
 )
-from engine.request import ChoiceSoFar, HandOver, RequestId
+from engine.request import ChoiceSoFar, HandOver, PromptTimes, RequestId
 from engine.scheduler.draft import Draft
 from engine.scheduler.outbox import HandOverNews
 from kv_cache.events import KvEvent
@@ -349,6 +349,25 @@ def test_choices_that_went_apart_count_the_prompt_once() -> None:
     assert (figures.num_computed_tokens, figures.num_cached_tokens) == (0, 0)
     assert figures.num_pulled_tokens == len(PROMPT)
     assert report(bench, "r").num_cached_tokens == 0
+
+
+def test_choices_that_went_apart_begin_with_the_first() -> None:
+    """Also where its fetch comes to nothing, and the other's does not."""
+    bench = Bench(num_blocks=40)
+    tokens = [answer(PROMPT, 1, choice, 3) for choice in range(2)]
+    sent = tuple(ChoiceSoFar(said[: choice + 1]) for choice, said in enumerate(tokens))
+    bench.add("r", PROMPT, sent=sent, fetch_above=len(PROMPT), n=2, max_tokens=3)
+    output = bench.step()
+    assert output is not None
+    first, second = output.reservations
+    end(bench, first, ComputeHere(), (), 1.0)
+    fill(bench, second)
+    times = PromptTimes(prefill_s=2.0)
+    end(bench, second, Delivered(times=times), (), 3.0)
+    step = bench.scheduler.schedule(3.0)
+    assert step is not None
+    bench.take(bench.scheduler.complete(step, bench.runner.execute(step.plan), 4.0))
+    assert report(bench, "r").times == times
 
 
 def test_without_first_tokens_the_last_one_is_computed_again() -> None:
