@@ -294,3 +294,12 @@ def test_the_next_check_is_never_after_the_first_problem(
             break
         limit += 0.01
     assert check <= limit + 0.02
+
+
+def test_a_holder_that_has_said_all_is_not_looked_after_while_reads_are_under_way() -> None:
+    """However long they take: a check that is due already would be made without a pause."""
+    pull, runs = one_block()
+    pull.note_chunk(0.0, 0, 5, runs, next_s=0.1)
+    pull.note_finished(0.1)
+    pull.check_time(60.0)
+    assert pull.next_check(60.0) == 65.0

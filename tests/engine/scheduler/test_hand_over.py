@@ -433,6 +433,19 @@ def test_a_fetch_that_comes_to_nothing_is_tried_again_or_computed_here() -> None
         end(bench, first, Delivered())
 
 
+def test_a_prompt_whose_fetch_came_to_nothing_is_as_cached_as_if_it_came_then() -> None:
+    bench = Bench(num_blocks=40)
+    bench.add("r", PROMPT, fetch_above=0, max_tokens=1)
+    reservation = reserve(bench)
+    bench.add("meanwhile", PROMPT, max_tokens=1)
+    bench.run()
+    end(bench, reservation, ComputeHere())
+    bench.run()
+    assert report(bench, "r").num_cached_tokens == 32
+    figures = bench.scheduler.figures()
+    assert (figures.num_computed_tokens, figures.num_cached_tokens) == (len(PROMPT) + 3, 32)
+
+
 def test_what_may_still_be_written_stays_in_quarantine() -> None:
     bench = Bench()
     bench.add("r", PROMPT, fetch_above=0, max_tokens=1)
@@ -557,6 +570,6 @@ def test_what_cannot_be_is_refused(field: str, wrong: dict[str, object]) -> None
 
 
 def test_without_a_draw_neither_choices_nor_the_answers_length_count() -> None:
-    bench = Bench(num_blocks=8)
+    bench = Bench(num_blocks=8, max_num_seqs=1)
     bench.add("r", PROMPT, hand_over=HandOver(draw=False), n=100, max_tokens=1000)
     drop(bench, news_of(bench))
