@@ -8,8 +8,9 @@ from kv_transfer import holder, link
 from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.link import Link
 from kv_transfer.probe import LinkFigures
+from kv_transfer.pull import PullState
 from kv_transfer.source import ReadyEnd
-from kv_transfer.tally import CANCELLED
+from kv_transfer.tally import CANCELLED, FAILED
 from protos.generation_pb2 import TokenLogprobs
 from tests.kv_transfer.fakes import chunk
 from tests.kv_transfer.handoff_pair import CHUNKS, END, WANTED, Pair, run
@@ -61,6 +62,38 @@ async def test_nothing_is_let_go_of_before_every_byte_is_there(pair: Pair) -> No
     assert hand_off.backlog == []
     await pair.idle()
     pair.check_all_dropped(*range(21, 27))
+
+
+async def test_bytes_are_hidden_up_to_the_prompts_end(pair: Pair) -> None:
+    pair.by_hand()
+
+    async def act() -> None:
+        pair.source.streams[0].put(CHUNKS[0])
+        while not pair.pool.reads:
+            await asyncio.sleep(0)
+        pair.pool.reads[0].finish()
+        while hand_off.backlog:
+            await asyncio.sleep(0)
+        pair.source.streams[0].put(CHUNKS[1], END)
+        while hand_off._pull.state is not PullState.ARRIVING:
+            await asyncio.sleep(0)
+        pair.pool.reads[1].finish()
+
+    hand_off = pair.hand_off(WANTED)
+    await run(pair, hand_off, act)
+    first, second = (read.num_bytes for read in pair.pool.reads)
+    assert (pair.tally.num_hidden_bytes, pair.tally.num_bytes) == (first, first + second)
+
+
+async def test_a_stream_that_ends_before_it_is_asked_is_a_failure(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = pair.link.open_handoff()
+    call.cancel()
+    monkeypatch.setattr(pair.link, "open_handoff", lambda: call)
+    with pytest.raises(TransferError, match="the holder's stream has ended"):
+        await pair.hand_off(WANTED).run()
+    assert pair.tally.ends == {FAILED: 1}
 
 
 async def test_a_puller_that_leaves_frees_the_holder(pair: Pair) -> None:
