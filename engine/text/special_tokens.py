@@ -59,10 +59,20 @@ def read_special_tokens(folder: Path, config: Mapping[str, Any]) -> SpecialToken
 def _content(path: Path, name: str, token: Any) -> str | None:
     """Tokens stand as plain strings or as objects with their options; null is none."""
     content = token.get("content") if isinstance(token, Mapping) else token
-    if isinstance(content, str) or token is None:
-        return content
+    if token is None:
+        return None
+    if isinstance(content, str):
+        return _whole(path, name, content)
     told = "an object without one" if isinstance(token, Mapping) else type(token).__name__
     raise ModelError(f"{path}: {name}: a token must be a text or an object with content, is {told}")
+
+
+def _whole(path: Path, name: str, content: str) -> str:
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"{path}: {name}: a token must be a text of whole characters") from None
+    return content
 
 
 def _extra_tokens(path: Path, source: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
@@ -82,6 +92,7 @@ def _extra_tokens(path: Path, source: Mapping[str, Any]) -> Iterator[tuple[str |
 
 
 def _added_tokens(folder: Path, config: Mapping[str, Any]) -> Iterator[AddedToken]:
+    path = folder / "tokenizer_config.json"
     entries = config.get("added_tokens_decoder") or {}
     try:
         for key, entry in sorted(entries.items(), key=lambda item: int(item[0])):
@@ -90,7 +101,7 @@ def _added_tokens(folder: Path, config: Mapping[str, Any]) -> Iterator[AddedToke
                 for name in ("lstrip", "rstrip", "normalized", "single_word")
                 if name in entry
             }
-            yield AddedToken(int(key), entry["content"], bool(entry.get("special")), options)
+            content = _content(path, f"added_tokens_decoder.{key}", entry) or ""
+            yield AddedToken(int(key), content, bool(entry.get("special")), options)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        path = folder / "tokenizer_config.json"
         raise ModelError(f"{path}: added_tokens_decoder is malformed ({error!r})") from error

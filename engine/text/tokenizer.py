@@ -44,10 +44,13 @@ class Tokenizer:
             raise ModelError(f"{path}: not there, and the model has no other tokenizer{hint}")
         config_path = folder / "tokenizer_config.json"
         config = read_json_object(config_path) if config_path.is_file() else {}
-        read_json_object(path)  # the library's own errors are panics for some broken files
+        read_json_object(path)  # the library's own errors say less
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no narrower type
+            backend.encode_batch_fast(["a"])  # or a post-processor that is broken fails each text
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises no narrower type, and panics
             raise ModelError(f"{path}: cannot be loaded as a tokenizer ({error})") from error
         return cls(backend, read_special_tokens(folder, config), str(path))
 

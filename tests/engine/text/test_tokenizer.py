@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -116,11 +117,38 @@ def test_broken_tokenizer_says_which_file(tmp_path: Path, content: bytes) -> Non
 
 
 @pytest.mark.parametrize(
+    "broken",
+    [
+        {"model": {"continuing_subword_prefix": "longer than any token of a merge" * 4}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+    ],
+)
+def test_what_the_library_panics_of_says_which_file(tmp_path: Path, broken: dict[str, Any]) -> None:
+    path = save(byte_level(), tmp_path) / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"] |= broken.pop("model", {})
+    path.write_text(json.dumps(tokenizer | broken))
+    with pytest.raises(ModelError, match=r"tokenizer\.json: cannot be loaded"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("config", "reason"),
     [
         ("{", r"tokenizer_config\.json: not valid JSON"),
         ('{"added_tokens_decoder": {"x": {}}}', r"tokenizer_config\.json: added_tokens_decoder"),
         ('{"added_tokens_decoder": {"9": {"content": "<new>"}}}', "does not follow"),
+        ('{"added_tokens_decoder": {"9": {"content": 5}}}', r"_decoder\.9: a token must be"),
+        ('{"added_tokens_decoder": {"9": {"content": null}}}', "an object without one"),
+        ('{"added_tokens_decoder": {"9": {"content": "\\ud800"}}}', "of whole characters"),
+        ('{"bos_token": "\\ud800"}', "bos_token: a token must be a text of whole characters"),
     ],
 )
 def test_broken_config_says_which_file(tmp_path: Path, config: str, reason: str) -> None:
