@@ -54,15 +54,9 @@ def _check_content(value: Any) -> Any:
     return value
 
 
-def _check_arguments(text: str) -> str:
-    """JSON, which is read for the template."""
-    check_crowd(text.encode(errors="replace"), "messages")
-    return text
-
-
 class FunctionCall(Part):
     name: str
-    arguments: Annotated[str, AfterValidator(_check_arguments)]
+    arguments: str
     parsed_arguments: Any = None  # the official client's reading of them, sent back
 
 
@@ -105,7 +99,20 @@ class ChatMessage(Part):
         return message
 
 
-Messages = Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+def _check_arguments(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """JSON, which is read for the template, and all of it is there at once."""
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    if calls:
+        texts = [call.function.arguments.encode(errors="replace") for call in calls]
+        check_crowd(*texts, param="messages")
+    return messages
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    Field(max_length=MAX_MESSAGES, fail_fast=True),
+    AfterValidator(_check_arguments),
+]
 _Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Document = Annotated[dict[str, str], Field(fail_fast=True)]
 

@@ -6,6 +6,7 @@ be many of them, of several bytes each.
 """
 
 import re
+from collections.abc import Iterable
 
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES
@@ -15,19 +16,24 @@ _NO_MARKS = bytes(set(range(256)) - set(b'"[{:,'))
 _STRING = re.compile(rb'"[^"]*"')
 
 
-def check_crowd(data: bytes, param: str | None = None) -> None:
-    """ApiError for a text with too many arrays and objects, or names in them. What stands in its
-    strings is no matter."""
-    if _fits(*_counted(data)):
+def check_crowd(*texts: bytes, param: str | None = None) -> None:
+    """ApiError for texts that have too many arrays and objects together, or names in them. What
+    stands in their strings is no matter."""
+    if _fits(*_added(map(_counted, texts))):
         return
-    if not _fits(*_outside_strings(data)):
-        where = "the body" if param is None else f"{param}: a text of JSON"
+    if not _fits(*_added(map(_outside_strings, texts))):
+        where = "the body" if param is None else f"{param}: their texts of JSON together"
         raise ApiError(
             413,
             f"{where} must have at most {MAX_CONTAINERS} arrays and objects with {MAX_NAMES} names"
             f" and {MAX_VALUES} values",
             param=param,
         )
+
+
+def _added(counts: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
+    containers, names, commas = zip(*counts, strict=True)
+    return sum(containers), sum(names), sum(commas)
 
 
 def _counted(text: bytes) -> tuple[int, int, int]:

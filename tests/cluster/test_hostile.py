@@ -168,12 +168,33 @@ def test_bodies_of_too_many_values_are_not_read(kind: type[Body], crowd: str) ->
     call = {"function": {"name": "f", "arguments": text}}
     bodies = [
         f'{{"prompt": "\\\\", "x": {text}}}',
-        json.dumps({"messages": [{"tool_calls": [call]}]}),
+        json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}]}),
     ]
     for body in bodies if kind is ChatRequest else bodies[:1]:
         with pytest.raises(ApiError, match="arrays and objects") as caught:
             parse(kind, body.encode())
         assert caught.value.status == 413
+
+
+@pytest.mark.parametrize("num_messages", [1, 4])
+def test_arguments_of_calls_are_not_read_where_all_of_them_have_too_many_values(
+    num_messages: int,
+) -> None:
+    """Each alone would be: they are objects in memory at once."""
+    most = json.dumps({"a": [[]] * (MAX_CONTAINERS // 4 - 2)})
+
+    def body(*arguments: str) -> bytes:
+        calls = [{"function": {"name": "f", "arguments": text}} for text in arguments]
+        size = len(calls) // num_messages
+        said = [calls[start : start + size] for start in range(0, len(calls), size)]
+        messages = [{"role": "assistant", "tool_calls": some} for some in said]
+        return json.dumps({"messages": messages}).encode()
+
+    broken = '{"a": "'  # hides nothing of what comes behind it
+    assert parse(ChatRequest, body(broken, most, most, most)).messages
+    with pytest.raises(ApiError, match="messages: their texts of JSON together") as caught:
+        parse(ChatRequest, body(broken, broken, broken, most, most, most, most, most))
+    assert caught.value.status == 413
 
 
 @pytest.mark.parametrize("value", ["1", '""'])
