@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import yaml
 from ray.autoscaler._private.util import hash_runtime_conf, prepare_config, validate_config
+from ray.serve._private import constants
 from ray.serve.schema import ServeDeploySchema
 
 from cluster import api_keys
@@ -142,6 +143,22 @@ def test_nodes_have_what_kvrelay_serve_has(name: str) -> None:
     for setting, value in settings.items():
         said = re.findall(rf"""\b{setting}(?:=\$'|=|,?\s+value: ")([\w.]+(?:\\n[\w -]+)?)""", text)
         assert set(said) == {value.replace("\n", r"\n")}, setting
+
+
+@pytest.mark.parametrize("name", CLUSTER_FILES)
+def test_other_users_of_a_machine_do_not_reach_the_front_s_files(name: str) -> None:
+    """Whoever connects to HAProxy's socket for its administration may lead callers elsewhere."""
+    for place in (
+        constants.RAY_SERVE_HAPROXY_SOCKET_PATH,
+        constants.RAY_SERVE_HAPROXY_CONFIG_FILE_LOC,
+        constants.RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH,
+        constants.RAY_SERVE_HAPROXY_SERVER_STATE_FILE,
+    ):
+        assert Path(place).parent == Path("/tmp/haproxy-serve"), "Serve's own place has moved"
+    for part in ("head", "worker"):
+        commands = load(name)[f"{part}_start_ray_commands"]
+        (start,) = [number for number, one in enumerate(commands) if "ray start" in one]
+        assert "install -d -m 700 /tmp/haproxy-serve" in commands[:start]
 
 
 @pytest.fixture(scope="module")
