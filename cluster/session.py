@@ -276,8 +276,8 @@ class SessionBackend:
     def _deliver(self, step: Step) -> None:
         for news in step.requests:
             stream = self._streams.get(RequestId(news.request_id))
-            if stream is None:
-                continue  # was under way when the request ended here
+            if stream is None or stream.number > self.num_come:
+                continue  # was under way when the request ended here, and maybe came again
             stream.read(news)
             if news.HasField("failure"):
                 stream.fail(decode_failure(news.failure))

@@ -202,6 +202,20 @@ async def test_a_running_id_is_refused_before_it_breaks_the_session(
     assert answer(await read(first)) == [(0, 4, None, FinishReason.STOP)]
 
 
+async def test_what_was_on_its_way_is_not_of_the_same_id_asked_again(
+    pushed: SessionBackend, answerer: PushedAnswerer
+) -> None:
+    """A request that was taken elsewhere and comes back at once."""
+    first = pushed.submit(request("same"))
+    await until(lambda: answerer.streams)
+    answerer.streams[0].push(ChoiceDelta(0, [4]))
+    first.give_up(UnavailableError("the worker is leaving"))
+    again = pushed.submit(request("same"))
+    await until(lambda: len(answerer.streams) == 2)
+    answerer.streams[1].push(ChoiceDelta(0, [5], finish_reason=FinishReason.STOP))
+    assert answer(await read(again)) == [(0, 5, None, FinishReason.STOP)]
+
+
 async def test_errors_of_the_worker_are_the_streams(
     pushed: SessionBackend, answerer: PushedAnswerer
 ) -> None:
