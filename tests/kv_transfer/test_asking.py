@@ -8,6 +8,7 @@ import grpc
 import pytest
 from grpc.aio import StreamStreamCall
 
+from kv_transfer import holder
 from kv_transfer.errors import Refused, TransferError
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Commit, HolderMessage, PullerMessage
@@ -134,6 +135,41 @@ async def test_a_draining_holder_finishes_what_it_has(pair: Pair) -> None:
         pair.source.streams[0].put(*CHUNKS, END)
 
     assert (await run(pair, pair.hand_off(WANTED), act)).end == 28
+
+
+async def test_a_holder_that_has_drained_for_long_enough_says_so(pair: Pair) -> None:
+    async def act() -> None:
+        pair.holder.end_leases()
+
+    with pytest.raises(Refused, match="drained long enough") as refused:
+        await run(pair, pair.hand_off(WANTED), act)
+    assert refused.value.failure.kind == Failure.KIND_UNAVAILABLE
+    await pair.idle()
+
+
+async def test_a_stream_that_asks_for_nothing_is_ended(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holder, "ASK_TIMEOUT_S", 0.0)
+    answer = await pair.link.open_handoff().read()
+    assert isinstance(answer, HolderMessage)
+    assert answer.failure.message == "nothing was asked for"
+
+
+async def test_who_hangs_up_without_a_commit_ends_its_lease(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = pair.link.open_handoff()
+    await stream.write(PullerMessage(ask=pair.ask(WANTED)))
+    await pair.source.asked.wait()
+    pair.source.streams[0].put(*CHUNKS)
+    await stream.done_writing()
+    while isinstance(message := await stream.read(), HolderMessage):
+        assert message.WhichOneof("kind") != "failure"
+    await pair.idle()
+    pair.check_all_dropped(21, 22, 23)
+    assert await stream.code() is grpc.StatusCode.OK
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(

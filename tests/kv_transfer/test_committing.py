@@ -7,7 +7,7 @@ import pytest
 
 from kv_transfer import holder
 from kv_transfer.errors import TransferError
-from kv_transfer.tally import NOT_HELD
+from kv_transfer.tally import NOT_HELD, HolderTally
 from protos.generation_pb2 import Failure
 from protos.handoff_pb2 import Commit, HolderMessage, PullerMessage
 from tests.kv_transfer.handoff_pair import CHUNKS, END, WANTED, Pair, run
@@ -23,6 +23,7 @@ async def test_a_lease_released_early_is_not_confirmed() -> None:
     with pytest.raises(TransferError, match="let go too early"):
         await run(pair, pair.hand_off(WANTED), act)
     assert pair.tally.ends == {NOT_HELD: 1}
+    assert pair.holder.tally == HolderTally(num_leases=1, num_refused_commits=1)
     await pair.stop()
 
 

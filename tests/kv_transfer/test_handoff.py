@@ -10,7 +10,7 @@ from kv_transfer.link import Link
 from kv_transfer.probe import LinkFigures
 from kv_transfer.pull import PullState
 from kv_transfer.source import ReadyEnd
-from kv_transfer.tally import CANCELLED, FAILED
+from kv_transfer.tally import CANCELLED, FAILED, HolderTally
 from protos.generation_pb2 import TokenLogprobs
 from tests.kv_transfer.fakes import chunk
 from tests.kv_transfer.handoff_pair import CHUNKS, END, WANTED, Pair, run
@@ -25,6 +25,7 @@ async def test_blocks_tokens_and_verdict_arrive(pair: Pair) -> None:
     assert (pulled.end, list(pulled.tokens), pulled.num_cached_tokens) == (28, list(END.tokens), 3)
     await pair.idle()
     pair.check_all_dropped(21, 22, 23)
+    assert pair.holder.tally == HolderTally(num_leases=1, num_commits=1)
 
 
 async def test_nothing_is_let_go_of_before_every_byte_is_there(pair: Pair) -> None:
