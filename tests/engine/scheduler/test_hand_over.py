@@ -386,6 +386,24 @@ def test_without_first_tokens_the_last_one_is_computed_again() -> None:
         assert bench.tokens["r", choice] == answer(PROMPT, 1, choice, 3)
 
 
+@pytest.mark.parametrize("drawn_there", [True, False])
+def test_what_is_delivered_joins_the_next_step_that_is_planned_ahead(drawn_there: bool) -> None:
+    """Steps that follow each other without an end would else leave it out for ever."""
+    bench = Bench(num_blocks=40, ahead=True)
+    bench.add("runs", [1], max_tokens=60, ignore_eos=True)
+    bench.step()
+    bench.add("r", PROMPT, fetch_above=0, max_tokens=4)
+    reservation = reserve(bench)
+    assert bench.in_flight is not None
+    fill(bench, reservation)
+    end(bench, reservation, Delivered(first_tokens(0) if drawn_there else ()))
+    ahead = bench.num_steps_ahead
+    for _ in range(5):
+        bench.step()
+    assert bench.num_steps_ahead == ahead + 5
+    assert bench.tokens["r", 0] == answer(PROMPT, 1, 0, 4)
+
+
 def deliver_choices(bench: Bench, delivered: Delivered) -> None:
     """Two of request r, while a step that was planned ahead is in flight."""
     bench.add("runs", [1], max_tokens=60, ignore_eos=True)
