@@ -135,6 +135,16 @@ async def test_another_incarnation_at_the_address_is_another_link(
     assert second.lost is None
 
 
+async def test_a_new_process_is_found_before_the_old_ones_end_is_noticed(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    links = make_links(FakeConnector("fast"))
+    first = await links.get(peer.address, 1)
+    peer.describer.description.incarnation = 7
+    assert (await links.get(peer.address, 7)).incarnation == 7
+    assert first.lost == "it was made anew"
+
+
 async def test_links_that_are_closed_while_one_is_made_leave_nothing(
     peer: Peer, make_links: MakeLinks
 ) -> None:
