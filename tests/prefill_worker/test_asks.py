@@ -68,3 +68,16 @@ def test_logprobs_that_nobody_asked_for_are_the_holders_failure() -> None:
     unasked = replace(RESERVATION, params=SamplingParams(prompt_logprobs=1))
     with pytest.raises(TransferError, match="makes no sense"):
         read_prompt(pulled(9, GOOD, GOOD), unasked, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (Pulled(3, [FirstToken(token_id=9, logprobs=GOOD)] * 2, [GOOD] * 2, 0), "2 first tokens"),
+        (Pulled(3, [FirstToken(token_id=9, logprobs=GOOD)], [GOOD], 0), "1 prompt logprobs"),
+        (Pulled(3, [FirstToken(token_id=9, logprobs=GOOD)], [GOOD] * 2, 4), "4 tokens of the"),
+    ],
+)
+def test_more_or_less_than_was_asked_for_is_the_holders_failure(answer: Pulled, match: str) -> None:
+    with pytest.raises(TransferError, match=match):
+        read_prompt(answer, RESERVATION, VOCAB)
