@@ -26,8 +26,8 @@ class GrammarCompiler:
     """Compiles each text once while it waits, and as long as it is one of the MAX_KEPT that were
     asked for last; safe to use from any thread.
 
-    What is refused is kept too, and what failed for another reason is tried again when it is asked
-    for again. `load` is called on the compiling thread, for the first grammar.
+    What is refused is kept too. What failed for another reason, or is spent, is compiled anew when
+    it is asked for again. `load` is called on the compiling thread, for the first grammar.
     """
 
     def __init__(self, load: Callable[[], Compile]) -> None:
@@ -40,12 +40,12 @@ class GrammarCompiler:
         self._closed = False
 
     def submit(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """The same future for the same text, for `outcome`."""
+        """The same future for the same text, unless that is spent; for `outcome`."""
         with self._lock:
             if self._closed:
                 raise UnavailableError("the engine is stopping")
             future = self._kept.get(grammar)
-            if future is not None:
+            if future is not None and not _is_spent(future):
                 self._kept.move_to_end(grammar)
                 return future
             if self._num_waiting >= MAX_WAITING:
@@ -53,6 +53,7 @@ class GrammarCompiler:
             self._thread = self._thread or deep_thread("grammars")
             self._num_waiting += 1
             future = self._kept[grammar] = self._thread.submit(self._run, grammar)
+            self._kept.move_to_end(grammar)
             self._evict()
         return future
 
@@ -85,6 +86,10 @@ class GrammarCompiler:
         finally:
             with self._lock:
                 self._num_waiting -= 1
+
+
+def _is_spent(future: "Future[CompiledGrammar]") -> bool:
+    return future.done() and future.exception() is None and future.result().is_spent
 
 
 def outcome(compiled: "Future[CompiledGrammar]") -> CompiledGrammar:

@@ -33,6 +33,12 @@ class GrammarState(Protocol):
 class CompiledGrammar(Protocol):
     """Made on any thread, then used by one."""
 
+    @property
+    def is_spent(self) -> bool:
+        """Its states can learn no more: who comes next needs another. May be asked by any
+        thread."""
+        ...
+
     def start(self, token_ids: Sequence[int]) -> GrammarState:
         """The state after these tokens of an answer."""
         ...

@@ -32,6 +32,7 @@ _LIMITS = LLParserLimits(
     step_max_items=20_000,
     verbose_errors=False,
 )
+_OF_LEXER = "lexer error:"  # it has as many states as it may
 _SILENT = 0
 _MAX_MESSAGE_CHARS = 300
 
@@ -72,13 +73,15 @@ class Vocabulary:
 
 
 class Template:
-    """A compiled grammar at its start. Copies share what the lexer learns."""
+    """A compiled grammar at its start. Copies share what the lexer learns, from each answer more;
+    once that is too much for one of them it is for all."""
 
     def __init__(self, matcher: LLMatcher) -> None:
+        self.is_spent = False
         self._matcher = matcher
 
     def start(self, token_ids: Sequence[int]) -> State:
-        state = State(self._matcher.deep_copy())
+        state = State(self._matcher.deep_copy(), self)
         if token_ids:
             state.consume(list(token_ids))
         return state
@@ -87,18 +90,25 @@ class Template:
 class State:
     """A matcher; once in error it stays so."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, template: Template) -> None:
         self._matcher = matcher
+        self._template = template
 
     def consume(self, token_ids: list[int]) -> None:
         self._matcher.consume_tokens(token_ids)
 
     def fill(self, bits: Bits) -> str | None:
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        return _problem(self._matcher)
+        return self._problem()
 
     def accept(self, token_id: int) -> str | None:
-        return None if self._matcher.consume_token(token_id) else _problem(self._matcher)
+        return None if self._matcher.consume_token(token_id) else self._problem()
+
+    def _problem(self) -> str | None:
+        problem = _problem(self._matcher)
+        if problem is not None and problem.startswith(_OF_LEXER):
+            self._template.is_spent = True
+        return problem
 
     @property
     def is_complete(self) -> bool:

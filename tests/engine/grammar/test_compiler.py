@@ -3,8 +3,10 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.async_engine import AsyncEngine
@@ -19,10 +21,19 @@ from engine.errors import (
 )
 from engine.grammar import compiler as module
 from engine.grammar.compiler import Compile, GrammarCompiler, outcome
-from engine.grammar.interface import CompiledGrammar
-from engine.grammar.value import Grammar
+from engine.grammar.interface import CompiledGrammar, GrammarState
+from engine.grammar.value import Grammar, GrammarKind
 from engine.request import GenerationRequest, RequestId
-from tests.engine.grammar.cases import hot, make_engine, prompt, regex, said, vocabulary
+from tests.engine.grammar.cases import (
+    VOCAB_SIZE,
+    hot,
+    make_engine,
+    prompt,
+    regex,
+    said,
+    spelt,
+    vocabulary,
+)
 
 
 class Counting:
@@ -125,6 +136,43 @@ def test_a_failure_ends_one_grammar_and_not_for_good(
     compiler.submit(regex("b")).result()
     compiler.submit(regex("a")).result()
     assert counting.compiled == ["a", "b", "a"]
+
+
+def drawn_until_it_fails(state: GrammarState) -> str:
+    """Of tokens that are possible, any."""
+    rng, bits = Random(1), np.zeros(VOCAB_SIZE // 32, np.int32)
+    while True:
+        if problem := state.fill(bits):
+            return problem
+        possible = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        if problem := state.accept(int(rng.choice(possible))):
+            return problem
+
+
+def test_a_grammar_whose_lexer_is_full_is_compiled_anew(
+    compiler: GrammarCompiler, counting: Counting
+) -> None:
+    """All that draw by it share what it learns, and keep it in use."""
+    grammar, bits = regex("[a-z ]*a[a-z ]{300}!"), np.zeros(VOCAB_SIZE // 32, np.int32)
+    full = compiler.submit(grammar).result()
+    assert "too many states" in drawn_until_it_fails(full.start(()))
+    assert full.start(()).fill(bits) is not None
+    again = compiler.submit(grammar).result()
+    assert again.start(()).fill(bits) is None
+    assert compiler.submit(grammar).result() is again
+    assert len(counting.compiled) == len(compiler._kept) + 1 == 2
+
+
+def test_a_grammar_that_one_answer_reads_in_too_many_ways_is_kept(
+    compiler: GrammarCompiler, counting: Counting
+) -> None:
+    text = 'start: x\nx: x x | "a" | "b" | "aa" | "ab" | "ba" | "bb" | " "'
+    grammar = Grammar(GrammarKind.GRAMMAR, text)
+    kept = compiler.submit(grammar).result()
+    bits, state, (long,) = np.zeros(VOCAB_SIZE // 32, np.int32), kept.start(()), spelt(" " * 35)
+    problems = [state.fill(bits) or state.accept(long) for _ in range(20)]
+    assert "Too many items" in (problems[-1] or "")
+    assert compiler.submit(grammar).result() is kept
 
 
 def test_nothing_after_its_end(compiler: GrammarCompiler) -> None:
