@@ -71,7 +71,7 @@ class ChatTemplate:
         for name, source in sources.items():
             try:
                 self._templates[name] = _Template.compile(environment, source)
-            except jinja2.TemplateError as error:
+            except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
                 raise ModelError(f"{path}: chat template {name!r} is broken ({error})") from error
 
     @classmethod

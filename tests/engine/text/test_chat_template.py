@@ -528,6 +528,9 @@ def test_no_template_is_none_and_a_broken_one_names_its_file(tmp_path: Path) -> 
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [{"name": "x"}]}')
     with pytest.raises(ModelError, match="tokenizer_config.json: chat_template must be"):
         ChatTemplate.from_folder(tmp_path, SPECIAL)
-    (tmp_path / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(ModelError, match="chat_template.jinja: chat template 'default' is broken"):
-        ChatTemplate.from_folder(tmp_path, SPECIAL)
+    deep = "{% for a in messages %}" * 25 + "{% endfor %}" * 25
+    long = ["{{ " + text * 5000 + "1 }}" for text in ("not ", "9")]
+    for broken in ("{% if %}", "{% break %}", deep, *long):
+        (tmp_path / "chat_template.jinja").write_text(broken)
+        with pytest.raises(ModelError, match="template.jinja: chat template 'default' is broken"):
+            ChatTemplate.from_folder(tmp_path, SPECIAL)
