@@ -197,8 +197,9 @@ class PrefixTree:
         for name in names:
             for group, pool in enumerate(self._pools):
                 node = self._nodes.get(name)
-                block = 0 if node is None else node.blocks[group]
-                if node is not None and block and not pool.is_in_use(block):
+                if node is None:  # given up with another group's blob, or never there
+                    break
+                if node.blocks[group] and not pool.is_in_use(node.blocks[group]):
                     self._give_up(node, group)
 
     def _give_up(self, node: Node, group: int) -> None:

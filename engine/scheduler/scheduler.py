@@ -286,7 +286,7 @@ class Scheduler:
                 self._progress.take_over(part, drawn, result, outbox)
             else:
                 outbox.fail(part.sequence.request, _error(problem, part.sequence.request.source))
-                part.sequence.request.in_doubt = problem == NOT_FINITE
+                part.sequence.request.in_doubt |= problem == NOT_FINITE
         return self._close(outbox)
 
     def fail(self, step: ScheduledStep, error: EngineError) -> StepOutput:

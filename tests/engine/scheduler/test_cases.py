@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from engine.errors import QueueFullError, RequestError
-from engine.request import FinishReason, GenerationRequest, PromptReport, RequestId
+from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, PromptReport, RequestId
 from engine.sampling import SamplingParams
-from engine.step import NOT_FINITE
+from engine.step import NO_TOKEN_LEFT, NOT_FINITE
 from kv_cache.config import blocks_needed
 from kv_cache.events import Removed, Stored
 from kv_cache.layout import KvGroup
@@ -218,6 +218,23 @@ def test_what_is_in_doubt_is_forgotten_when_nobody_holds_it() -> None:
         bench.runner.poison = prompt[-1]
     assert set(bench.failures) == {"poisoned"}
     bench.runner.poison = None
+    bench.add("after", prompt, max_tokens=1)
+    bench.run()
+    assert report(bench, "after").num_cached_tokens == 0
+
+
+def test_what_one_choice_found_not_finite_is_in_doubt_whatever_ends_the_others() -> None:
+    bench = Bench(num_blocks=40)
+    prompt = list(range(2 * BLOCK))
+    sent = tuple(ChoiceSoFar([token]) for token in (1, 2))
+    bench.add("r", prompt, sent=sent, n=2, max_tokens=9)
+    bench.step()
+    step = bench.scheduler.schedule()
+    assert step is not None
+    first, second = (part.slot for part in step.plan.slices)
+    failed = {first: NOT_FINITE, second: NO_TOKEN_LEFT}
+    result = replace(bench.runner.execute(step.plan), failed_slots=failed)
+    bench.take(bench.scheduler.complete(step, result))
     bench.add("after", prompt, max_tokens=1)
     bench.run()
     assert report(bench, "after").num_cached_tokens == 0

@@ -330,21 +330,27 @@ def test_what_the_other_side_had_is_what_nobody_computed(cached_there: int, repo
     assert report(bench, "r").num_cached_tokens == reported
 
 
-def test_choices_that_went_apart_count_the_prompt_once() -> None:
-    """The second finds in the cache what was pulled for the first."""
-    bench = Bench(num_blocks=40)
-    tokens = [answer(PROMPT, 1, choice, 3) for choice in range(2)]
-    sent = tuple(ChoiceSoFar(said[: choice + 1]) for choice, said in enumerate(tokens))
+def apart(bench: Bench) -> tuple[Reservation, Reservation]:
+    """Of a request with two choices, of which another worker has sent one token and two."""
+    told = (answer(PROMPT, 1, choice, 3)[: choice + 1] for choice in range(2))
+    sent = tuple(ChoiceSoFar(tokens) for tokens in told)
     bench.add("r", PROMPT, sent=sent, fetch_above=len(PROMPT), n=2, max_tokens=3)
     output = bench.step()
     assert output is not None
     first, second = output.reservations
+    return first, second
+
+
+def test_choices_that_went_apart_count_the_prompt_once() -> None:
+    """The second finds in the cache what was pulled for the first."""
+    bench = Bench(num_blocks=40)
+    first, second = apart(bench)
     fill(bench, first)
     end(bench, first, Delivered())
     end(bench, second, ComputeHere())  # as if it came now
     bench.run()
     for choice in range(2):
-        assert bench.tokens["r", choice] == tokens[choice][choice + 1 :]
+        assert bench.tokens["r", choice] == answer(PROMPT, 1, choice, 3)[choice + 1 :]
     figures = bench.scheduler.figures()
     assert (figures.num_computed_tokens, figures.num_cached_tokens) == (0, 0)
     assert figures.num_pulled_tokens == len(PROMPT)
@@ -354,12 +360,7 @@ def test_choices_that_went_apart_count_the_prompt_once() -> None:
 def test_choices_that_went_apart_begin_with_the_first() -> None:
     """Also where its fetch comes to nothing, and the other's does not."""
     bench = Bench(num_blocks=40)
-    tokens = [answer(PROMPT, 1, choice, 3) for choice in range(2)]
-    sent = tuple(ChoiceSoFar(said[: choice + 1]) for choice, said in enumerate(tokens))
-    bench.add("r", PROMPT, sent=sent, fetch_above=len(PROMPT), n=2, max_tokens=3)
-    output = bench.step()
-    assert output is not None
-    first, second = output.reservations
+    first, second = apart(bench)
     end(bench, first, ComputeHere(), (), 1.0)
     fill(bench, second)
     times = PromptTimes(prefill_s=2.0)
