@@ -101,6 +101,13 @@ def parted(builder: Any, words: Any) -> Any:
     return builder.bitcast(both, FLOATS)
 
 
+def in_two(builder: Any, x: Any) -> list[Any]:
+    """A vector's halves, each as wide as a narrow register."""
+    half = LANES // 2
+    orders = [lane_numbers(range(start, start + half)) for start in (0, half)]
+    return [builder.shuffle_vector(x, x, order) for order in orders]
+
+
 def narrowed(builder: Any, value: Any, element: str) -> Any:
     """fp32 to sixteen elements, rounding to nearest even."""
     if element == "f32":

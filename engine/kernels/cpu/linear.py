@@ -22,7 +22,7 @@ from engine.kernels.interface import Linear
 # One packing serves every number of rows: packings for 1 to 512 rows ran within noise of it.
 ONEDNN_PACK_ROWS = 64
 
-SHORTENED = ("bf16", "bf16_dot")  # element types
+SHORTENED = ("bf16", "bf16_dot", "bf16_narrow")  # element types
 TOGETHER = 8  # panels in one claim, at most
 # Rows whose products with a weight take as long as an element of the other kernels does; for fewer
 # the weight is read in that time.

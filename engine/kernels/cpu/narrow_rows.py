@@ -21,7 +21,7 @@ from engine.kernels.cpu.emit import (
     VECTOR_BYTES,
     call,
     const,
-    lane_numbers,
+    in_two,
     load_from,
     offset,
     prefetch_line,
@@ -101,13 +101,6 @@ def _score_narrow(queries: int) -> Any:
 
 
 score_narrow_1, score_narrow_2, score_narrow_3 = (_score_narrow(queries) for queries in (1, 2, 3))
-
-
-def in_two(builder: Any, x: Any) -> list[Any]:
-    """A vector's halves, each as wide as a narrow register."""
-    half = LANES // 2
-    orders = [lane_numbers(range(start, start + half)) for start in (0, half)]
-    return [builder.shuffle_vector(x, x, order) for order in orders]
 
 
 def _weigh_narrow(queries: int) -> Any:

@@ -10,10 +10,11 @@ every panel would do so again.
 
 A part of a panel stays in the first cache level, for many rows in the second, while all rows pass
 it six at a time, and up to eight of the passes fetch the part that comes next, so that reading and
-computing overlap. Where registers are narrow, six rows read it in four cuts of its columns, and one
-pass fetches the next.
-Few rows pass once and fetch what lies a little further: left to itself, a Xeon reads weights at
-two thirds of the rate.
+computing overlap. Few rows pass once and fetch what lies a little further: left to itself, a Xeon
+reads weights at two thirds of the rate.
+
+Where registers are narrow, six rows read a part in four cuts of its columns. Twelve bits are put
+together before, a part at a time, but for a row that is alone; and few rows fetch the next part.
 """
 
 from typing import Any
@@ -33,7 +34,7 @@ from engine.kernels.cpu.memory import (
     store_fp32,
     word,
 )
-from engine.kernels.cpu.short import COLUMNS, IDS_WORD, is_short, short_bytes
+from engine.kernels.cpu.short import COLUMNS, IDS_WORD, is_short, make_words, short_bytes
 from engine.kernels.cpu.tile import (
     KEPT,
     far_6x64,
@@ -44,6 +45,7 @@ from engine.kernels.cpu.tile import (
     narrow_4x16,
     narrow_6x16,
     row_words,
+    short_1x64,
     tile_1x64,
     tile_2x64,
     tile_4x64,
@@ -86,10 +88,12 @@ def product(job: Any) -> None:
     part_steps = steps
     if rows >= MANY_ROWS and not is_narrow(job):
         part_steps = MANY_SHORT_STEPS if has_short_weights(job) else MANY_STEPS
+    elif is_narrow(job):
+        part_steps = NARROW_PART_BYTES // made_step_bytes(job)
     elif rows > FEW_ROWS and has_short_weights(job):
         part_steps = SHORT_PART_BYTES // panel_step_bytes(job)
-    elif rows > FEW_ROWS or widens(job) or is_narrow(job):
-        part_steps = (NARROW_PART_BYTES if is_narrow(job) else PART_BYTES) // panel_step_bytes(job)
+    elif rows > FEW_ROWS or widens(job):
+        part_steps = PART_BYTES // panel_step_bytes(job)
     panels = (columns + COLUMNS - 1) // COLUMNS
     pieces = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS * panels
     sums, numbers = block_sums(), tile_numbers()
@@ -140,14 +144,21 @@ def multiply(
                 prefetch(line)
     next_comes = next_step >= 0
     ahead, fetched, passes = word(job, 2) + next_step * step_bytes, step_bytes, 1
-    if not is_narrow(job) and rows <= FEW_ROWS:
-        ahead, next_comes = part + AHEAD_BYTES, True
-    elif not is_narrow(job):
+    makes = is_narrow(job) and has_short_weights(job) and rows > 1  # for all of them, before
+    if rows > FEW_ROWS:
         # So many passes fetch all of the part that comes next, so much of it in each step.
         passes = min(max(2, (rows + 2) // TILE_ROWS), MOST_PASSES)
-        fetched = (step_bytes + passes - 1) // passes
+    elif not is_narrow(job):
+        ahead, next_comes = part + AHEAD_BYTES, True
+    if makes:
+        passes += 1
+    fetched = (step_bytes + passes - 1) // passes
     keeps = rows >= kept_for(job)
     done, turn = 0, 0
+    if makes:
+        later, distance = (ahead, fetched) if next_comes else (part, 0)
+        make_words(job, part, ids, count, sums + KEPT, later, distance)
+        part, ids, turn = sums + KEPT, 0, 1
     while done < rows:
         place, target = x + done * x_row, sums + done * SUMS_ROW
         left = rows - done
@@ -202,7 +213,7 @@ def tile(
     """The best tile for what is left of the rows; gives how many it has done."""
     size, step = panel_step_bytes(job), NUMBER_BYTES
     if is_narrow(job):
-        return narrow_tile(job, x, x_row, part, size, steps, sums, add, rows, ahead, fetched)
+        return narrow_tile(job, x, x_row, part, ids, steps, sums, add, rows, ahead, fetched)
     place = x, x_row, step, part, size, steps, sums, SUMS_ROW, add, ahead, fetched, ids
     if rows >= 6 and rows != 8 and word(job, 7) >= MANY_ROWS:
         far_6x64(job, *place)
@@ -226,7 +237,7 @@ def narrow_tile(
     x: Any,
     x_row: Any,
     part: Any,
-    size: Any,
+    ids: Any,
     steps: Any,
     sums: Any,
     add: Any,
@@ -237,7 +248,7 @@ def narrow_tile(
     """Of sixteen registers twelve hold sums at most: columns come in as many cuts as it takes."""
     done = 6 if rows >= 6 and rows != 8 else 4 if rows >= 4 else min(rows, 2)
     cuts, step, sums_row = min(done, 4), NUMBER_BYTES, SUMS_ROW
-    far = fetched // cuts
+    size, far = made_step_bytes(job), (fetched + cuts - 1) // cuts
     for i in range(cuts):
         right, to, later = part + i * size // cuts, sums + i * sums_row // cuts, ahead
         if done == 6:
@@ -246,6 +257,9 @@ def narrow_tile(
             narrow_4x16(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far, 0)
         elif done == 2:
             narrow_2x32(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far, 0)
+        elif ids != 0:
+            size = panel_step_bytes(job)
+            short_1x64(job, x, x_row, step, part, size, steps, to, sums_row, add, later, far, ids)
         else:
             narrow_1x64(job, x, x_row, step, right, size, steps, to, sums_row, add, later, far, 0)
         ahead += steps * far
@@ -294,6 +308,12 @@ def kept_for(builder: Any, job: Any) -> Any:
     """For how many rows a part of a panel is made once; as constant."""
     never = job[4] or not (job[1] in WIDENED or is_short(job))
     return const(BLOCK_ROWS + 1 if never else MANY_ROWS)
+
+
+@instruction(types.int64, JOB)
+def made_step_bytes(builder: Any, job: Any) -> Any:
+    """Of weights in sixteen bits or more, as tiles take them where registers are narrow."""
+    return const(COLUMNS * (2 if job[1] in WIDENED else NUMBER_BYTES))
 
 
 @instruction(types.int64, JOB)

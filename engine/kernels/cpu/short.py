@@ -13,24 +13,27 @@ distribution, whatever its width, all but one weight in ten thousand are in that
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 
 from engine.kernels.cpu.emit import (
     BYTES,
+    BYTES_32,
     I8,
     I64,
     INTS,
     LANES,
     LINE_BYTES,
+    VECTOR_BYTES,
     call,
     const,
     lane_numbers,
     load_from,
     offset,
+    prefetch_line,
     store_to,
 )
 from engine.kernels.cpu.language import JOB, instruction, part_of_kernel
-from engine.kernels.cpu.memory import OWN_WORDS, claim, int64_at, word
+from engine.kernels.cpu.memory import OWN_WORDS, claim, int64_at, is_narrow, word
 
 SHORT = "short"  # how weights are stored, in a kernel's element type
 SHORTEN_WORDS, ROWS_WORDS = "5q", "7q"
@@ -87,7 +90,8 @@ def short_rows(job: Any) -> None:
         # Where its words are among those of a step, as the packing has laid them, and here.
         among = column * 2
         if inputs == 1:
-            among = column // 32 * 32 + column % 16 * 2 + column // 16 % 2
+            lanes = LANES // 2 if is_narrow(job) else LANES
+            among = column // (2 * lanes) * (2 * lanes) + column % lanes * 2 + column // lanes % 2
         place = among // PART * PART + among % 32 // 8 * 16 + among % PART // 32 * 8 + among % 8
         target = out + row * steps * inputs * 2
         for i in range(steps * inputs):
@@ -114,12 +118,7 @@ def short_row(b: Any, job: Any, address: Any, id: Any, vectors: int) -> list[Any
     made = []
     for part, codes in enumerate(_codes(b, offset(b, address, vectors * PART // 2), vectors // 2)):
         low = load_from(b, offset(b, address, part * PART), _LINE, 1)
-        codes = b.bitcast(codes, _LINE)
-        if job[1] == "bf16_dot":
-            high = call(b, "llvm.x86.avx512.permvar.qi.512", _LINE, table, codes)
-        else:
-            codes = b.and_(codes, const(15, _LINE))
-            high = call(b, "llvm.x86.avx512.pshuf.b.512", _LINE, table, codes)
+        high = _looked_up(b, job, table, b.bitcast(codes, _LINE))
         for upper in range(2):
             order = [
                 byte + source
@@ -140,6 +139,38 @@ def _codes(b: Any, address: Any, parts: int) -> list[Any]:
         return [b.lshr(both, ir.Constant(_QUADS, [0] * 4 + [4] * 4))]
     codes = load_from(b, address, _QUADS, 1)
     return [codes, b.lshr(codes, const(4, _QUADS))]
+
+
+def _looked_up(b: Any, job: Any, table: Any, codes: Any) -> Any:
+    """In a table that stands four times in a line."""
+    if job[1] == "bf16_dot":
+        return call(b, "llvm.x86.avx512.permvar.qi.512", _LINE, table, codes)
+    codes = b.and_(codes, const(15, _LINE))
+    if not job[4]:
+        return call(b, "llvm.x86.avx512.pshuf.b.512", _LINE, table, codes)
+    halves = []
+    for start in (0, BYTES_32.count):
+        order = lane_numbers(range(start, start + BYTES_32.count))
+        half, of_it = (b.shuffle_vector(x, x, order) for x in (table, codes))
+        halves.append(call(b, "llvm.x86.avx2.pshuf.b", BYTES_32, half, of_it))
+    return b.shuffle_vector(*halves, lane_numbers(range(LINE_BYTES)))
+
+
+@instruction(types.void, JOB, *[types.int64] * 6)
+def make_words(
+    b: Any, job: Any, part: Any, ids: Any, steps: Any, out: Any, ahead: Any, ahead_step: Any
+) -> None:
+    """So many steps of short weights to those of sixteen bits; each asks for a line ahead."""
+    if not is_short(job):
+        return
+    words = _step_words(job)
+    with cgutils.for_range(b, steps) as loop:
+        place = b.add(part, b.mul(loop.index, const(short_bytes(words))))
+        target = b.add(out, b.mul(loop.index, const(2 * words)))
+        prefetch_line(b, b.add(ahead, b.mul(loop.index, ahead_step)))
+        made = short_row(b, job, place, b.add(ids, loop.index), words // PART * 2)
+        for i, vector in enumerate(made):
+            store_to(b, vector, offset(b, target, i * VECTOR_BYTES), VECTOR_BYTES)
 
 
 @instruction(types.int64, types.int64)

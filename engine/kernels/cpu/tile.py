@@ -38,6 +38,7 @@ from engine.kernels.cpu.emit import (
     VECTOR_BYTES,
     call,
     const,
+    in_two,
     load_from,
     offset,
     parted,
@@ -99,11 +100,19 @@ def columns_of(b: Any, vectors: list[Any]) -> list[Any]:
 
 def narrow_row(b: Any, job: Any, address: Any, id: Any, vectors: int) -> list[Any]:
     """The same where registers have eight lanes: the two columns are eight apart, so that one
-    register of weights makes one vector."""
+    register of weights makes one vector. Short ones were made before."""
     if job[1] != "bf16":
         return weights_row(b, job, address, id, vectors)
     places = [offset(b, address, 32 * v) for v in range(vectors)]
     return [parted(b, load_from(b, place, NARROW_INTS, 4)) for place in places]
+
+
+def narrow_short_row(b: Any, job: Any, address: Any, id: Any, vectors: int) -> list[Any]:
+    """A whole step of short weights there."""
+    if not is_short(job):
+        return narrow_row(b, job, address, id, vectors)
+    words = short_row(b, job, address, id, vectors // 2)
+    return [parted(b, half) for vector in words for half in in_two(b, vector)]
 
 
 def row_words(element: str, vectors: int) -> int:
@@ -196,6 +205,7 @@ def _tile(
 
 
 narrow_1x64 = _tile(1, 4, 2, load_row=narrow_row, narrow=True)
+short_1x64 = _tile(1, 4, 2, load_row=narrow_short_row, narrow=True)
 narrow_2x32 = _tile(2, 2, 1, load_row=narrow_row, narrow=True)
 narrow_4x16, narrow_6x16 = (
     _tile(rows, 1, 1, load_row=narrow_row, narrow=True, unrolled=UNROLLED) for rows in (4, 6)

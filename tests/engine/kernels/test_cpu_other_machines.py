@@ -29,7 +29,10 @@ print("compiled")
     [
         pytest.param("nehalem", "(prefill, 'bf16+int8'),", id="sse"),
         pytest.param(
-            "haswell", "(prefill, 'bf16_narrow+int8'), (product, 'bf16_narrow')", id="avx2"
+            "haswell",
+            "(prefill, 'bf16_narrow+int8'), (product, 'f16_narrow'),"
+            "(product, 'bf16_narrow+short'), (short_rows, 'bf16_narrow+short')",
+            id="avx2",
         ),
         pytest.param(
             "skylake-avx512", "(product, 'bf16+short'), (short_rows, 'bf16+short')", id="avx512"

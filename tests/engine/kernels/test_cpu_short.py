@@ -15,9 +15,13 @@ from tests.engine.kernels.cpu import REFERENCE
 FOUND = llvm.get_host_cpu_features()
 ELEMENTS = [
     pytest.param(element, marks=pytest.mark.skipif(not FOUND.get(needed), reason=f"no {needed}"))
-    for element, needed in (("bf16", "avx512bw"), ("bf16_dot", "avx512bf16"))
+    for element, needed in (
+        ("bf16", "avx512bw"),
+        ("bf16_dot", "avx512bf16"),
+        ("bf16_narrow", "avx2"),
+    )
 ]
-ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 16, 40, 63, 64, 70, 384, 391)
+ROWS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 16, 40, 63, 64, 70, 384, 385, 391)
 ODD = torch.tensor([0.0, -0.0, 1e-39, -1e-30, 3e10, 1e-9, torch.inf, torch.nan])
 
 
