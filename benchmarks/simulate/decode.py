@@ -24,7 +24,8 @@ class DecodeWorker(SimulatedWorker):
                       ^────────────── no block is left: the youngest is computed again ──────────┘
 
     `_context` counts the tokens that the next step reads. Milestones are the decode steps after
-    which something happens to a sequence: a block of it is full, or it ends.
+    which something happens to a sequence: it ends, or a block of it is full. Those who end come
+    first, since they leave room to the others.
     """  # fmt: skip  # noqa: E501
 
     leg = Leg.DECODE
@@ -38,7 +39,7 @@ class DecodeWorker(SimulatedWorker):
         self._fetched_ones: set[Sequence] = set()
         self._joining: list[Sequence] = []
         self._running: dict[Sequence, None] = {}  # in the order in which they joined
-        self._milestones: list[tuple[int, int, Sequence]] = []
+        self._milestones: list[tuple[int, bool, int, Sequence]] = []
         self._context = 0
         self._num_decode_steps = 0
         self._num_turns = 0
@@ -233,7 +234,8 @@ class DecodeWorker(SimulatedWorker):
         block = self._device.block_tokens
         until_full = ((sequence.num_prompt + done) // block + 1) * block - sequence.num_prompt
         step = sequence.joined_step + min(last, until_full)
-        heapq.heappush(self._milestones, (step, sequence.turn, sequence))
+        goes_on = until_full < last
+        heapq.heappush(self._milestones, (step, goes_on, sequence.turn, sequence))
 
     def _chunks(self) -> list[tuple[Sequence, int]]:
         assert self.limits.step_tokens is not None, "a decode worker's steps have a limit"
@@ -310,11 +312,11 @@ class DecodeWorker(SimulatedWorker):
 
     def _reach_milestones(self) -> None:
         while self._milestones and self._milestones[0][0] <= self._num_decode_steps:
-            _, turn, sequence = heapq.heappop(self._milestones)
+            _, goes_on, turn, sequence = heapq.heappop(self._milestones)
             if sequence.stage is not Stage.RUNNING or sequence.turn != turn:
                 continue
             done = self._num_decode_steps - sequence.joined_step
-            if done == sequence.num_left - 1:
+            if not goes_on:
                 self._leave(sequence)
                 self._end(sequence)
             elif self._grow(sequence, sequence.num_prompt + done):

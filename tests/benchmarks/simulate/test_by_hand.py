@@ -88,3 +88,15 @@ def test_a_span_of_steps_is_as_long_as_its_steps() -> None:
     # Step k reads 33 + k tokens of 100 bytes at a MB/s.
     decoding = sum(0.02 + 1e-4 * (33 + k) for k in range(49))
     assert times(flight)[1] == pytest.approx(prompt + decoding, rel=1e-6)
+
+
+def test_who_ends_with_a_step_makes_room_for_who_goes_on() -> None:
+    """Four blocks, two for each. With the sixteenth step of the first one its second block is full,
+    and the other one ends: nobody has to be computed again."""
+    two_blocks = (request(0, 0.0, 16, 30), request(1, 0.0, 16, 16))
+    one, two = simulate(ALONE, plain_device(num_blocks=4), two_blocks).flights
+    assert (one.num_preemptions, two.num_preemptions) == (0, 0)
+    # The prompts come in two steps, the second one with a token of the first answer.
+    first, second = 0.001 + 0.026, 0.001 + 0.026 + 0.027
+    assert times(two) == pytest.approx((second, second + 15 * 0.022))
+    assert times(one) == pytest.approx((first, second + 15 * 0.022 + 13 * 0.021))
