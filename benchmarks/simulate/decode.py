@@ -161,6 +161,9 @@ class DecodeWorker(SimulatedWorker):
         self._fetched_ones.remove(sequence)
         sequence.num_computed = sequence.num_prompt
         self._begin(sequence)
+        self.look_for_room()
+
+    def look_for_room(self) -> None:
         self._admit_remote()
         self._wake()
         self._tell()

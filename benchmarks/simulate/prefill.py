@@ -201,6 +201,9 @@ class PrefillWorker(SimulatedWorker):
         self._release(job)
         if not job.cancelled:
             job.done(job)
+        self.look_for_room()
+
+    def look_for_room(self) -> None:
         self._step()
         self._tell()
 

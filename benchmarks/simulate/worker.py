@@ -86,6 +86,10 @@ class SimulatedWorker(ABC):
         self.alive = False
         self.died_at = self._clock.now
 
+    @abstractmethod
+    def look_for_room(self) -> None:
+        """Blocks were given back: what waits for some may begin."""
+
     def check_idle(self) -> None:
         """Asserts that nothing is left of any request."""
         self.cache.check_integrity([])
@@ -166,6 +170,8 @@ class SimulatedWorker(ABC):
         then: Callable[[int], None],
     ) -> None:
         holder.cache.release(held)
+        if holder.alive:
+            holder.look_for_room()
         if not self.alive:
             self.cache.release(blocks)
             return
@@ -175,3 +181,4 @@ class SimulatedWorker(ABC):
         self.cache.release(blocks)
         self._tell()
         then(gained if holder.alive else 0)
+        self.look_for_room()

@@ -9,7 +9,9 @@ from benchmarks.simulate.feed import Delays
 from benchmarks.simulate.flight import Flight
 from benchmarks.simulate.simulation import Run, simulate
 from benchmarks.simulate.traffic import Request
+from router.ask import Ask, Placement, Source
 from router.config import RouterConfig
+from router.workers import Leg, Load, Worker
 from tests.benchmarks.simulate.made_up import plain_device, request
 
 # One token takes 1 ms of arithmetic wherever it is in a step, a decoded one too.
@@ -100,3 +102,67 @@ def test_who_ends_with_a_step_makes_room_for_who_goes_on() -> None:
     first, second = 0.001 + 0.026, 0.001 + 0.026 + 0.027
     assert times(two) == pytest.approx((second, second + 15 * 0.022))
     assert times(one) == pytest.approx((first, second + 15 * 0.022 + 13 * 0.021))
+
+
+class _Told:
+    """Sends every request at once, where the test says: to which workers, and whose prefix is
+    read."""
+
+    def __init__(self, places: dict[str, tuple[str, str, str | None]]) -> None:
+        self._places = places
+        self._workers: dict[str, Worker] = {}
+        self._asks: list[Ask] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._asks)
+
+    def add(self, leg: Leg, worker: Worker) -> None:
+        self._workers[worker.address] = worker
+
+    def submit(self, ask: Ask, now: float) -> None:
+        self._asks.append(ask)
+
+    def dispatch(self, now: float) -> list[tuple[Ask, Placement]]:
+        asks, self._asks = self._asks, []
+        return [(ask, self._place(ask)) for ask in asks]
+
+    def _place(self, ask: Ask) -> Placement:
+        prefill, decode, holder = self._places[ask.request_id]
+        sources = () if holder is None else (Source(self._workers[holder], 64),)
+        named = (self._workers[prefill],)
+        return Placement(self._workers[decode], named, sources, "told", ())
+
+    def note(self, leg: Leg, worker: Worker, load: Load) -> None: ...
+    def remove(self, leg: Leg, worker: Worker) -> None: ...
+    def began(self, request_id: str, now: float) -> None: ...
+    def ended(self, request_id: str, now: float) -> None: ...
+    def withdraw(self, request_id: str, now: float) -> None: ...
+
+
+def test_a_prompt_that_waits_for_blocks_begins_when_a_peer_has_read_them() -> None:
+    """Half of the blocks of a prefill worker are being read by the other one when a prompt comes
+    that takes all of them."""
+    router = _Told(
+        {
+            "0": ("prefill-0", "decode-0", None),
+            "1": ("prefill-1", "decode-0", "prefill-0"),
+            "2": ("prefill-0", "decode-1", None),
+            "3": ("prefill-0", "decode-0", None),
+        }
+    )
+    requests = [
+        request(0, 0.0, 64, 1, "text", 4),
+        request(1, 1.0, 80, 1, "text", 4),
+        request(2, 1.002, 100, 1),
+        request(3, 9.0, 16, 1),
+    ]
+    plan = replace(PAIR, num_prefill=2, num_decode=2)
+    flights = simulate(
+        plan, plain_device(num_blocks=8), requests, lambda *_: (router, lambda *_: None)
+    ).flights
+    assert flights[1].num_fetched == 64
+    # 64 tokens have been read 6.4 and 5 ms after 1.001 s; then 100 are computed in two steps, and
+    # the last 36 of them cross.
+    read = 1.001 + 0.0064 + 0.005
+    assert flights[2].first_at == pytest.approx(read + 0.074 + 0.046 + 0.0036 + 0.005)
