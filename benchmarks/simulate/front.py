@@ -16,7 +16,7 @@ from router.ask import Ask, Placement
 from router.workers import Leg, Load, Worker
 
 _TICK_S = 0.05  # while anything waits at the router
-DEADLINE_S = 600.0  # until it has been sent to a worker
+DEADLINE_S = 600.0  # until it has been sent to a worker, or to another one
 
 
 class Choosing(Protocol):
@@ -89,7 +89,6 @@ class Front:
     def arrive(self, request: Request) -> None:
         flight = Flight(request, self)
         self._flights[flight.request_id] = flight
-        self._clock.at(self._clock.now + DEADLINE_S, partial(self._expire, flight))
         self._submit(flight)
 
     def began(self, flight: Flight) -> None:
@@ -119,6 +118,8 @@ class Front:
             without=frozenset(flight.without),
             moved=flight.num_attempts > 0,
         )
+        expire = partial(self._expire, flight, flight.num_attempts)
+        self._clock.at(self._clock.now + DEADLINE_S, expire)
         try:
             self._router.submit(ask, self._clock.now)
         except Refused:
@@ -126,9 +127,10 @@ class Front:
             return
         self._dispatch_soon()
 
-    def _expire(self, flight: Flight) -> None:
-        """Too late for one that no worker has."""
-        if flight.request_id in self._flights and flight.worker is None:
+    def _expire(self, flight: Flight, num_attempts: int) -> None:
+        """Too late for one that no worker has had since it was submitted."""
+        is_here = flight.request_id in self._flights
+        if is_here and flight.worker is None and flight.num_attempts == num_attempts:
             self._router.withdraw(flight.request_id, self._clock.now)
             self._refuse(flight)
 

@@ -130,6 +130,15 @@ def test_without_a_decode_worker_requests_wait_until_they_are_refused() -> None:
     assert flight.end_at is None
 
 
+def test_who_lost_its_worker_late_is_refused_as_late_after_that() -> None:
+    """Its first ten minutes are over when its worker dies, and no other one comes."""
+    one = replace(request(0, 0.0, 1000, 200_000), names=())
+    plan = replace(PLAN, num_prefill=0, num_decode=1, deaths=(Death(700.0, Leg.DECODE, 0),))
+    (flight,) = simulate(plan, DEVICE, [one]).flights
+    assert flight.refused
+    assert 0 < flight.num_sent < 200_000
+
+
 def test_what_cannot_keep_the_objective_is_refused_where_the_operator_wants_it(
     sessions: list[Request],
 ) -> None:
