@@ -45,7 +45,7 @@ class Figures:
     goodput: float  # good requests a second
     hit_share: float  # in the cache of the worker that computed the rest
     fetch_share: float  # read from another worker's cache
-    local_share: float  # of the requests whose prompt no prefill worker computed
+    local_share: float  # of the requests whose prompt a decode worker computed, asking nobody else
     imbalance: dict[str, float]
     busy_share: dict[str, float]
     gpu_s: float  # all workers, as long as they lived
@@ -99,7 +99,7 @@ def figures_of(run: Run, objective: Objective) -> Figures:
         goodput=num_good / span_s,
         hit_share=sum(flight.num_own_cached for flight in flights) / max(1, num_tokens),
         fetch_share=sum(flight.num_fetched for flight in flights) / max(1, num_tokens),
-        local_share=sum(not flight.num_prefill_workers for flight in flights) / len(flights),
+        local_share=sum(map(_is_local, flights)) / len(flights),
         imbalance={leg.value: _imbalance(workers) for leg, workers in by_leg.items()},
         busy_share={
             leg.value: sum(one.busy_s for one in workers)
@@ -114,6 +114,10 @@ def figures_of(run: Run, objective: Objective) -> Figures:
         sent_gb=run.num_bytes / 1e9,
         span_s=span_s,
     )
+
+
+def _is_local(flight: Flight) -> bool:
+    return flight.num_begun > 0 and not flight.num_prefill_workers
 
 
 def life_s(worker: SimulatedWorker, end_s: float) -> float:

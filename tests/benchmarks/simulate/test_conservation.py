@@ -9,7 +9,7 @@ from benchmarks.simulate.arrivals import Arrivals
 from benchmarks.simulate.bench import Bench, under
 from benchmarks.simulate.cluster import ClusterPlan
 from benchmarks.simulate.device import load_device
-from benchmarks.simulate.figures import Objective
+from benchmarks.simulate.figures import Objective, figures_of
 from benchmarks.simulate.flight import Flight
 from benchmarks.simulate.plain import PLAIN_POLICIES
 from benchmarks.simulate.roster import Death
@@ -128,6 +128,8 @@ def test_without_a_decode_worker_requests_wait_until_they_are_refused() -> None:
     (flight,) = run.flights
     assert flight.refused
     assert flight.end_at is None
+    figures = figures_of(run, Objective())
+    assert (figures.num_refused, figures.good_share, figures.local_share) == (1, 0, 0)
 
 
 def test_who_lost_its_worker_late_is_refused_as_late_after_that() -> None:
