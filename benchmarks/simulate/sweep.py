@@ -7,13 +7,14 @@ from benchmarks.simulate.figures import Figures
 
 GROWTH = 1.3
 PRECISION = 1.03  # between the last load that is fine and the first one that is not
+MOST_TIMES = 100.0  # the start, up or down: a few requests are good however fast they come
 
 
 @dataclass(frozen=True)
 class Sweep:
     """What was measured, by load."""
 
-    points: Sequence[tuple[float, Figures]]
+    points: Sequence[tuple[float, Figures]]  # the least load first
     least_share: float
 
     @property
@@ -21,6 +22,11 @@ class Sweep:
         """The most good requests a second of those runs in which enough were good."""
         fine = [point for point in self.points if point[1].good_share >= self.least_share]
         return max(fine, key=lambda point: point[1].goodput, default=None)
+
+    @property
+    def is_open(self) -> bool:
+        """Enough were good at the most that was tried."""
+        return self.points[-1][1].good_share >= self.least_share
 
 
 def sweep(measure: Callable[[float], Figures], start: float, least_share: float) -> Sweep:
@@ -34,10 +40,10 @@ def sweep(measure: Callable[[float], Figures], start: float, least_share: float)
 
     low, high = (start, start * GROWTH) if fine(start) else (start / GROWTH, start)
     if low < start:
-        while not fine(low) and low > start / 100:
+        while not fine(low) and low > start / MOST_TIMES:
             low, high = low / GROWTH, low
     else:
-        while fine(high):
+        while high < start * MOST_TIMES and fine(high):
             low, high = high, high * GROWTH
     while high / low > PRECISION:
         middle = (low * high) ** 0.5

@@ -68,6 +68,8 @@ def print_peaks(title: str, found: Mapping[str, Sweep]) -> None:
     for name, one in found.items():
         if one.peak is None:
             print(f"{name}: at no load that was tried were {one.least_share:.0%} good")
+        elif one.is_open:
+            print(f"{name}: more than was tried may be {one.least_share:.0%} good")
 
 
 def as_json(found: Mapping[str, Sweep]) -> Mapping[str, Any]:

@@ -116,6 +116,13 @@ def test_the_peak_is_found_between_the_loads_that_are_fine_and_those_that_are_no
     assert sweep(lambda load: _figures(0.1, load), 1.0, 0.9).peak is None
 
 
+def test_where_everything_is_good_the_loads_end_at_a_hundred_times_the_first() -> None:
+    found = sweep(lambda load: _figures(1.0, load), 2.0, 0.9)
+    assert found.is_open
+    assert found.peak is not None
+    assert 150.0 < found.peak[0] < 270.0
+
+
 def _figures(good: float, rate: float) -> Figures:
     from cluster.bench.measure import Spread
 
