@@ -52,8 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         summary = (module.__doc__ or "").splitlines()[0]
         one = commands.add_parser(name, help=summary, description=summary)
         arguments.add_traffic(one, speed)
-        arguments.add_cluster(one)
-        arguments.add_output(one)
+        if module is not describe:
+            arguments.add_cluster(one)
+        arguments.add_output(one, pictures=module not in (cells, describe))
         module.add_arguments(one)
         one.set_defaults(command=module.run)
     return parser

@@ -124,10 +124,11 @@ def device_of(words: argparse.Namespace) -> Device:
     return load_device(words.device)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_output(parser: argparse.ArgumentParser, *, pictures: bool) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--json", type=Path, help="all figures")
-    group.add_argument("--plots", type=Path, help="a folder for pictures (PNG)")
+    if pictures:
+        group.add_argument("--plots", type=Path, help="a folder for pictures (PNG)")
 
 
 def _above_0(text: str) -> float:

@@ -105,6 +105,18 @@ def test_a_number_that_cannot_be_is_refused_by_the_option_s_name(
     assert f"argument {words[1]}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("cells", "--plots", "here"), ("describe", "--plots", "here"), ("describe", "--alpha", "2")],
+)
+def test_what_a_command_has_no_use_for_is_refused(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        said(monkeypatch, capsys, *words)
+    assert f"unrecognized arguments: {words[1]}" in capsys.readouterr().err
+
+
 def test_the_peak_is_found_between_the_loads_that_are_fine_and_those_that_are_not() -> None:
     def measure(load: float) -> Figures:
         return _figures(good=1.0 if load <= 7.0 else 0.5, rate=load)
