@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks.simulate.traffic import Request, block_name, full_blocks, in_order
+from benchmarks.simulate.traffic import BLOCK_TOKENS, Request, block_name, full_blocks, in_order
 from engine.errors import ConfigError
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST = 10**9
 
 
-def load_azure(path: Path, block_tokens: int = 512) -> list[Request]:
-    requests = list(_requests(path, block_tokens))
+def load_azure(path: Path) -> list[Request]:
+    requests = list(_requests(path))
     if not requests:
         raise ConfigError("trace", f"{path}: has no requests")
     return in_order(requests)
 
 
-def _requests(path: Path, block_tokens: int) -> Iterator[Request]:
+def _requests(path: Path) -> Iterator[Request]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
@@ -35,7 +35,7 @@ def _requests(path: Path, block_tokens: int) -> Iterator[Request]:
                 where = f"{path}:{rows.line_num}"
                 num_tokens = _whole(where, row, "ContextTokens")
                 num_output = _whole(where, row, "GeneratedTokens")
-                blocks = range(full_blocks(num_tokens, num_output, block_tokens))
+                blocks = range(full_blocks(num_tokens, num_output, BLOCK_TOKENS))
                 names = tuple(block_name(f"{number} {i}") for i in blocks)
                 yield Request(number, _seconds(where, row), num_tokens, num_output, names)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulate.traffic import BLOCK_TOKENS
 from engine.errors import ConfigError
 from router.workers import LinkSpeed, StepCosts
 
@@ -114,7 +115,7 @@ _KEYS = {
         "pair_flops",
         "kv_token_bytes",
     ),
-    "cache": ("block_tokens", "num_tokens"),
+    "cache": ("num_tokens",),
     "link": ("bytes_per_s", "latency_s"),
 }
 
@@ -131,14 +132,13 @@ def load_device(path: Path = H200_LLAMA_8B) -> Device:
         "flops_per_s": device["flops_per_s"] * device["mfu"],
         "bytes_per_s": device["bytes_per_s"] * device["mbu"],
     }
-    block = int(cache["block_tokens"])
     values: dict[str, Any] = {**device, **model, **rates}
     known = {field.name for field in fields(Device)}
     return Device(
         **{key: value for key, value in values.items() if key in known and key != "kv_token_bytes"},
         kv_token_bytes=int(model["kv_token_bytes"]),
-        block_tokens=block,
-        num_blocks=int(cache["num_tokens"]) // block,
+        block_tokens=BLOCK_TOKENS,
+        num_blocks=int(cache["num_tokens"]) // BLOCK_TOKENS,
         link=LinkSpeed(**link),
     )
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.simulate.traffic import Request, mean_rate
+from benchmarks.simulate.traffic import BLOCK_TOKENS, Request, mean_rate
 from cluster.bench.measure import percentile
 
 LRU_BLOCKS = (1_000, 10_000, 30_000, 50_000)
@@ -37,8 +37,8 @@ class Likeness:
         }
 
 
-def describe(requests: Sequence[Request], block_tokens: int = 512) -> Likeness:
-    prompts = [request.names[: request.num_prompt_blocks(block_tokens)] for request in requests]
+def describe(requests: Sequence[Request]) -> Likeness:
+    prompts = [request.names[: request.num_tokens // BLOCK_TOKENS] for request in requests]
     inputs = sorted(float(request.num_tokens) for request in requests)
     outputs = sorted(float(request.num_output) for request in requests)
     return Likeness(

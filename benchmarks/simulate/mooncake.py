@@ -17,11 +17,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from benchmarks.simulate.traffic import Request, block_name, full_blocks, in_order
+from benchmarks.simulate.traffic import BLOCK_TOKENS, Request, block_name, full_blocks, in_order
 from engine.errors import ConfigError
 from kv_cache.names import BlockName
 
-BLOCK_TOKENS = 512
 _MOST = 10**9  # of any length, id or time
 
 

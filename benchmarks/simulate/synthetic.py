@@ -11,11 +11,9 @@ from typing import ClassVar, Protocol
 
 from benchmarks.simulate.arrivals import Arrivals
 from benchmarks.simulate.quantiles import Quantiles
-from benchmarks.simulate.traffic import Request, block_name, full_blocks, in_order
+from benchmarks.simulate.traffic import BLOCK_TOKENS, Request, block_name, full_blocks, in_order
 from cluster.bench.lengths import Fixed, Lengths, LogNormal
 from kv_cache.names import BlockName
-
-BLOCK_TOKENS = 512
 
 
 class Generator(Protocol):

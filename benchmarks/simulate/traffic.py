@@ -8,6 +8,8 @@ from hashlib import blake2b
 from kv_cache.names import NAME_BYTES, BlockName
 from router.ask import key_of
 
+BLOCK_TOKENS = 512  # of the published traces, and of what is made after them
+
 
 def block_name(identity: str | int) -> BlockName:
     """For a block that is known by an id instead of its tokens; equal ids are equal beginnings."""
@@ -29,9 +31,6 @@ class Request:
     def keys(self) -> Sequence[int]:
         """What routers know the blocks by."""
         return tuple(map(key_of, self.names))
-
-    def num_prompt_blocks(self, block_tokens: int) -> int:
-        return self.num_tokens // block_tokens
 
 
 def full_blocks(num_tokens: int, num_output: int, block_tokens: int) -> int:

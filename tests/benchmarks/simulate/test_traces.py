@@ -138,6 +138,7 @@ def test_azure_s_header_must_be_there(tmp_path: Path) -> None:
         ("mfu = 0.6", "mfu = 0", "device.mfu: 0, must be above 0"),
         ("mfu = 0.6", "mfv = 0.6", "device.mfu: None"),
         ("mfu = 0.6", "mfu = 0.6\nspeed = 1", "device: unknown key 'speed'"),
+        ("[cache]", "[cache]\nblock_tokens = 64", "cache: unknown key 'block_tokens'"),
         ("[link]", "[lnk]", "has no section [link]"),
         ("[link]", "[link", "device.toml"),
     ],
