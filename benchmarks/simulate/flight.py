@@ -1,11 +1,9 @@
 """A request on its way through the cluster, and what is written down of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from benchmarks.simulate.traffic import Request
-from router.ask import Placement
-from router.workers import Worker
 
 if TYPE_CHECKING:
     from benchmarks.simulate.decode import DecodeWorker
@@ -30,10 +28,7 @@ class Flight:
     owner: Owner
     num_sent: int = 0
     num_attempts: int = 0
-    placement: Placement | None = None
     worker: "DecodeWorker | None" = None
-    without: set[Worker] = field(default_factory=set)
-    sent_at: float | None = None  # to its first worker
     first_at: float | None = None
     end_at: float | None = None
     refused: bool = False

@@ -115,7 +115,6 @@ class Front:
             num_new=flight.num_left,
             tenant=request.tenant,
             arrived=request.at_s,
-            without=frozenset(flight.without),
             moved=flight.num_attempts > 0,
         )
         expire = partial(self._expire, flight, flight.num_attempts)
@@ -144,8 +143,7 @@ class Front:
 
     def _submit_again(self, flight: Flight, dead: DecodeWorker) -> None:
         flight.num_sent += dead.abandon(flight)
-        flight.without.add(dead.identity)
-        flight.worker = flight.placement = None
+        flight.worker = None
         self._router.ended(flight.request_id, self._clock.now)
         self._submit(flight)
 
@@ -173,10 +171,7 @@ class Front:
         worker = self._workers[placement.decode]
         assert isinstance(worker, DecodeWorker), "answers come from decode workers"
         flight.num_attempts += 1
-        flight.placement = placement
         flight.worker = worker
-        if flight.sent_at is None:
-            flight.sent_at = self._clock.now
         prefill = [self._workers[one] for one in placement.prefill if one in self._workers]
         source = placement.sources[0].worker if placement.sources else None
         answer = Answer(

@@ -150,7 +150,7 @@ def test_what_cannot_keep_the_objective_is_refused_where_the_operator_wants_it(
     assert all(flight.end_at is not None for flight in run.flights if not flight.refused)
 
 
-def test_what_a_worker_had_is_never_refused_and_keeps_its_arrival(
+def test_what_a_worker_had_is_never_refused_keeps_its_arrival_and_may_go_anywhere(
     sessions: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks: list[Ask] = []
@@ -167,6 +167,7 @@ def test_what_a_worker_had_is_never_refused_and_keeps_its_arrival(
     moved = {ask.request_id for ask in asks if ask.moved}
     assert moved
     assert moved == {one.request_id for one in run.flights if one.num_attempts > 1}
+    assert not any(ask.without for ask in asks)
     assert len({ask.request_id for ask in asks if not ask.moved}) == len(sessions)
     assert len(asks) == len(sessions) + sum(ask.moved for ask in asks)
     assert all(sessions[int(ask.request_id)].at_s == ask.arrived for ask in asks)
