@@ -158,8 +158,10 @@ def _day(text: str) -> Day:
         day = Day(float(depth), float(period or 86_400))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: must be DEPTH or DEPTH:PERIOD") from error
-    if not 0 <= day.depth < 1 or not day.period_s > 0:
+    if not 0 <= day.depth < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: the depth must be from 0 to below 1")
+    if not 0 < day.period_s < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: the period must be above 0")
     return day
 
 

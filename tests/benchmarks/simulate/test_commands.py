@@ -117,6 +117,15 @@ def test_what_a_command_has_no_use_for_is_refused(
     assert f"unrecognized arguments: {words[1]}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("day", ["0.5:-1", "0.5:0", "0.5:nan", "0.5:inf"])
+def test_a_day_that_takes_no_time_or_never_ends_is_refused(
+    day: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        said(monkeypatch, capsys, "describe", "--day", day)
+    assert "the period must be above 0" in capsys.readouterr().err
+
+
 def test_the_peak_is_found_between_the_loads_that_are_fine_and_those_that_are_not() -> None:
     def measure(load: float) -> Figures:
         return _figures(good=1.0 if load <= 7.0 else 0.5, rate=load)
