@@ -55,15 +55,12 @@ class PrefillWorker(SimulatedWorker):
         self._active: deque[Job] = deque()
         self._leased: set[Job] = set()
         self._stepping = False
-        self._step_began = 0.0
         self._num_queued_tokens = 0
 
     def load(self) -> Load:
-        # A step that takes a whole long prompt is no standstill.
-        in_step = int((self._clock.now - self._step_began) / 0.5) if self._stepping else 0
         return Load(
             at=0.0,
-            num_steps=self.num_steps + in_step,
+            num_steps=self.num_steps,
             num_running=len(self._active),
             num_waiting=len(self._queue),
             num_fetching=self.num_fetching,
@@ -116,7 +113,6 @@ class PrefillWorker(SimulatedWorker):
             work = work.plus(num_new, job.num_computed, num_new == job.num_uncomputed)
         step_s = self._device.step_s(work)
         self._stepping = True
-        self._step_began = self._clock.now
         self._clock.at(self._clock.now + step_s, partial(self._stepped, chunks, step_s))
 
     def _chunks(self) -> list[tuple[Job, int]]:

@@ -112,6 +112,7 @@ class _Told:
         self._places = places
         self._workers: dict[str, Worker] = {}
         self._asks: list[Ask] = []
+        self.loads: list[tuple[Worker, Load]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -133,7 +134,9 @@ class _Told:
         named = (self._workers[prefill],)
         return Placement(self._workers[decode], named, sources, "told", ())
 
-    def note(self, leg: Leg, worker: Worker, load: Load) -> None: ...
+    def note(self, leg: Leg, worker: Worker, load: Load) -> None:
+        self.loads.append((worker, load))
+
     def remove(self, leg: Leg, worker: Worker) -> None: ...
     def began(self, request_id: str, now: float) -> None: ...
     def ended(self, request_id: str, now: float) -> None: ...
@@ -166,3 +169,14 @@ def test_a_prompt_that_waits_for_blocks_begins_when_a_peer_has_read_them() -> No
     # the last 36 of them cross.
     read = 1.001 + 0.0064 + 0.005
     assert flights[2].first_at == pytest.approx(read + 0.074 + 0.046 + 0.0036 + 0.005)
+
+
+def test_a_worker_tells_of_the_steps_that_it_has_made() -> None:
+    """Two of 2 s, during which it reports every half second."""
+    router = _Told({"0": ("prefill-0", "decode-0", None), "1": ("prefill-0", "decode-0", None)})
+    requests = [request(0, 0.0, 1990, 1), request(1, 0.1, 1990, 1)]
+    plan = replace(PAIR, prefill_step_tokens=None)
+    simulate(plan, plain_device(), requests, lambda *_: (router, lambda *_: None))
+    told = [load.num_steps for worker, load in router.loads if worker.address == "prefill-0"]
+    assert told == sorted(told)
+    assert set(told) == {0, 1, 2}
