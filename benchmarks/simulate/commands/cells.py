@@ -32,8 +32,12 @@ def run(words: argparse.Namespace) -> Mapping[str, Any]:
     for count in parse_numbers("counts", words.counts):
         size = words.workers // count
         num_prefill = round(size * plan.num_prefill / (plan.num_prefill + plan.num_decode))
-        if size < 2 or not 0 < num_prefill < size:
-            raise ConfigError("counts", f"{count} cells of {words.workers} workers are too many")
+        if not 0 < num_prefill < size:
+            raise ConfigError(
+                "counts",
+                f"{count}: of {words.workers} workers a cell has {num_prefill} prefill and "
+                f"{size - num_prefill} decode workers, must be at least 1 of each",
+            )
         cell = replace(
             plan, num_cells=count, num_prefill=num_prefill, num_decode=size - num_prefill
         )

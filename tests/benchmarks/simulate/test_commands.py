@@ -73,6 +73,10 @@ def test_what_is_wrong_is_told_in_a_line(
         (("compare", "--rate", "0.001", "--seconds", "1"), "seconds: no request comes in them"),
         (("describe", "--rate", "0.001", "--seconds", "1"), "seconds: no request comes in them"),
         (("compare", *FEW, "--prefill", "0", "--policy", "plain-alpha"), "needs prefill workers"),
+        (
+            ("cells", *FEW, "--prefill", "0", "--workers", "8", "--counts", "1"),
+            "a cell has 0 prefill",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_is_told_in_a_line(
