@@ -349,7 +349,7 @@ def _num_queued(sequence: Sequence) -> int:
     """Tokens that it has still to compute before it decodes. One that waits is taken not to be
     cached: what it finds is known when it is admitted, and so is whether it is fetched."""
     if sequence.state is SequenceState.RUNNING:
-        return max(0, sequence.request.num_prompt - sequence.num_computed)
+        return sequence.num_uncomputed if sequence.num_uncomputed > 1 else 0
     above = sequence.request.source.fetch_above
     is_fetched = sequence.may_fetch and sequence.num_uncomputed > (above or 0)
     return 0 if is_fetched else sequence.num_uncomputed

@@ -69,6 +69,16 @@ def test_prompt_tokens_are_queued_until_they_are_computed_here() -> None:
     assert counts == [3, 25 + 15, 16 + 15, 7 + 15, 15]
 
 
+def test_of_an_answer_that_goes_on_what_was_sent_is_queued_like_the_prompt() -> None:
+    bench = Bench(num_blocks=40, budget=10)
+    bench.add("r", [1, 2, 3], max_tokens=30, sent=(ChoiceSoFar([4] * 22),))
+    counts = []
+    for _ in range(4):
+        counts.append(bench.scheduler.stats().num_queued_tokens)
+        bench.step()
+    assert counts == [25, 15, 5, 0]
+
+
 def test_order_is_by_arrival_and_a_preempted_sequence_goes_first() -> None:
     bench = Bench(num_blocks=9, max_num_seqs=3)
     bench.add("a", [1] * 20, max_tokens=30)
