@@ -118,7 +118,8 @@ class Pools:
         return [one for one in sessions if one is not None and one.wants_move]
 
     def session_of(self, worker: Worker) -> SessionBackend | None:
-        for member in self._members[Leg.DECODE].values():
+        """Also of one that is out of the routing and has requests still."""
+        for member in (*self._members[Leg.DECODE].values(), *self._gone):
             if member.worker == worker:
                 return member.session
         return None

@@ -439,6 +439,25 @@ async def test_a_worker_that_answers_and_makes_no_step_loses_its_requests(
     stream.close()
 
 
+async def test_a_worker_that_gets_stuck_while_it_is_stopped_loses_its_requests_too(
+    make_fleet: MakeFleet,
+) -> None:
+    """Not only when it asks for that, which may be an hour later."""
+    fleet = make_fleet(RelayConfig(stall_s=0.2))
+    stuck = await fleet.add()
+    stream = fleet.relay.submit(request())
+    answer = await stuck.stream()
+    second = await fleet.add()
+    fleet.remove(stuck)
+    stuck.loads.report.still_s = 60.0
+    reading = asyncio.create_task(next_tokens(stream))
+    await until(answer.closed.is_set)
+    (await second.stream()).push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await reading == [1]
+    assert fleet.relay.reroutes == {"stuck": 1}
+    stream.close()
+
+
 async def test_a_request_that_workers_get_stuck_with_is_not_tried_at_all_of_them(
     make_fleet: MakeFleet,
 ) -> None:
