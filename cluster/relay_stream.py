@@ -229,8 +229,10 @@ class RelayStream(Routed):
         return problem
 
     async def _wait_for_place(self) -> _Placed:
-        """As long as its deadline allows; but not for somebody to come where nobody is."""
+        """As long as its deadline allows; but not for somebody to come where nobody is. Who refused
+        it is asked again when the others, for which it waited, are gone."""
         alone_since: float | None = None
+        had_others = False
         config, pools = self._relay.config, self._relay.pools
         while self._placed is None:
             if self._problem is not None:
@@ -240,7 +242,13 @@ class RelayStream(Routed):
             most_s = config.max_alone_s if self._hopes else config.max_new_alone_s
             missing = pools.missing(self._without, self._may_stay)
             if missing is None:
-                alone_since = None
+                alone_since, had_others = None, bool(self._without)
+            elif had_others:
+                had_others = False
+                self._relay.router.withdraw(self.request_id, now)
+                self._without = frozenset()
+                self.enter()
+                continue
             elif alone_since is None:
                 alone_since = now
             elif now - alone_since >= most_s:

@@ -328,6 +328,33 @@ async def test_who_refused_it_is_asked_again_when_the_next_one_died(fleet: Fleet
     stream.close()
 
 
+@pytest.mark.parametrize("has_time", [True, False])
+async def test_who_refused_it_is_asked_again_when_the_next_one_left_before_its_turn(
+    fleet: Fleet, has_time: bool
+) -> None:
+    """Once: the client was told after a while that nobody answers."""
+    first, full = await fleet.add(), FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    full.loads.report = LoadReport(max_sequences=1, num_running=1, block_size=16, blocks=room)
+    await fleet.add(worker=full)
+    stream = fleet.relay.submit(request())
+    (await first.stream()).fail(QueueFullError("the queue is full"))
+    reading = asyncio.create_task(next_tokens(stream))
+    await until(lambda: fleet.relay.router.num_waiting == 1)
+    fleet.remove(full)
+    again = await first.stream(1)
+    if has_time:
+        again.push(ChoiceDelta(0, [1], finish_reason=END))
+        assert await reading == [1]
+    else:
+        again.fail(QueueFullError("the queue is full"))
+        with pytest.raises(QueueFullError):
+            await reading
+    assert len(first.answerer.streams) == 2
+    assert not full.answerer.streams
+    stream.close()
+
+
 async def test_when_all_are_full_the_client_is_told(fleet: Fleet) -> None:
     workers = [await fleet.add(), await fleet.add()]
     stream = fleet.relay.submit(request())
