@@ -360,6 +360,19 @@ async def test_a_long_prompt_is_named_off_the_loop(fleet: Fleet) -> None:
     stream.close()
 
 
+async def test_who_leaves_while_its_prompt_is_named_is_gone(fleet: Fleet) -> None:
+    """Nobody would read the answer, and the router count it for ever."""
+    worker = await fleet.add()
+    long = replace(request("gone"), prompt_token_ids=[1] * 5000)
+    fleet.relay.submit(long).close()
+    stays = fleet.relay.submit(replace(long, request_id=RequestId("stays")))
+    answer = await worker.stream()
+    assert answer.submitted.request.request_id.endswith("stays")
+    stays.close()
+    assert fleet.relay.router.stats.num_submitted == 1
+    assert fleet.relay.router.num_under_way == 0
+
+
 async def test_a_prompt_whose_blocks_get_no_names_fails(fleet: Fleet) -> None:
     """No token has such a number."""
     worker = await fleet.add()
@@ -371,6 +384,15 @@ async def test_a_prompt_whose_blocks_get_no_names_fails(fleet: Fleet) -> None:
     other = fleet.relay.submit(replace(request("b"), prompt_token_ids=[1] * 5000))
     await worker.stream()
     other.close()
+
+
+async def test_a_prefill_worker_that_was_there_first_is_used(fleet: Fleet) -> None:
+    """Whose weights are served is known with the first decode worker."""
+    prefill = FakeWorker()
+    await fleet.start(prefill)
+    fleet.name_again(prefill, Leg.PREFILL)
+    await fleet.add()
+    await until(lambda: fleet.relay.pools.usable(Leg.PREFILL) == [prefill.worker])
 
 
 async def test_workers_of_another_release_are_not_used(fleet: Fleet) -> None:

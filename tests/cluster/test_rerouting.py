@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from cluster.relay import RelayConfig
 from cluster.relay_stream import RelayStream
 from cluster.session import SessionBackend
-from engine.errors import EngineDiedError, QueueFullError, RequestError, StepError
+from engine.errors import (
+    EngineDiedError,
+    QueueFullError,
+    RequestError,
+    StepError,
+    UnavailableError,
+)
 from engine.request import (
     ChoiceDelta,
     ChoiceSoFar,
@@ -17,6 +24,7 @@ from engine.request import (
 )
 from protos.events_pb2 import BlockCounts, LoadReport
 from protos.generation_pb2 import Failure
+from router.config import RouterConfig
 from router.workers import Leg
 from tests.cluster.fake_fleet import (
     END,
@@ -54,6 +62,12 @@ def wants_move(fleet: Fleet, worker: FakeWorker) -> bool:
     return session_of(fleet, worker).wants_move
 
 
+async def looked_at(fleet: Fleet) -> None:
+    """Until the relay has looked for workers whose requests others are to take."""
+    now = time.monotonic()
+    await until(lambda: fleet.relay._workers_looked_at > now)
+
+
 async def test_an_answer_goes_on_at_another_worker(fleet: Fleet) -> None:
     """With what its client has; the prompt is reported once."""
     first = await fleet.add()
@@ -85,6 +99,7 @@ async def test_choices_that_are_whole_stay_so(fleet: Fleet) -> None:
     began.push(ChoiceDelta(0, [7], finish_reason=END), ChoiceDelta(1, [8]), prompt=PromptReport(0))
     assert await next_tokens(stream) == [7, 8]
     stream.stop_choice(1)
+    await until(lambda: began.stopped == [1])
     second = await fleet.add()
     await first.die()
     reading = asyncio.create_task(next_tokens(stream))
@@ -366,6 +381,64 @@ async def test_when_all_are_full_the_client_is_told(fleet: Fleet) -> None:
         await until(busy.answerer.streams[-1].closed.is_set)
     with pytest.raises(QueueFullError):
         await reading
+    stream.close()
+
+
+async def test_an_answer_under_way_is_not_refused_where_as_many_wait_as_may(
+    make_fleet: MakeFleet,
+) -> None:
+    """And goes before those that have not begun."""
+    fleet = make_fleet(router=RouterConfig(max_waiting=1))
+    room = [BlockCounts(total=1000, free=1000)]
+    first, second = FakeWorker(), FakeWorker()
+    for worker in (first, second):
+        worker.loads.report = LoadReport(max_sequences=1, block_size=16, blocks=room)
+    await fleet.add(worker=first)
+    stream, new = fleet.relay.submit(request("old")), fleet.relay.submit(request("new"))
+    (await first.stream()).push(ChoiceDelta(0, [1]))
+    assert await next_tokens(stream) == [1]
+    second.loads.report.num_running = 1
+    await fleet.add(worker=second)
+    reading = asyncio.create_task(next_tokens(stream))
+    await first.die()
+    await until(lambda: fleet.relay.router.num_waiting == 2)
+    second.loads.report.num_running = 0
+    goes_on = await second.stream()
+    assert goes_on.submitted.request.sent == (ChoiceSoFar([1]),)
+    goes_on.push(ChoiceDelta(0, [2], finish_reason=END))
+    assert await reading == [2]
+    for one in (stream, new):
+        one.close()
+
+
+async def test_what_a_worker_drops_at_its_end_waits_for_another_to_come(fleet: Fleet) -> None:
+    only = await fleet.add()
+    stream = fleet.relay.submit(request())
+    answer = await only.stream()
+    reading = asyncio.create_task(next_tokens(stream))
+    only.sessions.drain()
+    await until(lambda: not fleet.relay.pools.usable(Leg.DECODE))
+    only.sessions.fail_requests(UnavailableError("the worker is draining"))
+    await until(answer.closed.is_set)
+    second = await fleet.add()
+    (await second.stream()).push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await reading == [1]
+    assert fleet.relay.reroutes == {"left": 1}
+    stream.close()
+
+
+async def test_what_its_only_heir_has_refused_stays_with_a_worker_that_leaves(
+    fleet: Fleet,
+) -> None:
+    _, second, stream = await refused_by_the_first(fleet)
+    reading = asyncio.create_task(next_tokens(stream))
+    answer = await second.stream()
+    second.sessions.ask_to_move()
+    await until(lambda: wants_move(fleet, second))
+    await looked_at(fleet)
+    answer.push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await reading == [1]
+    assert fleet.relay.reroutes == {"refused": 1}
     stream.close()
 
 

@@ -26,11 +26,12 @@ from engine.generation_stream import GenerationStream
 from engine.request import ChoiceDelta, FinishReason, GenerationRequest, GenerationUpdate, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
+from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
 from protos.port import reserved_port
 from protos.rpc import Plane
 from protos.secret import Secret
 from protos.session_pb2 import IngressMessage
-from protos.worker_pb2 import ROLE_DECODE
+from protos.worker_pb2 import ROLE_DECODE, WorkerDescription
 from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, session_server
 from tests.decode_worker.local import LocalAnswerer
 from tests.engine.models_on_disk import make_tiny
@@ -288,6 +289,11 @@ async def test_a_slow_client_holds_nobody_up(backend: SessionBackend, engine: As
     assert sum(len(delta.token_ids) for delta in update.deltas) == 200
 
 
+class Silent(SessionService):
+    async def _receive(self, session: Session, messages: AsyncIterator[IngressMessage]) -> None:
+        await asyncio.Event().wait()
+
+
 class TestConnecting:
     async def test_nobody_there(self) -> None:
         async with session_server(SessionService(PushedAnswerer(), DESCRIPTION)) as address:
@@ -317,6 +323,43 @@ class TestConnecting:
             wrong = SessionBackend(address, Plane(), "hub:other")
             with pytest.raises(UnavailableError, match="fingerprint"):
                 await wrong.start()
+
+    async def test_one_that_takes_no_sessions(self) -> None:
+        server = Plane().server()
+        add_WorkerEventsServicer_to_server(WorkerEventsServicer(), server)
+        address = Plane().listen(server, "127.0.0.1:0")
+        await server.start()
+        backend = SessionBackend(address, Plane())
+        with pytest.raises(UnavailableError, match="a prefill worker takes no sessions"):
+            await backend.start()
+        await server.stop(None)
+
+    async def test_one_of_another_version(self) -> None:
+        other = WorkerDescription.FromString(DESCRIPTION.SerializeToString())
+        other.protocol += 1
+        async with session_server(SessionService(PushedAnswerer(), other)) as address:
+            with pytest.raises(UnavailableError, match="no decode worker of this version"):
+                await SessionBackend(address, Plane()).start()
+
+    async def test_one_that_says_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("cluster.session.WELCOME_TIMEOUT_S", 0.1)
+        async with session_server(Silent(PushedAnswerer(), DESCRIPTION)) as address:
+            with pytest.raises(UnavailableError, match="no answer within"):
+                await SessionBackend(address, Plane()).start()
+
+    async def test_another_model_where_one_was(self, port: int) -> None:
+        """Its tokens would be read as the first one's."""
+        address, other = f"127.0.0.1:{port}", WorkerDescription()
+        async with session_server(SessionService(PushedAnswerer(), DESCRIPTION), address=address):
+            backend = SessionBackend(address, Plane())
+            await backend.start()
+        other.CopyFrom(DESCRIPTION)
+        other.format.fingerprint = "hub:other"
+        async with session_server(SessionService(PushedAnswerer(), other), address=address):
+            await until(lambda: "fingerprint" in str(backend._problem))
+            with pytest.raises(UnavailableError, match="no decode worker answers"):
+                backend.check_health()
+            await backend.stop()
 
 
 async def test_a_worker_that_breaks_the_rules_is_left(
