@@ -246,6 +246,20 @@ async def test_who_waits_at_the_router_goes_when_there_is_time(fleet: Fleet) -> 
     assert fleet.relay.router.num_waiting == 0
 
 
+async def test_who_is_to_go_first_does(fleet: Fleet) -> None:
+    worker = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    worker.loads.report = LoadReport(max_sequences=1, num_running=1, block_size=16, blocks=room)
+    await fleet.add(worker=worker)
+    usual = fleet.relay.submit(request("usual"))
+    first = fleet.relay.submit(replace(request("first"), priority=-1))
+    worker.loads.report.num_running = 0
+    answer = await worker.stream()
+    assert answer.submitted.request.request_id.endswith("first")
+    for stream in (usual, first):
+        stream.close()
+
+
 async def test_who_waited_as_long_as_anybody_may_is_told_to_come_again(
     make_fleet: MakeFleet,
 ) -> None:

@@ -603,6 +603,7 @@ async def test_a_worker_that_leaves_inherits_nothing_though_it_is_idle(fleet: Fl
     await until(lambda: wants_move(fleet, idle))
     first.sessions.ask_to_move()
     await until(lambda: wants_move(fleet, first))
+    await looked_at(fleet)
     answer.push(ChoiceDelta(0, [1], finish_reason=END))
     assert await next_tokens(stream) == [1]
     assert not idle.answerer.streams

@@ -26,7 +26,6 @@ from engine.generation_stream import GenerationStream
 from engine.request import ChoiceDelta, FinishReason, GenerationRequest, GenerationUpdate, RequestId
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
-from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
 from protos.port import reserved_port
 from protos.rpc import Plane
 from protos.secret import Secret
@@ -326,7 +325,6 @@ class TestConnecting:
 
     async def test_one_that_takes_no_sessions(self) -> None:
         server = Plane().server()
-        add_WorkerEventsServicer_to_server(WorkerEventsServicer(), server)
         address = Plane().listen(server, "127.0.0.1:0")
         await server.start()
         backend = SessionBackend(address, Plane())
