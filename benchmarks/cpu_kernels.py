@@ -118,9 +118,9 @@ def linears(kernels: CpuKernels) -> None:
         "torch": [theirs(weight, None) for weight in weights],
     }
     features = CpuFeatures.of_this_machine()
-    product = product_of(features.element(torch.bfloat16))
-    if product.short is not None and not features.bf16_tiles:  # ours are of twelve bits
-        product = product._replace(short=None)
+    own = features.wide_registers or features.narrow_registers
+    if own and not features.bf16_tiles:  # ours are of twelve bits
+        product = product_of(features.element(torch.bfloat16))._replace(short=None)
         place = WeightMemory()
         sides["16 bits"] = [make_linear(product, place, weight, None) for weight in weights]
     elements = sum(weight.numel() for weight in weights)

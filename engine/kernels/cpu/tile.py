@@ -204,9 +204,9 @@ def _tile(
     return instruction(types.void, JOB, i, i, i, i, i, i, i, i, types.boolean, i, i, i)(write)
 
 
-narrow_1x64 = _tile(1, 4, 2, load_row=narrow_row, narrow=True)
+narrow_1x64 = _tile(1, 4, None, load_row=narrow_row, narrow=True)
 short_1x64 = _tile(1, 4, 2, load_row=narrow_short_row, narrow=True)
-narrow_2x32 = _tile(2, 2, 1, load_row=narrow_row, narrow=True)
+narrow_2x32 = _tile(2, 2, None, load_row=narrow_row, narrow=True)
 narrow_4x16, narrow_6x16 = (
     _tile(rows, 1, 1, load_row=narrow_row, narrow=True, unrolled=UNROLLED) for rows in (4, 6)
 )
