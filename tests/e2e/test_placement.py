@@ -170,7 +170,7 @@ def num_per_node(pool: str, found: Sequence[tuple[str, str]]) -> list[int]:
     return list(Counter(node for name, node in found if name == pool).values())
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(5 * UP_S)  # beyond its own waits, which say what did not come
 def test_each_pool_runs_on_its_own_nodes_until_it_is_stopped(
     placed: Placed, ports: Ports, served: Served
 ) -> None:
