@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,18 +27,21 @@ _LOGGING = {"enable_access_log": False}
 
 
 @contextmanager
-def deployed(args: ClusterArgs, *, to_stay: bool) -> Iterator[None]:
+def deployed(args: ClusterArgs, front: Future[None], *, to_stay: bool) -> Iterator[None]:
     """For as long as the block runs, or until Serve itself ends. What others have deployed stays,
     in our application's place, too: ConfigError where there is no room for ours. UnavailableError
-    where Serve's controller is lost meanwhile."""
+    where Serve's controller is lost meanwhile, or `front` does not start."""
     try:
         check_room(args, serve_details() or {})
         deploy(args)
+        front.result()
         # None of an application that was deployed as an object.
         ours = (_application() or {}).get("deployed_app_config")
     except RayTaskError as error:
         raise UnavailableError(f"Serve does not deploy {APP_NAME}: {error.cause}") from error
     except UNREACHED as error:
+        if front.done():
+            front.result()  # Serve waits for it, too, and would blame its controller
         reason = str(error).splitlines()[0]
         message = f"Serve's controller has not said that {APP_NAME} is deployed: {reason}"
         raise UnavailableError(message) from error

@@ -6,8 +6,10 @@ import importlib.util
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from cluster.joined_ray import CLIENT, ReachWatch, address, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.own_processes import own_processes
 from cluster.replica_words import stop_listening
-from cluster.serve_details import SERVICER
+from cluster.serve_details import SERVICER, serve_details
 from cluster.status.local_clusters import files_of
 from cluster.unplaced import Node
 from engine.errors import ConfigError, UnavailableError
@@ -37,6 +39,7 @@ logger = logging.getLogger("kvrelay.ray")
 # each for itself, and does so with SO_REUSEPORT: where two clusters have the same ports, either
 # answers the other's callers, whatever keys those have.
 _GRPC_PORTS = 200
+_LOOK_S = 0.05
 _LAST_BYTES_S = 0.5  # for a front to hand on what ingresses have said
 
 # Serve's own processes read these from their environment.
@@ -141,18 +144,40 @@ def _leave_serve() -> None:
         client.shutdown(timeout_s=_LAST_BYTES_S)
 
 
-def start_front(front: FrontAddress) -> None:
-    """Where Serve does not run; elsewhere it keeps what it has."""
+def start_front(front: FrontAddress) -> Future[None]:
+    """Where Serve does not run; elsewhere it keeps what it has. Returns when Serve takes what is to
+    be deployed, which may start meanwhile; with its result the front is there."""
     options: dict[str, Any] = {}
     if front.grpc_port is not None:
         options["grpc_options"] = {"port": front.grpc_port, "grpc_servicer_functions": [SERVICER]}
-    try:
-        serve.start(http_options={"host": front.host, "port": front.port}, **options)
-    except RayTaskError as error:
-        raise UnavailableError(f"Serve's front does not start: {error.cause}") from error
-    except (RayActorError, TimeoutError) as error:
+    started: Future[None] = Future()
+
+    def start() -> None:
+        try:
+            serve.start(http_options={"host": front.host, "port": front.port}, **options)
+            started.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result raises it
+            started.set_exception(_told(error))
+
+    threading.Thread(target=start, name="front", daemon=True).start()
+    while not started.done() and serve_details() is None:
+        time.sleep(_LOOK_S)
+    if started.done():
+        started.result()  # nobody takes anything where it has failed
+    return started
+
+
+def _told(error: BaseException) -> BaseException:
+    """Of a front that does not start."""
+    if isinstance(error, RayTaskError):
+        reason = str(error.cause)
+    elif isinstance(error, RayActorError | TimeoutError):
         reason = f"{str(error).splitlines()[0]} Serve's logs: {log_folder() / 'serve'}"
-        raise UnavailableError(f"Serve's front does not start: {reason}") from error
+    else:
+        return error
+    told = UnavailableError(f"Serve's front does not start: {reason}")
+    told.__cause__ = error
+    return told
 
 
 def log_folder() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -59,8 +60,8 @@ def serve_cluster(
     with cluster():
         if own is None:
             hear(APP_NAME, say)
-        front = _front(args, wished, own)
-        with _noted(args, own), deployed(args, to_stay=own is not None):
+        front, started = _front(args, wished, own)
+        with _noted(args, own), deployed(args, started, to_stay=own is not None):
             application = wait_until_running(args, stop, is_ours=own is not None)
             if application is None:
                 return
@@ -77,8 +78,10 @@ def serve_cluster(
             end_answers(ingresses, stop)
 
 
-def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> FrontAddress:
-    """Where Serve listens, which is started where it does not run."""
+def _front(
+    args: ClusterArgs, wished: WishedFront, own: FrontAddress | None
+) -> tuple[FrontAddress, Future[None]]:
+    """Where Serve listens, which is started where it does not run, and when it does so."""
     from cluster.ray_cluster import num_nodes, start_front
     from cluster.serve_details import front_address, serve_details
 
@@ -90,11 +93,15 @@ def _front(args: ClusterArgs, wished: WishedFront, own: FrontAddress | None) -> 
     if details is not None:
         front = wished.there(front_address(details))
         check(front)
-        return front
+        started: Future[None] = Future()
+        started.set_result(None)
+        return front, started
     with wished.here() if own is None else nullcontext(own) as front:
         check(front)
-        start_front(front)
-    return front
+        started = start_front(front)
+        if own is None:
+            started.result()  # until then nobody else is to have its ports
+    return front, started
 
 
 def _announcement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from itertools import chain, repeat
 from types import SimpleNamespace
@@ -170,8 +171,10 @@ def test_one_that_is_lost_in_a_deployment_is_told(
 
     monkeypatch.setattr(deployment, "serve_details", serve_details)
     monkeypatch.setattr(deployment, "deploy", lambda _: None)
+    front: Future[None] = Future()
+    front.set_result(None)
     with pytest.raises(UnavailableError, match="not said that kvrelay is deployed: .*restarts"):
-        deployment.deployed(ClusterArgs(), to_stay=False).__enter__()
+        deployment.deployed(ClusterArgs(), front, to_stay=False).__enter__()
     assert not answers
 
 

@@ -1,13 +1,21 @@
 """Serve's front, on a machine that takes its time to start it."""
 
+import threading
+
 import pytest
 from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve._private import constants
 
+from cluster import deployment, ray_cluster
+from cluster.cluster_args import ClusterArgs
 from cluster.front_address import FrontAddress
 from cluster.ray_cluster import _OWN_SETTINGS, start_front
 from engine.errors import UnavailableError
+
+FRONT = FrontAddress("127.0.0.1", 8000)
+MESSAGE = "Serve's front does not start: .* Serve's logs: /"
+WHOLE_S = 60.0
 
 
 def test_no_front_is_killed_that_is_still_waited_for() -> None:
@@ -24,5 +32,32 @@ def test_a_front_that_does_not_come_is_told(
         raise error
 
     monkeypatch.setattr(serve, "start", start)
-    with pytest.raises(UnavailableError, match="Serve's front does not start: .* Serve's logs: /"):
-        start_front(FrontAddress("127.0.0.1", 8000))
+    monkeypatch.setattr(ray_cluster, "serve_details", lambda: None)
+    with pytest.raises(UnavailableError, match=MESSAGE):
+        start_front(FRONT)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_application_is_deployed_while_the_front_starts(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And waits for it; Serve's own words for one that does not come would blame its controller."""
+    is_deployed = threading.Event()
+
+    def start(**options: object) -> None:
+        assert is_deployed.wait(WHOLE_S)
+        raise ActorDiedError
+
+    def deploy(_: ClusterArgs) -> None:
+        is_deployed.set()
+        if waits:
+            assert isinstance(started.exception(WHOLE_S), UnavailableError)
+            raise TimeoutError("Proxies not available after 60s.")
+
+    monkeypatch.setattr(serve, "start", start)
+    monkeypatch.setattr(deployment, "deploy", deploy)
+    for module in (ray_cluster, deployment):
+        monkeypatch.setattr(module, "serve_details", lambda: {"applications": {}})
+    started = start_front(FRONT)
+    with pytest.raises(UnavailableError, match=MESSAGE):
+        deployment.deployed(ClusterArgs(), started, to_stay=False).__enter__()
