@@ -71,7 +71,7 @@ def _decode(bench: Bench, spec: AttentionSpec, num_seqs: int, context: int) -> N
     def attend(tiles: AttentionTiles, num_programs: int) -> None:
         for layer in range(layers):
             for launch in decode_launches(
-                q, spec, made.slab, layer, made.batch, made.group, out, num_programs, tiles
+                q, spec, made.slab, layer, made.batch, made.group, None, out, num_programs, tiles
             ):
                 launch.run()
 
@@ -94,7 +94,7 @@ def _prefill(bench: Bench, spec: AttentionSpec, length: int) -> None:
     usual = prefill_tiles(length * 4, spec.head_dim, spec.value_dim, bench.dtype.itemsize)
 
     def attend(tiles: AttentionTiles) -> None:
-        prefill_launch(q, spec, made.slab, LAYER, made.batch, made.group, out, tiles).run()
+        prefill_launch(q, spec, made.slab, LAYER, made.batch, made.group, None, out, tiles).run()
 
     expected = _result(bench, out, lambda: attend(usual))
     for tiles in PREFILL[-3:-2] if bench.smoke else PREFILL:

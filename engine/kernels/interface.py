@@ -189,8 +189,10 @@ class Kernels(Protocol):
         layer: int,
         batch: StepBatch,
         group: GroupBatch,
+        sinks: torch.Tensor | None = None,  # [heads] fp32
     ) -> torch.Tensor:
-        """Causal attention over the cached tokens, [tokens, heads, value_dim]."""
+        """Causal attention over the cached tokens, [tokens, heads, value_dim]. A head's sink is
+        one score more for each of its queries, of a token whose value is nothing."""
         ...
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

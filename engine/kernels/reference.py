@@ -102,6 +102,7 @@ class ReferenceKernels:
         layer: int,
         batch: StepBatch,
         group: GroupBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = q.new_zeros(q.shape[0], spec.num_heads, spec.value_dim)
         starts, kv_lens = batch.query_starts.tolist(), batch.kv_lens.tolist()
@@ -109,7 +110,7 @@ class ReferenceKernels:
             rows = slice(starts[s], starts[s + 1])
             k = cached_rows(slab, layer, KEYS, group.block_tables[s], kv_len)
             v = cached_rows(slab, layer, VALUES, group.block_tables[s], kv_len)
-            out[rows] = attend(q[rows].float(), k, v, spec).to(q.dtype)
+            out[rows] = attend(q[rows].float(), k, v, spec, sinks).to(q.dtype)
         return out
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -192,7 +193,13 @@ def cached_rows(
     return rows.transpose(1, 2).flatten(0, 1)[:kv_len]
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    spec: AttentionSpec,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The last q.shape[0] tokens of a sequence over all of it; a query that sees none gives 0."""
     per_kv_head = spec.num_heads // spec.num_kv_heads
     k, v = k.repeat_interleave(per_kv_head, dim=1), v.repeat_interleave(per_kv_head, dim=1)
@@ -207,7 +214,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpe
     # Rows of a freed block (behind the window) may hold anything, NaN too: 0 * NaN is NaN.
     seen = visible.any(0)
     v = v.masked_fill(~seen[:, None, None], 0.0)
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        sunk = sinks[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, sunk), -1)
+    weights = scores.softmax(-1)[..., : len(keys)].nan_to_num(0.0)
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 

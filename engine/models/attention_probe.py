@@ -2,8 +2,8 @@
 
 The model lives on the meta device: no weight is read and nothing is computed. Where its class looks
 at values on the way, as to count the tokens of each expert, all of them are zeros instead, and take
-no memory either. An attention that ours would get wrong (a mask, a bias, a sink that it would
-ignore) is refused here.
+no memory either. An attention that ours would get wrong (a mask, a bias that it would ignore) is
+refused here.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _BY_LENGTH = ("dynamic", "longrope")  # rotations that change where positions go
 class ProbedAttention:
     module: str  # its name inside the model
     spec: AttentionSpec
+    sinks: str | None  # the parameter's name
 
 
 class _MaskMarker:
@@ -94,6 +95,7 @@ class _Recorder:
             raise ModelError(f"{name}: its queries are scaled by positions that it is not told")
         scale = arguments.pop("scaling", None)
         soft_cap = arguments.pop("softcap", None)
+        sinks = _sinks(module, name, query.shape[1], arguments)
         _refuse_arguments(name, arguments)
         head_dim = query.shape[-1]
         self.attentions.append(
@@ -108,6 +110,7 @@ class _Recorder:
                     window=window,
                     soft_cap=None if soft_cap is None else float(soft_cap),
                 ),
+                sinks,
             )
         )
         return value.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
@@ -124,6 +127,17 @@ def _window(name: str, mask: torch.Tensor | None, argument: int | None) -> int |
     if argument is not None and argument != window:
         raise ModelError(f"{name}: asks for a window of {argument}, its mask has {window}")
     return window
+
+
+def _sinks(
+    module: torch.nn.Module, name: str, num_heads: int, arguments: dict[str, Any]
+) -> str | None:
+    """Stays among the arguments if it is no parameter of one score a head."""
+    for parameter, value in module.named_parameters(recurse=False):
+        if value is arguments.get("s_aux") and value.shape == (num_heads,):
+            del arguments["s_aux"]
+            return f"{name}.{parameter}"
+    return None
 
 
 def _refuse_arguments(name: str, arguments: Mapping[str, object]) -> None:

@@ -34,6 +34,7 @@ class PagedLayer:
     spec: AttentionSpec
     group: int
     layer: int  # inside the group
+    sinks: torch.Tensor | None  # [heads] fp32
     step: StepSlot
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -43,7 +44,9 @@ class PagedLayer:
         slab, group = self.step.slabs[self.group], batch.groups[self.group]
         q, k, v = (x[0].transpose(0, 1).to(value.dtype).contiguous() for x in (query, key, value))
         self.kernels.write_kv(k, v, slab, self.layer, group.slots)
-        return self.kernels.attention(q, self.spec, slab, self.layer, batch, group).unsqueeze(0)
+        return self.kernels.attention(
+            q, self.spec, slab, self.layer, batch, group, self.sinks
+        ).unsqueeze(0)
 
 
 def _paged_attention(

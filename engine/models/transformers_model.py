@@ -169,7 +169,10 @@ def _attach(
     for index, attention in enumerate(attentions):
         group = next(g for g, kv_group in enumerate(groups) if index in kv_group.layers)
         layer = groups[group].layers.index(index)
-        layers.append(PagedLayer(kernels, attention.spec, group, layer, step))
+        sinks = None
+        if attention.sinks is not None:
+            sinks = model.get_parameter(attention.sinks).detach().float()
+        layers.append(PagedLayer(kernels, attention.spec, group, layer, sinks, step))
         module = model.get_submodule(attention.module)
         module.kvrelay_layers = [*getattr(module, "kvrelay_layers", ()), layers[-1]]
     return layers

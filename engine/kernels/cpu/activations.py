@@ -5,12 +5,11 @@ from typing import Any
 from engine.kernels.cpu.emit import LANES
 from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.memory import claim, element_bytes, load, store, word
-from engine.kernels.cpu.vectors import magnitude, power_of_two, splat
+from engine.kernels.cpu.vectors import LOG2_E, magnitude, power_of_two, splat
 from engine.kernels.interface import Activation
 
 WORDS = "7q"
 CODES = {Activation.SILU: 0, Activation.GELU_TANH: 1, Activation.GELU: 2}
-LOG2_E = 1.4426950408889634
 
 
 def gated_activation(job: Any) -> None:

@@ -1,18 +1,16 @@
 """Paged attention: which kernel serves which sequences of a step, and with what memory."""
 
-import math
-
 import torch
 
 from engine.kernels.cpu import decode, decode_state, prefill, prefill_state, tile_prefill
 from engine.kernels.cpu.kernel import Kernel, WorkingMemory
 from engine.kernels.cpu.paged import WORDS
 from engine.kernels.cpu.recording import empty_rows
+from engine.kernels.cpu.vectors import LOG2_E
 from engine.kernels.cpu.writing import scales_address
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from kv_cache.slab import KvSlab
 
-LOG2_E = math.log2(math.e)
 EVERYTHING = 1 << 30  # the window of a layer without one, in tokens
 
 
@@ -39,6 +37,7 @@ class PagedAttention:
         layer: int,
         batch: StepBatch,
         group: GroupBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert q.is_contiguous()
         assert group.block_tables.dtype is torch.int32
@@ -46,9 +45,11 @@ class PagedAttention:
         out = empty_rows(tokens, heads * dim, q.dtype).view(tokens, heads, dim)
         num_decode, num_seqs = batch.num_decode, batch.num_seqs
         if num_decode:
-            self._run(self._decode, 0, num_decode, q, out, spec, slab, layer, batch, group)
+            self._run(self._decode, 0, num_decode, q, out, spec, slab, layer, batch, group, sinks)
         if num_decode < num_seqs:
-            self._run(self._prefill, num_decode, num_seqs, q, out, spec, slab, layer, batch, group)
+            self._run(
+                self._prefill, num_decode, num_seqs, q, out, spec, slab, layer, batch, group, sinks
+            )
         return out
 
     def _run(
@@ -63,6 +64,7 @@ class PagedAttention:
         layer: int,
         batch: StepBatch,
         group: GroupBatch,
+        sinks: torch.Tensor | None,
     ) -> None:
         threads = torch.get_num_threads()
         itemsize = q.itemsize
@@ -110,6 +112,7 @@ class PagedAttention:
             scratch,
             partials,
             arrivals,
+            0 if sinks is None else sinks.data_ptr(),
             scale,
             cap,
         )

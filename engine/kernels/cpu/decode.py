@@ -62,10 +62,13 @@ from engine.kernels.cpu.paged import (
     TILE,
     VALUE_DIM,
     VALUES_LIST,
+    WINDOW,
     hide_unseen,
+    kv_len,
     list_groups,
     query_start,
     scaled_score,
+    set_highest,
 )
 from engine.kernels.cpu.quantised import gather_scales, widen
 from engine.kernels.cpu.rows import (
@@ -130,11 +133,16 @@ def begin(job: Any, areas: Any, piece: Any) -> None:
         for i in range(word(job, HEADS) // word(job, KV_HEADS)):
             target = areas.queries + i * row_floats(dim) * 4
             widen_query(job, query + i * dim * element_bytes(job), dim, target)
-    queries = padded(word(job, HEADS) // word(job, KV_HEADS))
+    group = word(job, HEADS) // word(job, KV_HEADS)
+    queries = padded(group)
     for i in range(queries):
         put_float(areas.maxima + i * VECTOR_BYTES, LOWEST)
     end = areas.sums + queries * row_floats(word(job, VALUE_DIM)) * 4
     zero(areas.totals, end - areas.totals)
+    if piece.first == max(0, kv_len(job, piece.sequence) - word(job, WINDOW)):
+        for i in range(group):
+            at = i * VECTOR_BYTES
+            set_highest(job, areas.maxima + at, areas.totals + at, piece.head * group + i)
 
 
 @part_of_kernel

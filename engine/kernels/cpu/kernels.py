@@ -176,12 +176,13 @@ class CpuKernels:
         layer: int,
         batch: StepBatch,
         group: GroupBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         dtype = _computed(q.dtype, slab)
         attention = self._of(dtype).cache(slab.layout.format).attention_for(spec)
         if q.dtype == dtype:
-            return attention(q, spec, slab, layer, batch, group)
-        return attention(q.to(dtype), spec, slab, layer, batch, group).to(q.dtype)
+            return attention(q, spec, slab, layer, batch, group, sinks)
+        return attention(q.to(dtype), spec, slab, layer, batch, group, sinks).to(q.dtype)
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         assert gate_up.is_contiguous()

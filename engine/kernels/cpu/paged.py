@@ -6,16 +6,18 @@ from engine.kernels.cpu.language import part_of_kernel
 from engine.kernels.cpu.memory import (
     cached_bytes,
     copy,
+    float_at,
     int32_at,
     int64_at,
     is_quantised,
     prefetch,
+    put_float,
     put_int64,
     real,
     word,
     zero,
 )
-from engine.kernels.cpu.vectors import power_of_two, splat
+from engine.kernels.cpu.vectors import LOG2_E, power_of_two, splat
 
 GROUP = 8  # tokens: the smallest block, so a group's rows are one run of memory
 TILE = 64  # tokens that are looked at together
@@ -28,7 +30,7 @@ MASKED = -1e30
 LOWEST = -1e20  # where maxima begin: above what is masked, so that it counts for nothing
 SCALE_BYTES = 4  # of a row in a quantised cache
 
-WORDS = "24q2d"
+WORDS = "25q2d"
 (
     QUERIES,  # [tokens, heads, head_dim]
     OUT,  # [tokens, heads, value_dim]
@@ -54,9 +56,20 @@ WORDS = "24q2d"
     SCRATCH_STRIDE,
     PARTIALS,
     ARRIVALS,
+    SINKS,  # fp32, [heads]; 0 for none
     SCALE,  # of scores, 1 / soft_cap included where there is one
     SOFT_CAP,  # 0 for none
-) = range(26)
+) = range(27)
+
+
+@part_of_kernel
+def set_highest(job: Any, maximum: Any, total: Any, head: Any) -> None:
+    """Where a row's maximum and total begin: at its head's sink, which weighs 1 beside itself."""
+    put_float(maximum, LOWEST)
+    put_float(total, 0.0)
+    if word(job, SINKS) != 0:
+        put_float(maximum, float_at(word(job, SINKS) + head * 4) * LOG2_E)
+        put_float(total, 1.0)
 
 
 @part_of_kernel

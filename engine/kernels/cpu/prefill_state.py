@@ -22,7 +22,6 @@ from engine.kernels.cpu.paged import (
     HEADS,
     KV_HEADS,
     LIST_BYTES,
-    LOWEST,
     OUT,
     OUT_ROW,
     QUERIES,
@@ -31,6 +30,7 @@ from engine.kernels.cpu.paged import (
     edge_bytes,
     kv_len,
     query_start,
+    set_highest,
 )
 from engine.kernels.cpu.quantised import SCALES_BYTES, widened_bytes
 
@@ -159,8 +159,8 @@ def set_queries(job: Any, areas: Any, piece: Any) -> None:
         at = (token + query) * heads + piece.head * group + member
         put_int64(areas.rows + i * 8, word(job, QUERIES) + at * dim * element_bytes(job))
         put_float(areas.positions + i * 4, position if i < piece.rows else -1)
-        put_float(areas.maxima + i * 4, LOWEST)
-        put_float(areas.totals + i * 4, 0.0)
+        head = piece.head * group + member
+        set_highest(job, areas.maxima + i * 4, areas.totals + i * 4, head)
         if i + 1 < piece.rows:
             member += 1
             if member == group:

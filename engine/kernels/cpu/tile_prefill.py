@@ -50,7 +50,6 @@ from engine.kernels.cpu.paged import (
     HEADS,
     KV_HEADS,
     LIST_BYTES,
-    LOWEST,
     MASKED,
     OUT,
     OUT_ROW,
@@ -69,6 +68,7 @@ from engine.kernels.cpu.paged import (
     list_groups,
     query_start,
     scaled_score,
+    set_highest,
 )
 from engine.kernels.cpu.prefill_state import LAZY, find
 from engine.kernels.cpu.quantised import SCALES_BYTES, gather_scales, widen, widened_bytes
@@ -188,8 +188,8 @@ def set_queries(job: Any, areas: Any, piece: Any) -> None:
         for i in range(row, row + STRIP):
             number = piece.row % group + min(i, piece.rows - 1)
             put_float(areas.positions + i * 4, piece.lowest + number // group)
-        store_fp32(areas.maxima + row * 4, splat(LOWEST), LANES)
-        store_fp32(areas.totals + row * 4, splat(0.0), LANES)
+            head = piece.head * group + number % group
+            set_highest(job, areas.maxima + i * 4, areas.totals + i * 4, head)
         target = areas.queries + row * dim * ELEMENT_BYTES
         for first in range(0, dim, TILE_INPUTS):
             transpose_rows(job, areas.rows, first, dim - first, target, VECTOR_BYTES)

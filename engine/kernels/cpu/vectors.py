@@ -91,6 +91,7 @@ def power_of_two(builder: Any, x: Any) -> Any:
     return _exponential(builder, x, EXP2_FINE)
 
 
+LOG2_E = 1.4426950408889634
 LEAST_WEIGHT = 2.0**-126
 
 

@@ -12,7 +12,7 @@ from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.merge import merge_kernel
 from engine.kernels.triton.paged import scales_of, strides_of
 from engine.kernels.triton.segments import first_tile, segment_at, segment_ends, share_of
-from engine.kernels.triton.softmax import attended, attention_constants
+from engine.kernels.triton.softmax import attended, attention_constants, beginning
 from engine.kernels.triton.tiles import AttentionTiles, decode_tiles, power_of_two
 from kv_cache.slab import KvSlab
 
@@ -26,6 +26,7 @@ def decode_kernel(
     q_ptr: tl.tensor,  # [tokens, NUM_HEADS, HEAD_DIM]
     slab_ptr: tl.tensor,
     scales_ptr: tl.tensor,  # the slab as fp32; None: its format has no scales
+    sinks_ptr: tl.tensor,  # [NUM_HEADS] fp32; None: there are none
     table_ptr: tl.tensor,
     kv_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,  # [tokens, NUM_HEADS, VALUE_DIM]
@@ -80,10 +81,11 @@ def decode_kernel(
         if scales_ptr is not None:
             own_scales = scales_ptr + (scales_offset + kv_head * (head_stride // 4))
         first = first_tile(kv_len, TOKENS, WINDOW) + inner - begin
+        sunk = members < tl.where(inner == begin, GROUP, 0)
+        highest, total = beginning(sinks_ptr, kv_head * GROUP + members, sunk, ROWS)
         highest, total, acc = attended(
             q, tl.zeros([ROWS], tl.int32) + (kv_len - 1),
-            tl.full([ROWS], -1.0e30, tl.float32), tl.zeros([ROWS], tl.float32),
-            tl.zeros([ROWS, VALUE_BLOCK], tl.float32),
+            highest, total, tl.zeros([ROWS, VALUE_BLOCK], tl.float32),
             slab_ptr + (k_offset + kv_head * head_stride),
             slab_ptr + (v_offset + kv_head * head_stride),
             own_scales,
@@ -115,6 +117,7 @@ def decode_launches(
     layer: int,
     batch: StepBatch,
     group: GroupBatch,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
     num_programs: int,
     tiles: AttentionTiles | None = None,
@@ -130,7 +133,7 @@ def decode_launches(
     partial = torch.empty(rows * spec.value_dim, dtype=torch.float32, device=q.device)
     stats = torch.empty(rows * 2, dtype=torch.float32, device=q.device)
     args = (
-        q, slab.data, scales_of(slab), tables, batch.kv_lens, out, partial, stats,
+        q, slab.data, scales_of(slab), sinks, tables, batch.kv_lens, out, partial, stats,
         batch.num_decode, tables.stride(0), *strides_of(slab, layer),
     )  # fmt: skip
     merge_args = (partial, stats, batch.kv_lens, out, batch.num_decode, num_programs)

@@ -111,15 +111,16 @@ class TritonKernels:
         layer: int,
         batch: StepBatch,
         group: GroupBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = q.new_empty(q.shape[0], spec.num_heads, spec.value_dim)
         if batch.num_decode > 0:
             for launch in decode_launches(
-                q, spec, slab, layer, batch, group, out, self._num_programs
+                q, spec, slab, layer, batch, group, sinks, out, self._num_programs
             ):
                 launch.run()
         if batch.num_seqs > batch.num_decode:
-            prefill_launch(q, spec, slab, layer, batch, group, out).run()
+            prefill_launch(q, spec, slab, layer, batch, group, sinks, out).run()
         return out
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -11,7 +11,7 @@ import triton.language as tl
 from engine.kernels.interface import AttentionSpec, GroupBatch, StepBatch
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.paged import scales_of, strides_of
-from engine.kernels.triton.softmax import attended, attention_constants
+from engine.kernels.triton.softmax import attended, attention_constants, beginning
 from engine.kernels.triton.tiles import AttentionTiles, prefill_tiles
 from kv_cache.slab import KvSlab
 
@@ -36,6 +36,7 @@ def prefill_kernel(
     q_ptr: tl.tensor,  # [tokens, NUM_HEADS, HEAD_DIM]
     slab_ptr: tl.tensor,
     scales_ptr: tl.tensor,  # the slab as fp32; None: its format has no scales
+    sinks_ptr: tl.tensor,  # [NUM_HEADS] fp32; None: there are none
     table_ptr: tl.tensor,
     query_starts_ptr: tl.tensor,
     kv_lens_ptr: tl.tensor,
@@ -92,8 +93,7 @@ def prefill_kernel(
     row_ptr = table_ptr + seq.to(tl.int64) * table_stride
     lowest = kv_len - num_queries + first_query
     end = tl.cdiv(tl.minimum(lowest + QUERIES, kv_len), TOKENS)
-    highest = tl.full([ROWS], -1.0e30, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    highest, total = beginning(sinks_ptr, first_head + rows % MEMBERS, rows < num_rows, ROWS)
     acc = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
     positions = lowest + rows // MEMBERS
     if WINDOW > 0:
@@ -129,6 +129,7 @@ def prefill_launch(
     layer: int,
     batch: StepBatch,
     group: GroupBatch,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
     tiles: AttentionTiles | None = None,
 ) -> Launch:
@@ -142,8 +143,9 @@ def prefill_launch(
     chunks = spec.num_kv_heads * -(-spec.num_heads // (spec.num_kv_heads * members))
     query_tiles = -(-batch.max_query_len // (tiles.rows // members))
     args = (
-        q, slab.data, scales_of(slab), group.block_tables, batch.query_starts, batch.kv_lens, out,
-        batch.num_decode, group.block_tables.stride(0), *strides_of(slab, layer),
+        q, slab.data, scales_of(slab), sinks, group.block_tables, batch.query_starts,
+        batch.kv_lens, out, batch.num_decode, group.block_tables.stride(0),
+        *strides_of(slab, layer),
     )  # fmt: skip
     return Launch(
         prefill_kernel,

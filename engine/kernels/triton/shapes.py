@@ -46,6 +46,7 @@ class ModelShape(NamedTuple):
     format: str = "bf16"
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
     head_norm: bool = False
     rotary_dim: int | None = None  # None: all of a head turns
     attention_only: bool = True
@@ -88,6 +89,7 @@ SHAPES = (
     ModelShape("gemma-2-27b global", 32, 16, 128, soft_cap=50.0),
     ModelShape("gemma-2-9b local", 16, 8, 256, window=4096, soft_cap=50.0),
     ModelShape("gemma-2-9b global", 16, 8, 256, soft_cap=50.0),
+    ModelShape("gpt-oss local", 64, 8, 64, window=128, sinks=True),
     ModelShape("llama, fp8_e4m3", 32, 8, 128, format="fp8_e4m3"),
     ModelShape("llama, fp8_e5m2", 32, 8, 128, format="fp8_e5m2"),
     ModelShape("int8, block 16", 32, 8, 128, block_size=16, format="int8", rotary_dim=64),
@@ -108,11 +110,12 @@ def launches_of(shape: ModelShape) -> Iterator[Launch]:
     group = GroupBatch(_ints(SEQS, MAX_LEN // shape.block_size), _longs(SEQS))
     q = torch.empty(TOKENS, spec.num_heads, spec.head_dim, dtype=dtype, device=META)
     out = torch.empty_like(q)
+    sinks = torch.empty(spec.num_heads, device=META) if shape.sinks else None
     decode = _batch(group, num_seqs=SEQS, num_decode=SEQS, max_query_len=1)
-    yield from decode_launches(q, spec, slab, 3, decode, group, out, H200_PROGRAMS)
+    yield from decode_launches(q, spec, slab, 3, decode, group, sinks, out, H200_PROGRAMS)
     for num_queries in (TOKENS, FEW) if spec.head_dim > 128 else (TOKENS,):
         prefill = _batch(group, num_seqs=1, num_decode=0, max_query_len=num_queries)
-        yield prefill_launch(q, spec, slab, 3, prefill, group, out)
+        yield prefill_launch(q, spec, slab, 3, prefill, group, sinks, out)
 
 
 def draws() -> Iterator[tuple[str, Launch]]:

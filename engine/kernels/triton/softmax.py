@@ -38,6 +38,23 @@ def attention_constants(
 
 
 @triton.jit
+def beginning(
+    sinks_ptr: tl.tensor,  # None: there are none
+    heads: tl.tensor,  # [ROWS]
+    sunk: tl.tensor,  # [ROWS], whether a row begins at its head's sink
+    ROWS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Maximum and total of each row before any key. A sink weighs 1 beside itself."""
+    highest = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + heads, mask=sunk, other=0.0) * 1.4426950408889634
+        highest = tl.where(sunk, sinks, highest)
+        total = tl.where(sunk, 1.0, total)
+    return highest, total
+
+
+@triton.jit
 def tanh(x: tl.tensor) -> tl.tensor:
     """By exp2, since libdevice's needs a library to link. Absolute error 1e-7."""
     return 1.0 - 2.0 / (tl.exp2(x * 2.885390081777927) + 1.0)

@@ -41,6 +41,7 @@ class AttentionCase:
     q: torch.Tensor  # [tokens, heads, head_dim]
     keys: tuple[torch.Tensor, ...]  # of each sequence, [kv_len, kv_heads, head_dim]
     values: tuple[torch.Tensor, ...]
+    sinks: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> "AttentionCase":
         """The dense truth stays behind."""
@@ -54,7 +55,13 @@ class AttentionCase:
             groups=(group,),
         )
         slab = KvSlab(self.slab.layout, self.slab.data.to(device))
-        return replace(self, slab=slab, batch=batch, group=group, q=self.q.to(device))
+        sinks = None if self.sinks is None else self.sinks.to(device)
+        q = self.q.to(device)
+        return replace(self, slab=slab, batch=batch, group=group, q=q, sinks=sinks)
+
+    def with_sinks(self) -> "AttentionCase":
+        """From one that weighs nothing to one that weighs nearly all."""
+        return replace(self, sinks=torch.linspace(-20, 12, self.spec.num_heads))
 
 
 @dataclass(frozen=True, eq=False)

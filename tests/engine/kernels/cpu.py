@@ -28,7 +28,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
 def attended(kernels: CpuKernels | ReferenceKernels, case: AttentionCase) -> torch.Tensor:
-    return kernels.attention(case.q, case.spec, case.slab, case.layer, case.batch, case.group)
+    return kernels.attention(
+        case.q, case.spec, case.slab, case.layer, case.batch, case.group, case.sinks
+    )
 
 
 def assert_as_reference(kernels: CpuKernels, case: AttentionCase) -> None:
@@ -45,7 +47,9 @@ def assert_same_bits_alone(case: AttentionCase, kernels: CpuKernels = BEST) -> N
     for s, kv_len in enumerate(case.batch.kv_lens.tolist()):
         tokens = slice(starts[s], starts[s + 1])
         batch, group = _sub_batch(case, s, (starts[s + 1] - starts[s], kv_len))
-        alone = kernels.attention(case.q[tokens], case.spec, case.slab, case.layer, batch, group)
+        alone = kernels.attention(
+            case.q[tokens], case.spec, case.slab, case.layer, batch, group, case.sinks
+        )
         assert torch.equal(alone, together[tokens])
 
 
@@ -58,7 +62,7 @@ def assert_same_bits_in_chunks(
     for size in sizes:
         batch, group = _sub_batch(case, 0, (size, start + size))
         q = case.q[start : start + size]
-        chunk = kernels.attention(q, case.spec, case.slab, case.layer, batch, group)
+        chunk = kernels.attention(q, case.spec, case.slab, case.layer, batch, group, case.sinks)
         assert torch.equal(chunk, whole[start : start + size])
         start += size
     assert start == len(whole)

@@ -57,6 +57,18 @@ def test_windows_and_soft_caps(
     assert_as_reference(kernels, attention_case(spec, MIXED, 8, dtype))
 
 
+@pytest.mark.parametrize(("dtype", "kernels"), DTYPES)
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (20, None), (None, 5.0)])
+def test_sinks(
+    dtype: torch.dtype, kernels: CpuKernels, window: int | None, soft_cap: float | None
+) -> None:
+    """Each piece of a long sequence begins somewhere; its sink counts once."""
+    spec = make_spec(12, 4, 32, window=window, soft_cap=soft_cap)
+    case = attention_case(spec, [*MIXED, (1, 3 * SPLIT + 70)], 8, dtype).with_sinks()
+    assert_as_reference(kernels, case)
+    assert_same_bits_alone(case, kernels)
+
+
 @pytest.mark.parametrize("length", [SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 3 * SPLIT + 70])
 def test_long_sequences_are_split_and_merged(length: int) -> None:
     case = attention_case(make_spec(3, 1, 32), [(1, length), (1, 3)])

@@ -48,7 +48,29 @@ def sdpa(case: AttentionCase) -> torch.Tensor:
 
 
 def attended(case: AttentionCase) -> torch.Tensor:
-    return KERNELS.attention(case.q, case.spec, case.slab, case.layer, case.batch, case.group)
+    return KERNELS.attention(
+        case.q, case.spec, case.slab, case.layer, case.batch, case.group, case.sinks
+    )
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_sink_is_a_token_of_every_sequence_whose_value_is_nothing(window: int | None) -> None:
+    """Which torch's attention is given at the front, as a key that only its head's queries see."""
+    spec = make_spec(4, 2, 16, window=window)
+    case = attention_case(spec, [(5, 40)]).with_sinks()
+    assert case.sinks is not None
+    (k,), (v,) = case.keys, case.values
+    k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    k = torch.cat((torch.zeros(1, 4, 16), k))
+    k = torch.cat((k, torch.zeros(41, 4, 1)), -1)
+    k[0, :, -1] = case.sinks / spec.scale
+    v = torch.cat((torch.zeros(1, 4, 16), v))
+    q = torch.cat((case.q, torch.ones(5, 4, 1)), -1)
+    i, j = torch.arange(36, 41)[:, None], torch.arange(41)[None, :]
+    mask = (j <= i) & ((j > i - (window or 100)) | (j == 0))
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=spec.scale)
+    torch.testing.assert_close(attended(case), expected.transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 1, 20])

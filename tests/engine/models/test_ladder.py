@@ -124,10 +124,11 @@ class NotingKernels(RecordingKernels):
         layer: int,
         batch: StepBatch,
         group: GroupBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if batch.num_seqs > batch.num_decode:
             self.lengths.add(batch.max_query_len)
-        return super().attention(q, spec, slab, layer, batch, group)
+        return super().attention(q, spec, slab, layer, batch, group, sinks)
 
 
 def test_no_prompt_wants_tiles_that_were_not_wanted_before_it(saved_models: SavedModels) -> None:

@@ -100,6 +100,8 @@ SERVED_CASES = (
          rope_parameters={"full_attention": {**THETA, "rope_type": "dynamic", "factor": 2.0},
                           "sliding_attention": {**THETA, "rope_type": "default"}}),
     case("llama4_text", **LLAMA4, attn_temperature_tuning=False),
+    case("gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
+    case("granite_swa", sliding_window=16),
     case("mixtral", num_local_experts=4, num_experts_per_tok=2),
     case("qwen2_moe", num_experts=4, shared_expert_intermediate_size=32, **MOE),
     case("qwen3_moe", num_experts=4, head_dim=32, **MOE),
@@ -122,7 +124,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("rwkv", {}, "keeps recurrent state, which"),
     ("glm_moe_dsa", {}, "layers that paged attention cannot serve (indexed_attention)"),
     ("bart", {}, "encoder-decoder"),
-    ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
     ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "(chunked_attention)"),
     (
         "llama4_text",

@@ -26,10 +26,12 @@ MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (2, 90), (33, 33)]
 def assert_right(
     case: AttentionCase, device: torch.device, num_programs: int, tolerance: float = 1e-5
 ) -> None:
-    expected = REFERENCE.attention(case.q, case.spec, case.slab, case.layer, case.batch, case.group)
+    expected = REFERENCE.attention(
+        case.q, case.spec, case.slab, case.layer, case.batch, case.group, case.sinks
+    )
     there = case.to(device)
     out = TritonKernels(num_programs).attention(
-        there.q, there.spec, there.slab, there.layer, there.batch, there.group
+        there.q, there.spec, there.slab, there.layer, there.batch, there.group, there.sinks
     )
     assert out.dtype == case.q.dtype
     torch.testing.assert_close(out.cpu(), expected, rtol=tolerance, atol=tolerance)
@@ -62,6 +64,20 @@ def test_head_shapes(
 ) -> None:
     case = attention_case(make_spec(heads, kv_heads, head_dim, value_dim), MIXED)
     assert_right(case, device, num_programs=5)
+
+
+@pytest.mark.parametrize("num_programs", [1, 7])
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks(window: int | None, num_programs: int, device: torch.device) -> None:
+    """Each part of a long sequence begins somewhere; its sink counts once."""
+    spec = make_spec(12, 4, 32, window=window)
+    case = attention_case(spec, [*MIXED, (1, 700)]).with_sinks()
+    assert_right(case, device, num_programs)
+
+
+def test_sinks_of_more_query_heads_than_rows_of_a_tile(device: torch.device) -> None:
+    case = attention_case(make_spec(heads=80, kv_heads=1), [(1, 40), (3, 20)]).with_sinks()
+    assert_right(case, device, num_programs=3)
 
 
 def test_more_query_heads_than_rows_of_a_tile(device: torch.device) -> None:
