@@ -74,7 +74,9 @@ class EngineConfig:
     max_pause_s: float = _knob(
         0.5, "prompts get what lets a step beside answers end so soon, else in twice that"
     )
-    max_num_queued_reqs: int = _knob(4096, "requests that may wait; more are rejected")
+    max_num_queued_reqs: int = _knob(
+        4096, "requests that may wait; more are rejected, but for answers begun elsewhere"
+    )
     scheduling_policy: str = _knob(
         "fcfs",
         "who goes first; with 'priority' lower is sooner, with 'shortest' the shorter prompt",

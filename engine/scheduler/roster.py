@@ -76,7 +76,8 @@ class Roster:
         """`due` orders it, `names` are those of its prompt or none yet."""
         if source.request_id in self._requests:
             raise RequestError("request_id", f"{source.request_id!r} is running already")
-        if len(self.waiting) >= self._limits.max_num_queued_reqs:
+        # Of an answer that another engine began, a client has a part already.
+        if not source.sent and len(self.waiting) >= self._limits.max_num_queued_reqs:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already")
         room = self._limits.max_model_len - len(source.prompt_token_ids)
         request = RunningRequest(source, seed, source.params.max_tokens or room, grammar)

@@ -501,6 +501,15 @@ def test_the_queue_is_bounded() -> None:
     bench.add("c", [1])
 
 
+def test_an_answer_that_has_begun_is_not_refused_where_as_many_wait_as_may() -> None:
+    """Its worker died or left, and its client has a part of it."""
+    bench = Bench(max_queued=1)
+    bench.add("a", [1])
+    bench.add("moved", [1], sent=(ChoiceSoFar([2]),))
+    with pytest.raises(QueueFullError):
+        bench.add("b", [1])
+
+
 def test_prompt_logprobs_read_no_cache() -> None:
     bench = Bench()
     prompt = list(range(3 * BLOCK))
