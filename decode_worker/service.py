@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 from decode_worker.answerer import Answerer
 from decode_worker.session import MAX_UNSENT_BYTES, Session
 from engine.errors import EngineError
+from kv_transfer.event_service import COMES_BACK_S
 from protos.generation_pb2 import Failure
 from protos.limits import SESSION_OPEN
 from protos.session_pb2 import DecodeMessage, IngressMessage
@@ -48,6 +50,7 @@ class SessionService(SessionServicer):
         self._numbers = count(1)
         self._sessions: set[Session] = set()
         self._draining = self._asks_to_move = False
+        self._left_at = -math.inf
 
     @property
     def num_requests(self) -> int:
@@ -56,6 +59,11 @@ class SessionService(SessionServicer):
     @property
     def num_sessions(self) -> int:
         return len(self._sessions)
+
+    def is_left(self) -> bool:
+        """No ingress has a session here, nor may open it again."""
+        gone_s = asyncio.get_running_loop().time() - self._left_at
+        return not self._sessions and gone_s >= COMES_BACK_S
 
     def drain(self) -> None:
         """No new request and no new session; each session ends when it is idle."""
@@ -103,6 +111,7 @@ class SessionService(SessionServicer):
             greeting.cancel()
             session.close()
             self._sessions.discard(session)
+            self._left_at = asyncio.get_running_loop().time()
 
     @contextmanager
     def _watching(self, session: Session) -> Iterator[None]:

@@ -45,7 +45,7 @@ class DecodeWorker(Node):
         end = math.inf if deadline_s is None else began + deadline_s
         asked_to_move = False
         while (now := time.monotonic()) < end:
-            if not self.draining and (now >= began + succession_s or self._is_left()):
+            if not self.draining and (now >= began + succession_s or self.sessions.is_left()):
                 self.begin_drain()
             if self.draining and not self._is_busy():
                 break
@@ -58,9 +58,6 @@ class DecodeWorker(Node):
         self.sessions.fail_requests(UnavailableError("the worker is draining"))
         await self._end_leases()
         yield self._progress(done=True)
-
-    def _is_left(self) -> bool:
-        return self.sessions.num_sessions == 0
 
     def _is_busy(self) -> bool:
         return self.sessions.num_requests > 0 or self.num_leases > 0

@@ -15,6 +15,7 @@ from engine.errors import UnavailableError
 from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from prefill_worker.node import Node
+from protos.generation_pb2 import Failure
 from protos.rpc import Plane
 from router.subscriber import WorkerFeed
 from router.worker_index import WorkerIndex
@@ -98,6 +99,21 @@ async def test_it_takes_requests_until_the_last_ingress_has_left(group: WorkerGr
         assert not first.leaving
         assert not group.decode[0].draining
         await first.stop()
+
+
+async def test_an_ingress_whose_session_broke_may_come_back(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows no other worker still, and opens another session in a moment."""
+    monkeypatch.setattr("cluster.session.FIRST_RETRY_S", 0.3)
+    (worker,) = group.decode
+    async with ingress(group) as backend, drained(worker, succession_s=600.0):
+        for session in worker.sessions._sessions:
+            session.fail(Failure(kind=Failure.KIND_BUSY, message="the session was not read"))
+        await until(lambda: not backend.is_open)
+        await until(lambda: backend.is_open)
+        assert await ask(backend) == 3
+        await backend.stop()
 
 
 async def test_it_does_not_wait_forever(group: WorkerGroup) -> None:
