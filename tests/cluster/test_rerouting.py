@@ -645,3 +645,53 @@ async def test_workers_that_all_leave_keep_what_they_have(fleet: Fleet) -> None:
     assert len(first.answerer.streams) == 1
     for stream in streams:
         stream.close()
+
+
+def with_places(num: int, num_running: int = 0) -> FakeWorker:
+    worker = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    worker.loads.report = LoadReport(
+        max_sequences=num, num_running=num_running, block_size=16, blocks=room
+    )
+    return worker
+
+
+async def test_as_many_places_are_waited_for_as_choices_are_left(fleet: Fleet) -> None:
+    first = await fleet.add()
+    stream = fleet.relay.submit(request(n=3))
+    answer = await first.stream()
+    answer.push(ChoiceDelta(0, [1], finish_reason=END))
+    assert await next_tokens(stream) == [1]
+    heir = await fleet.add(worker=with_places(2, num_running=1))
+    reading = asyncio.create_task(next_tokens(stream))
+    await first.die()
+    await until(lambda: fleet.relay.router.num_waiting == 1)
+    await looked_at(fleet)
+    assert not heir.answerer.streams
+    heir.loads.report.num_running = 0
+    goes_on = await heir.stream()
+    goes_on.push(ChoiceDelta(1, [2], finish_reason=END), ChoiceDelta(2, [3], finish_reason=END))
+    assert await reading == [2, 3]
+    stream.close()
+
+
+async def test_of_those_that_were_moved_who_came_first_goes_first(make_fleet: MakeFleet) -> None:
+    """Whose client reads sooner that its worker is gone has waited no longer."""
+    fleet = make_fleet(router=RouterConfig(overdue_s=0.0))
+    first = await fleet.add()
+    old, new = fleet.relay.submit(request("old")), fleet.relay.submit(request("new"))
+    await first.stream(1)
+    heir = await fleet.add(worker=with_places(1, num_running=1))
+    reading = [asyncio.create_task(next_tokens(new))]
+    await first.die()
+    await until(lambda: fleet.relay.router.num_waiting == 1)
+    reading.append(asyncio.create_task(next_tokens(old)))
+    await until(lambda: fleet.relay.router.num_waiting == 2)
+    heir.loads.report.num_running = 0
+    goes_on = await heir.stream()
+    assert goes_on.submitted.request.request_id.endswith("old")
+    goes_on.push(ChoiceDelta(0, [1], finish_reason=END))
+    (await heir.stream(1)).push(ChoiceDelta(0, [2], finish_reason=END))
+    assert await asyncio.gather(*reading) == [[2], [1]]
+    for stream in (old, new):
+        stream.close()
