@@ -108,8 +108,8 @@ class HttpExchange:
             if num_bytes < _PART_BYTES:
                 continue
             if not started:
-                started = self._is_half_out = True
                 await self._start(200, [_JSON])
+                started = self._is_half_out = True
             await self._send_part(part)
             part, num_bytes = [], 0
         if started:
@@ -127,15 +127,15 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def start_events(self) -> None:
-        self._streams = True
         await self._start(200, list(_EVENTS))
+        self._streams = True
 
     async def send_events(self, frames: bytes, *, last: bool = False) -> None:
         await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.status = status
 
     async def send_error(self, error: ApiError) -> None:
         """Disconnected, if the client reads nothing: else a server that stops would wait for it. So

@@ -108,3 +108,28 @@ async def test_what_the_work_raises_is_not_taken_for_an_end(error: Exception) ->
         await Racing().exchange.race(work(), 60)
     assert raised.value is error
     await until(lambda: len(asyncio.all_tasks()) == 1)
+
+
+async def long_pieces() -> AsyncIterator[bytes]:
+    for _ in range(2):
+        yield b"x" * (1 << 20)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_an_answer_whose_header_is_not_taken_in_time_has_not_begun(is_stream: bool) -> None:
+    """Of a client that asks again before it reads what it asked first."""
+    taken, sent = asyncio.Event(), list[Any]()
+
+    async def send(message: Any) -> None:
+        await taken.wait()
+        sent.append(message)
+
+    exchange = HttpExchange({"path": "/", "headers": []}, Racing().receive, send)
+    work = exchange.start_events() if is_stream else exchange.send_long_json(long_pieces())
+    with pytest.raises(ApiError) as raised:
+        await exchange.race(work, 0.01)
+    assert exchange.status is None
+    taken.set()
+    await exchange.send_error(raised.value)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == exchange.status == 408
