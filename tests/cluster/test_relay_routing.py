@@ -28,6 +28,7 @@ from engine.request import (
     PromptReport,
     RequestId,
 )
+from engine.sampling import SamplingParams
 from kv_cache.events import DIGEST_MODULUS, EventBatch, Stored, name_digest
 from kv_cache.names import cache_identity, name_blocks, root_name
 from protos.events_pb2 import BlockCounts, LoadReport
@@ -419,3 +420,29 @@ async def test_workers_of_another_release_are_not_used(fleet: Fleet) -> None:
     await until(lambda: ours.worker in pools.usable(Leg.DECODE))
     assert [one.worker for one in pools.router.accounts(Leg.DECODE)] == [ours.worker]
     assert (worker.sessions.num_sessions, ours.sessions.num_sessions) == (0, 1)
+
+
+async def test_an_answer_is_expected_to_be_as_long_as_others_were_and_as_it_may(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, router = await fleet.add(), fleet.relay.router
+    expected: list[int] = []
+    submit = router.submit
+
+    def noted(ask: Ask, now: float) -> None:
+        expected.append(ask.num_new)
+        submit(ask, now)
+
+    monkeypatch.setattr(router, "submit", noted)
+    for number, (max_tokens, num_tokens) in enumerate([(50, 40), (None, 1), (None, 1)]):
+        params = SamplingParams(max_tokens=max_tokens)
+        stream = fleet.relay.submit(replace(request(str(number)), params=params))
+        answer = await worker.stream(number)
+        for _ in range(num_tokens - 1):
+            answer.push(ChoiceDelta(0, [1]))
+            assert await next_tokens(stream) == [1]
+        answer.push(ChoiceDelta(0, [1], finish_reason=END))
+        assert await next_tokens(stream) == [1]
+        stream.close()
+    # a fiftieth of the way from what was expected to what came
+    assert expected == [50, round(128 - 88 / 50), round(126.24 - 125.24 / 50)]

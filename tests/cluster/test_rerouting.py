@@ -695,3 +695,24 @@ async def test_of_those_that_were_moved_who_came_first_goes_first(make_fleet: Ma
     assert await asyncio.gather(*reading) == [[2], [1]]
     for stream in (old, new):
         stream.close()
+
+
+async def test_a_moved_answer_waits_for_room_for_what_it_has(fleet: Fleet) -> None:
+    first = await fleet.add()
+    stream = fleet.relay.submit(request())
+    answer = await first.stream()
+    answer.push(ChoiceDelta(0, [1] * 400))
+    assert len(await next_tokens(stream)) == 400
+    heir = with_places(2, num_running=1)
+    (room,) = heir.loads.report.blocks
+    room.free = 70  # of 16 tokens; what runs there is left 50
+    await fleet.add(worker=heir)
+    reading = asyncio.create_task(next_tokens(stream))
+    await first.die()
+    await until(lambda: fleet.relay.router.num_waiting == 1)
+    await looked_at(fleet)
+    assert not heir.answerer.streams
+    room.free = 1000
+    (await heir.stream()).push(ChoiceDelta(0, [2], finish_reason=END))
+    assert await reading == [2]
+    stream.close()
