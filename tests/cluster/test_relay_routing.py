@@ -297,6 +297,21 @@ async def test_an_answer_that_has_come_leaves_room_for_others_before_it_is_read(
         stream.close()
 
 
+async def test_an_answer_whose_stop_was_found_leaves_room_before_it_is_closed(fleet: Fleet) -> None:
+    worker = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    worker.loads.report = LoadReport(max_sequences=1, block_size=16, blocks=room)
+    await fleet.add(worker=worker)
+    first, second = fleet.relay.submit(request("a")), fleet.relay.submit(request("b"))
+    (await worker.stream()).push(ChoiceDelta(0, [1]))
+    assert await next_tokens(first) == [1]
+    first.stop_choice(0)
+    (await worker.stream(1)).push(ChoiceDelta(0, [2], finish_reason=END))
+    assert await next_tokens(second) == [2]
+    for stream in (first, second):
+        stream.close()
+
+
 async def test_an_answer_that_has_failed_leaves_room_before_that_is_read(fleet: Fleet) -> None:
     """Its client may read slowly, or not at all."""
     worker = FakeWorker()

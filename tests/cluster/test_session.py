@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.session import SessionBackend, SessionBroken
+from cluster.session import FIRST_RETRY_S, LAST_RETRY_S, SessionBackend, SessionBroken
 from cluster.session_stream import SessionStream
 from decode_worker.answerer import LocalPrefill, PrefillCandidate, Route
 from decode_worker.service import SessionService
@@ -23,9 +23,17 @@ from engine.describe_worker import describe_worker
 from engine.engine import Engine
 from engine.errors import QueueFullError, RequestError, StepError, UnavailableError
 from engine.generation_stream import GenerationStream
-from engine.request import ChoiceDelta, FinishReason, GenerationRequest, GenerationUpdate, RequestId
+from engine.request import (
+    ChoiceDelta,
+    FinishReason,
+    GenerationRequest,
+    GenerationUpdate,
+    PromptReport,
+    RequestId,
+)
 from engine.sampling import SamplingParams
 from engine.scheduler.outbox import StepOutput
+from protos.generation_pb2 import Failure
 from protos.port import reserved_port
 from protos.rpc import Plane
 from protos.secret import Secret
@@ -288,6 +296,20 @@ async def test_a_slow_client_holds_nobody_up(backend: SessionBackend, engine: As
     assert sum(len(delta.token_ids) for delta in update.deltas) == 200
 
 
+async def test_the_prompt_s_report_is_read_with_what_came_after_it(
+    pushed: SessionBackend, answerer: PushedAnswerer
+) -> None:
+    stream = pushed.submit(request("slow"))
+    await until(lambda: answerer.streams)
+    answerer.streams[0].push(ChoiceDelta(0, [4]), prompt=PromptReport(2))
+    await until(lambda: stream._deltas)
+    answerer.streams[0].push(ChoiceDelta(0, [5], finish_reason=FinishReason.STOP))
+    await until(lambda: not pushed._streams)
+    update = await anext(stream)
+    assert update.prompt is not None
+    assert update.prompt.num_cached_tokens == 2
+
+
 class Silent(SessionService):
     async def _receive(self, session: Session, messages: AsyncIterator[IngressMessage]) -> None:
         await asyncio.Event().wait()
@@ -403,6 +425,31 @@ class TestFaults:
             await until(lambda: len(answerer.streams) == 2)
             answerer.streams[1].push(ChoiceDelta(0, [4], finish_reason=FinishReason.STOP))
             assert len(answer(await read(stream))) == 1
+            await backend.stop()
+
+    async def test_a_session_that_was_long_in_coming_is_soon_back_when_it_breaks(
+        self, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pauses: list[float] = []
+        sleep = asyncio.sleep
+
+        async def noted(seconds: float) -> None:
+            if seconds >= FIRST_RETRY_S:
+                pauses.append(seconds)
+            await sleep(min(seconds, 0.001))
+
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        address, service = f"127.0.0.1:{port}", SessionService(PushedAnswerer(), DESCRIPTION)
+        backend = SessionBackend(address, Plane())
+        backend.open()
+        await until(lambda: LAST_RETRY_S in pauses)
+        async with session_server(service, address=address):
+            await until(lambda: backend.is_open)
+            pauses.clear()
+            for session in service._sessions:
+                session.fail(Failure(kind=Failure.KIND_BUSY, message="the session was not read"))
+            await until(lambda: pauses)
+            assert pauses[0] == FIRST_RETRY_S
             await backend.stop()
 
     async def test_why_a_worker_was_never_reached_is_told_once(
