@@ -716,3 +716,16 @@ async def test_a_moved_answer_waits_for_room_for_what_it_has(fleet: Fleet) -> No
     (await heir.stream()).push(ChoiceDelta(0, [2], finish_reason=END))
     assert await reading == [2]
     stream.close()
+
+
+async def test_a_new_request_that_all_who_answer_refuse_waits_for_nobody(fleet: Fleet) -> None:
+    """Its client has nothing yet, and can ask again."""
+    first, gone = await fleet.add(), await fleet.add()
+    await gone.die()
+    await until(lambda: fleet.relay.pools.usable(Leg.DECODE) == [first.worker])
+    assert fleet.relay.pools.names_decode({first.worker})
+    stream = fleet.relay.submit(request())
+    (await first.stream()).fail(QueueFullError("the queue is full"))
+    with pytest.raises(QueueFullError):
+        await next_update(stream)
+    stream.close()
