@@ -461,3 +461,19 @@ async def test_an_answer_is_expected_to_be_as_long_as_others_were_and_as_it_may(
         stream.close()
     # a fiftieth of the way from what was expected to what came
     assert expected == [50, round(128 - 88 / 50), round(126.24 - 125.24 / 50)]
+
+
+async def test_who_leaves_while_it_waits_waits_no_more(fleet: Fleet) -> None:
+    worker = FakeWorker()
+    room = [BlockCounts(total=1000, free=1000)]
+    worker.loads.report = LoadReport(max_sequences=1, block_size=16, blocks=room)
+    await fleet.add(worker=worker)
+    streams = [fleet.relay.submit(request(name)) for name in "abc"]
+    answer = await worker.stream()
+    assert fleet.relay.router.num_waiting == 2
+    streams[1].close()
+    assert fleet.relay.router.num_waiting == 1
+    answer.push(ChoiceDelta(0, [1], finish_reason=END))
+    assert (await worker.stream(1)).submitted.request.request_id.endswith("/c")
+    for stream in streams:
+        stream.close()
