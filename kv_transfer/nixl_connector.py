@@ -16,6 +16,7 @@ from kv_transfer.faults import Faults
 from kv_transfer.nixl_lane import MAX_POST_BYTES, Lane, Piece, SharedPeer
 from kv_transfer.piece_read import Backlog, PieceRead, failed_read
 from kv_transfer.pool_description import PoolDescription
+from kv_transfer.probe import first_read
 
 NAME = "nixl"
 _MIN_PIECE_BYTES = 2 << 20  # below it a second lane gains nothing
@@ -94,21 +95,39 @@ class NixlConnector:
     async def connect(self, incarnation: int, metadata: bytes) -> "NixlPeer":
         description = PoolDescription.decode(metadata, NAME, self._secret)
         description.check_fits(self._regions, incarnation)
-        host, agent = description.payload[:_HOST_BYTES], description.payload[_HOST_BYTES:]
-        if host != _host() and not self._config.beyond_host:
+        if description.payload[:_HOST_BYTES] != _host() and not self._config.beyond_host:
             raise OneSidedRefused("on another host, where nixl would encrypt nothing")
-        shared = SharedPeer(agent, description.regions)
+        peer, was_there = await self._add(description)
+        try:
+            if was_there:
+                await first_read(peer)
+            return peer
+        except BaseException as e:
+            peer.disconnect()
+            if not isinstance(e, TransferError) or peer.is_read:
+                raise
+        peer, _ = await self._add(description, anew=True)
+        return peer
+
+    async def _add(
+        self, description: PoolDescription, anew: bool = False
+    ) -> tuple["NixlPeer", bool]:
+        """The peer, and whether over connections that were there, which may have failed since
+        they were used."""
+        host, agent = description.payload[:_HOST_BYTES], description.payload[_HOST_BYTES:]
+        shared = SharedPeer(agent, description.regions, anew)
         added = [asyncio.wrap_future(lane.add_peer(shared)) for lane in self._lanes]
         try:
             async with asyncio.timeout(_CONNECT_S):
-                await asyncio.gather(*added)
+                were_there = await asyncio.gather(*added)
         except TimeoutError as e:
             self.remove(shared)
             raise TransferError("nixl is busy, or has failed") from e
         except BaseException:
             self.remove(shared)
             raise
-        return NixlPeer(self, shared, "ucx on one host" if host == _host() else "ucx")
+        transport = "ucx on one host" if host == _host() else "ucx"
+        return NixlPeer(self, shared, transport), any(were_there)
 
     def expect_peer(self) -> None:
         self._lanes[0].hurry(self._config.hurried_period_s, _HURRY_S)
@@ -177,6 +196,11 @@ class NixlPeer:
             self._num_reads += 1
             self._connector.begin(read)
         return read
+
+    @property
+    def is_read(self) -> bool:
+        """A read of it has not ended."""
+        return self._num_reads > 0
 
     def disconnect(self) -> None:
         if self._connected:

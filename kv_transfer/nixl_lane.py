@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 MAX_POST_BYTES = 32 << 20  # a post over CMA copies before it returns, and nobody is served
 _MAX_OPEN = 4  # of a peer's posts in flight: its link is kept full, and they are given up soon
+_MAX_KEPT = 256  # connections without a link; those to who is dead hold some memory
 _SPIN_S = 200e-6  # a READ that takes longer costs no core, only some 0.1 ms more
 _NAP_S = 50e-6
 _CLOSE_S = 1.0
@@ -36,14 +37,16 @@ class Piece(NamedTuple):
 class SharedPeer:
     """A peer as the event loop and the lanes know it."""
 
-    def __init__(self, metadata: bytes, regions: Sequence[PoolRegion]) -> None:
+    def __init__(self, metadata: bytes, regions: Sequence[PoolRegion], anew: bool = False) -> None:
+        """`anew`: not over a connection that is there."""
         self.metadata = metadata
         self.regions = tuple(regions)
+        self.anew = anew
         self.was_read = False  # a READ has succeeded
 
 
-@dataclass(slots=True)
-class _LanePeer:
+@dataclass(slots=True, eq=False)
+class _Connection:
     name: RemoteName
     blocks: dict[int, Any] = field(default_factory=dict)  # prepared, by group
 
@@ -77,7 +80,8 @@ class Lane:
         self._backlog = backlog
         self._faults = faults
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._peers: dict[SharedPeer, _LanePeer] = {}
+        self._peers: dict[SharedPeer, _Connection] = {}
+        self._kept: dict[bytes, _Connection] = {}  # without a link, by metadata, the oldest first
         self._open: list[_Open] = []
         self._posted = False  # in the last turn; then there may be more
         self._last_post = 0.0
@@ -99,7 +103,8 @@ class Lane:
         self._hurried_until = time.monotonic() + seconds
         self.wake()
 
-    def add_peer(self, peer: SharedPeer) -> Future[None]:
+    def add_peer(self, peer: SharedPeer) -> Future[bool]:
+        """Whether over a connection that was there, and may have failed since its last READ."""
         return self._ask(lambda: self._add_peer(peer))
 
     def remove_peer(self, peer: SharedPeer) -> Future[None]:
@@ -151,6 +156,8 @@ class Lane:
         if not self._open:
             for peer in list(self._peers):
                 self._remove_peer(peer)
+            for known in self._kept.values():
+                self._disconnect(known)
             self._agent.close()
 
     def _work(self) -> None:
@@ -212,11 +219,11 @@ class Lane:
 
     def _start(self, piece: Piece) -> Transfer | None:
         shared, pairs = piece.peer, piece.pairs
-        peer = self._peers[shared]
-        blocks = peer.blocks.get(pairs.group)
+        connection = self._peers[shared]
+        blocks = connection.blocks.get(pairs.group)
         if blocks is None:
-            blocks = self._agent.peer_blocks(peer.name, shared.regions[pairs.group])
-            peer.blocks[pairs.group] = blocks
+            blocks = self._agent.peer_blocks(connection.name, shared.regions[pairs.group])
+            connection.blocks[pairs.group] = blocks
         try:
             if self._faults.reach(READ) == BREAK:
                 raise ReadRefused("a fault was asked for")
@@ -245,7 +252,7 @@ class Lane:
         piece.peer.was_read = True
         read.finish()
 
-    def _add_peer(self, peer: SharedPeer) -> None:
+    def _add_peer(self, peer: SharedPeer) -> bool:
         """A connection that has failed is not mended by adding the peer once more, so it is removed
         before; but not while a READ over it may still write, of which nothing else can be known.
         Then the first READ tells whether it has failed, and leads to another connector if so.
@@ -253,24 +260,36 @@ class Lane:
         To nixl all links to one process are one peer: the others, of which a read may have pieces
         left, or which know it by another address, prepare its blocks anew for their next READ."""
         same = [other for other in self._peers if other.metadata == peer.metadata]
-        if same and not any(map(self._reads_from, same)):
-            for other in same:
-                self._release_blocks(self._peers[other])
-            self._agent.remove_peer(self._peers[same[0]].name)
-        self._peers[peer] = _LanePeer(self._agent.add_peer(peer.metadata))
+        connection = self._peers[same[0]] if same else self._kept.pop(peer.metadata, None)
+        was_there = connection is not None
+        if connection is None:
+            connection = _Connection(self._agent.add_peer(peer.metadata))
+        elif peer.anew and not any(map(self._reads_from, same)):
+            self._disconnect(connection)
+            self._agent.add_peer(peer.metadata)
+            was_there = False
+        self._peers[peer] = connection
+        return was_there
 
     def _remove_peer(self, peer: SharedPeer) -> None:
-        known = self._peers.pop(peer, None)
-        if known is None:
+        """Its connection is kept for the next link: UCX closes one end alone, so that sockets stay
+        open at both for as long as both processes live."""
+        connection = self._peers.pop(peer, None)
+        if connection is None or connection in self._peers.values():
             return
-        self._release_blocks(known)
-        if all(other.name != known.name for other in self._peers.values()):
-            self._agent.remove_peer(known.name)
+        self._release_blocks(connection)
+        self._kept[peer.metadata] = connection
+        if len(self._kept) > _MAX_KEPT:
+            self._disconnect(self._kept.pop(next(iter(self._kept))))
 
-    def _release_blocks(self, known: _LanePeer) -> None:
-        for blocks in known.blocks.values():
+    def _disconnect(self, connection: _Connection) -> None:
+        self._release_blocks(connection)
+        self._agent.remove_peer(connection.name)
+
+    def _release_blocks(self, connection: _Connection) -> None:
+        for blocks in connection.blocks.values():
             self._agent.release_blocks(blocks)
-        known.blocks.clear()
+        connection.blocks.clear()
 
     def _reads_from(self, peer: SharedPeer) -> bool:
         return any(entry.piece.peer is peer for entry in self._open)

@@ -26,10 +26,15 @@ async def probe(pool: PeerPool, blob_bytes: int) -> LinkFigures:
     Nobody reads what these bring: they go from scratch block to scratch block. So one that did
     not end may end whenever it does, though another connector is tried meanwhile.
     """
-    await _timed(pool, 1)
+    await first_read(pool)
     latency_s = await _timed(pool, 1)
     count = max(1, PROBE_BYTES // blob_bytes)
     return LinkFigures(latency_s, count * blob_bytes / await _timed(pool, count))
+
+
+async def first_read(pool: PeerPool) -> None:
+    """TransferError if the pool cannot be read."""
+    await _timed(pool, 1)
 
 
 async def _timed(pool: PeerPool, count: int) -> float:

@@ -49,6 +49,9 @@ class Child:
         self._peers.append(await self._connector.connect(incarnation, bytes.fromhex(metadata)))
         return len(self._peers) - 1
 
+    async def disconnect(self, peer: int) -> None:
+        self._peers[peer].disconnect()
+
     async def read(self, peer: int, group: int, remote: list[int], local: list[int]) -> None:
         await self._peers[peer].read(group, remote, local).ended
 

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -196,3 +197,23 @@ async def test_nixl_refuses_a_holder_in_its_own_pid_namespace() -> None:
         await refused(far, other)
         await other.ask("read", near_peer, 0, list(range(48)), list(range(48)))
         assert await other.ask("blob_sums", 0) == await near.ask("blob_sums", 0)
+
+
+async def test_nixl_links_that_are_made_again_open_no_more_sockets() -> None:
+    """UCX closes its end of a connection alone: the peer's would stay, with sockets at both."""
+    async with child("nixl", 13) as holder, child("nixl") as other:
+
+        async def link() -> list[int]:
+            await holder.ask("expect_peer")
+            peer = await other.connect(holder)
+            await other.ask("read", peer, 0, [1, 2], [3, 4])
+            await other.ask("disconnect", peer)
+            return [num_sockets(end) for end in (holder, other)]
+
+        once = await link()
+        assert [await link() for _ in range(5)] == [once] * 5
+
+
+def num_sockets(end: ChildHandle) -> int:
+    open_files = Path(f"/proc/{end.process.pid}/fd").iterdir()
+    return sum(str(file.readlink()).startswith("socket:") for file in open_files)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer import nixl_lane
+from kv_transfer import nixl_lane, probe
 from kv_transfer.block_pairs import Blocks
 from kv_transfer.connector import PoolRegion, Read
 from kv_transfer.errors import LinkLost, TransferError
 from kv_transfer.faults import POSTED, Faults
-from kv_transfer.nixl import RemoteName, Transfer
-from kv_transfer.nixl_connector import NixlConfig, NixlConnector
+from kv_transfer.nixl import ReadRefused, RemoteName, Transfer
+from kv_transfer.nixl_connector import NixlConfig, NixlConnector, NixlPeer
 from kv_transfer.pool_description import PoolDescription
 from tests.kv_transfer.pools import GROUPS, Pool
 from tests.waiting import until
@@ -29,18 +29,22 @@ class FakeAgent:
         self.posted: list[RemoteName] = []
         self.num_bytes: list[int] = []  # of each post
         self.blob_bytes = [region.blob_bytes for region in regions]
+        self.added: list[RemoteName] = []
         self.removed: list[RemoteName] = []
         self.prepared: set[FakeBlocks] = set()
+        self.failed: set[RemoteName] = set()  # until they are removed
         self.broken = False
 
     def metadata(self) -> bytes:
         return b"ours"
 
     def add_peer(self, metadata: bytes) -> RemoteName:
-        return RemoteName(metadata.decode())
+        self.added.append(RemoteName(metadata.decode()))
+        return self.added[-1]
 
     def remove_peer(self, name: RemoteName) -> None:
         self.removed.append(name)
+        self.failed.discard(name)
         self.prepared = {blocks for blocks in self.prepared if blocks.name != name}
 
     def peer_blocks(self, name: RemoteName, region: PoolRegion) -> "FakeBlocks":
@@ -53,6 +57,8 @@ class FakeAgent:
     ) -> Transfer | None:
         if peer_blocks not in self.prepared:
             raise TransferError("NIXL_ERR_NOT_FOUND")
+        if peer_blocks.name in self.failed:
+            raise ReadRefused("NIXL_ERR_REMOTE_DISCONNECT")
         self.posted.append(peer_blocks.name)
         self.num_bytes.append(len(local) * self.blob_bytes[group])
         return Transfer(None) if peer_blocks.name == HUNG.decode() else None
@@ -97,17 +103,26 @@ async def with_lanes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NixlConne
     await connector.close()
 
 
+async def linked(connector: NixlConnector, agent: bytes) -> NixlPeer:
+    description = PoolDescription("nixl", 2, connector.regions, HOST + agent)
+    return await connector.connect(2, description.encode(b""))
+
+
 async def reading(connector: NixlConnector, agent: bytes) -> Callable[[int], Read]:
     """Reads that many blocks of the peer with that agent."""
-    description = PoolDescription("nixl", 2, connector.regions, HOST + agent)
-    peer = await connector.connect(2, description.encode(b""))
+    peer = await linked(connector, agent)
     return lambda count: peer.read(0, list(range(count)), list(range(count)))
 
 
+def agents(connector: NixlConnector) -> list[FakeAgent]:
+    found = [lane._agent for lane in connector._lanes]
+    assert all(isinstance(agent, FakeAgent) for agent in found)
+    return found  # type: ignore[return-value]
+
+
 def agent(connector: NixlConnector) -> FakeAgent:
-    (lane,) = connector._lanes
-    assert isinstance(lane._agent, FakeAgent)
-    return lane._agent
+    (found,) = agents(connector)
+    return found
 
 
 def posted(connector: NixlConnector) -> list[RemoteName]:
@@ -127,10 +142,9 @@ async def test_every_lane_has_its_connection_when_a_first_read_has_ended(
     """The holder helps with a connection, and may be stopped when a lane has its first share."""
     good = await reading(with_lanes, GOOD)
     await asyncio.wait_for(good(1).ended, 30)
-    agents = [lane._agent for lane in with_lanes._lanes]
-    assert all(isinstance(agent, FakeAgent) and agent.posted for agent in agents)
+    assert all(agent.posted for agent in agents(with_lanes))
     await asyncio.wait_for(good(1).ended, 30)
-    assert sum(len(agent.posted) for agent in agents if isinstance(agent, FakeAgent)) == 3 + 1 + 1
+    assert sum(len(agent.posted) for agent in agents(with_lanes)) == 3 + 1 + 1
 
 
 async def test_a_peer_whose_reads_never_end_holds_up_nobody_else(connector: NixlConnector) -> None:
@@ -178,26 +192,92 @@ async def test_reads_that_were_given_up_hold_up_nobody_of_their_own_peer(
     assert not any(read.ended.done() for read in first), "their blocks may still be written to"
 
 
-async def test_a_peer_is_added_anew_but_not_under_a_read_that_may_still_write(
+async def test_a_lost_link_leaves_its_connection_to_the_next(with_lanes: NixlConnector) -> None:
+    for _ in range(3):
+        peer = await linked(with_lanes, GOOD)
+        await asyncio.wait_for(peer.read(0, [1], [1]).ended, 30)
+        peer.disconnect()
+    assert [(a.added, a.removed) for a in agents(with_lanes)] == [(["good"], [])] * 3
+    await until(lambda: not any(a.prepared for a in agents(with_lanes)))  # which take memory
+
+
+async def test_a_connection_of_which_a_read_has_failed_is_made_anew_in_all_lanes(
+    with_lanes: NixlConnector,
+) -> None:
+    peer = await linked(with_lanes, GOOD)
+    await asyncio.wait_for(peer.read(0, [1], [1]).ended, 30)
+    for one in agents(with_lanes):
+        one.failed.add(RemoteName("good"))
+    with pytest.raises(LinkLost):
+        await asyncio.wait_for(peer.read(0, [1], [1]).ended, 30)
+    peer.disconnect()
+    again = await linked(with_lanes, GOOD)
+    await asyncio.wait_for(again.read(0, [1], [1]).ended, 30)
+    assert [(a.added, a.removed) for a in agents(with_lanes)] == [(["good"] * 2, ["good"])] * 3
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_a_connection_that_failed_while_nobody_read_is_made_anew_in_all_lanes(
+    with_lanes: NixlConnector, number: int
+) -> None:
+    peer = await linked(with_lanes, GOOD)
+    await asyncio.wait_for(peer.read(0, [1], [1]).ended, 30)
+    peer.disconnect()
+    agents(with_lanes)[number].failed.add(RemoteName("good"))
+    again = await linked(with_lanes, GOOD)
+    await asyncio.wait_for(again.read(0, [1], [1]).ended, 30)
+    assert [(a.added, a.removed) for a in agents(with_lanes)] == [(["good"] * 2, ["good"])] * 3
+    again.disconnect()
+    await until(lambda: not any(lane._peers for lane in with_lanes._lanes))
+
+
+async def test_a_connection_is_kept_while_any_link_has_it(
+    connector: NixlConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_lane, "_MAX_KEPT", 0)
+    first, second = [await linked(connector, GOOD) for _ in range(2)]
+    first.disconnect()
+    await asyncio.wait_for(second.read(0, [1], [1]).ended, 30)
+    assert not agent(connector).removed
+    second.disconnect()
+    await until(lambda: agent(connector).removed == ["good"])
+
+
+async def test_connections_without_a_link_are_kept_for_so_many_processes(
+    connector: NixlConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_lane, "_MAX_KEPT", 2)
+    for name in (b"a", b"b", b"a", b"c", b"d"):
+        (await linked(connector, name)).disconnect()
+    (await linked(connector, b"d")).disconnect()
+    assert agent(connector).removed == ["b", "a"]
+
+
+async def test_a_connection_is_made_anew_but_not_under_a_read_that_may_still_write(
     connector: NixlConnector,
 ) -> None:
-    await reading(connector, GOOD)
-    await reading(connector, GOOD)
-    assert agent(connector).removed == ["good"]
-    hung = await reading(connector, HUNG)
-    hung(1)
+    """Of any link: the one that fails is no reason to."""
+    hung = await linked(connector, HUNG)
+    hung.read(0, [1], [1])
     await until(lambda: len(posted(connector)) == 1)
-    await reading(connector, HUNG)
-    assert agent(connector).removed == ["good"]
-
-
-async def test_a_peer_is_not_removed_while_any_link_to_it_reads(connector: NixlConnector) -> None:
-    """A link that does not is no reason to."""
-    hung = await reading(connector, HUNG)
-    hung(1)
-    await until(lambda: len(posted(connector)) == 1)
+    agent(connector).failed.add(RemoteName("hung"))
     for _ in range(2):
-        await reading(connector, HUNG)
+        again = await linked(connector, HUNG)
+        with pytest.raises(TransferError):
+            await asyncio.wait_for(again.read(0, [1], [1]).ended, 30)
+    assert not agent(connector).removed
+
+
+async def test_there_is_no_link_over_a_connection_that_hangs(
+    connector: NixlConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "FIRST_READ_TIMEOUT_S", 0.05)
+    hung = await linked(connector, HUNG)
+    hung.read(0, [1], [1])
+    await until(lambda: len(posted(connector)) == 1)
+    with pytest.raises(TransferError, match="did not end"):
+        await linked(connector, HUNG)
+    assert len(posted(connector)) == 2
     assert not agent(connector).removed
 
 
@@ -206,6 +286,11 @@ async def test_links_to_one_process_live_side_by_side(connector: NixlConnector) 
     await first(1).ended
     second = await reading(connector, GOOD)
     for read in (first, second, first):
+        await asyncio.wait_for(read(2).ended, 30)
+    assert not agent(connector).removed
+    agent(connector).failed.add(RemoteName("good"))
+    third = await reading(connector, GOOD)
+    for read in (first, second, third):
         await asyncio.wait_for(read(2).ended, 30)
     assert agent(connector).removed == ["good"]
 
