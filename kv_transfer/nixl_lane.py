@@ -23,6 +23,7 @@ _MAX_KEPT = 256  # connections without a link; those to who is dead hold some me
 _SPIN_S = 200e-6  # a READ that takes longer costs no core, only some 0.1 ms more
 _NAP_S = 50e-6
 _CLOSE_S = 1.0
+_NO_WAY = "no way to read without the holder's help"
 
 # Agents that were closed with a READ in flight. It may write to our memory to the process's end.
 _abandoned: list[object] = []
@@ -49,6 +50,8 @@ class SharedPeer:
 class _Connection:
     name: RemoteName
     blocks: dict[int, Any] = field(default_factory=dict)  # prepared, by group
+    was_used: bool = False  # a READ was posted
+    refused: bool = False  # the first one
 
 
 class _Open(NamedTuple):
@@ -227,13 +230,16 @@ class Lane:
         try:
             if self._faults.reach(READ) == BREAK:
                 raise ReadRefused("a fault was asked for")
-            return self._agent.post(pairs.group, pairs.local, blocks, pairs.remote)
+            transfer = self._agent.post(pairs.group, pairs.local, blocks, pairs.remote)
         except TransferError as e:
             if shared.was_read:
                 raise LinkLost(f"the peer is gone: {e}") from e
             if isinstance(e, ReadRefused):
-                raise OneSidedRefused("no way to read without the holder's help") from e
+                connection.refused = not connection.was_used
+                raise OneSidedRefused(_NO_WAY) from e
             raise
+        connection.was_used = True
+        return transfer
 
     def _poll(self) -> None:
         still_open = []
@@ -260,14 +266,17 @@ class Lane:
         To nixl all links to one process are one peer: the others, of which a read may have pieces
         left, or which know it by another address, prepare its blocks anew for their next READ."""
         same = [other for other in self._peers if other.metadata == peer.metadata]
-        connection = self._peers[same[0]] if same else self._kept.pop(peer.metadata, None)
+        connection = self._peers[same[0]] if same else self._kept.get(peer.metadata)
         was_there = connection is not None
+        if connection is not None and connection.refused:
+            raise OneSidedRefused(_NO_WAY)
+        self._kept.pop(peer.metadata, None)
         if connection is None:
             connection = _Connection(self._agent.add_peer(peer.metadata))
         elif peer.anew and not any(map(self._reads_from, same)):
             self._disconnect(connection)
             self._agent.add_peer(peer.metadata)
-            was_there = False
+            connection.was_used = was_there = False
         self._peers[peer] = connection
         return was_there
 

@@ -177,12 +177,18 @@ async def refused(holder: ChildHandle, other: ChildHandle) -> None:
 
 
 async def test_nixl_refuses_tcp_and_both_live_on() -> None:
+    """Links that are made again open no sockets, to be refused once more."""
     tcp = {"UCX_TLS": "tcp"}
     async with (
         child("nixl", 8, environment=tcp) as holder,
         child("nixl", environment=tcp) as other,
     ):
         await refused(holder, other)
+        once = [num_sockets(end) for end in (holder, other)]
+        for _ in range(3):
+            with pytest.raises(ChildError, match="OneSidedRefused"):
+                await other.connect(holder)
+        assert [num_sockets(end) for end in (holder, other)] == once
 
 
 async def test_nixl_refuses_a_holder_in_its_own_pid_namespace() -> None:

@@ -9,7 +9,7 @@ import pytest
 from kv_transfer import nixl_lane, probe
 from kv_transfer.block_pairs import Blocks
 from kv_transfer.connector import PoolRegion, Read
-from kv_transfer.errors import LinkLost, TransferError
+from kv_transfer.errors import LinkLost, OneSidedRefused, TransferError
 from kv_transfer.faults import POSTED, Faults
 from kv_transfer.nixl import ReadRefused, RemoteName, Transfer
 from kv_transfer.nixl_connector import NixlConfig, NixlConnector, NixlPeer
@@ -33,6 +33,7 @@ class FakeAgent:
         self.removed: list[RemoteName] = []
         self.prepared: set[FakeBlocks] = set()
         self.failed: set[RemoteName] = set()  # until they are removed
+        self.lost: set[RemoteName] = set()  # whose READs under way have failed
         self.broken = False
 
     def metadata(self) -> bytes:
@@ -61,9 +62,11 @@ class FakeAgent:
             raise ReadRefused("NIXL_ERR_REMOTE_DISCONNECT")
         self.posted.append(peer_blocks.name)
         self.num_bytes.append(len(local) * self.blob_bytes[group])
-        return Transfer(None) if peer_blocks.name == HUNG.decode() else None
+        return Transfer(peer_blocks.name) if peer_blocks.name == HUNG.decode() else None
 
     def poll(self, transfer: Transfer) -> bool:
+        if transfer.handle in self.lost:
+            raise LinkLost("the READ failed")
         return False
 
     def progress(self) -> None:
@@ -229,6 +232,42 @@ async def test_a_connection_that_failed_while_nobody_read_is_made_anew_in_all_la
     assert [(a.added, a.removed) for a in agents(with_lanes)] == [(["good"] * 2, ["good"])] * 3
     again.disconnect()
     await until(lambda: not any(lane._peers for lane in with_lanes._lanes))
+
+
+async def test_a_process_that_refuses_a_connections_first_read_is_asked_once(
+    with_lanes: NixlConnector,
+) -> None:
+    for one in agents(with_lanes):
+        one.failed.add(RemoteName("good"))
+    peer = await linked(with_lanes, GOOD)
+    with pytest.raises(OneSidedRefused):
+        await asyncio.wait_for(peer.read(0, [1], [1]).ended, 30)
+    peer.disconnect()
+    for _ in range(3):
+        with pytest.raises(OneSidedRefused):
+            await linked(with_lanes, GOOD)
+    assert [(a.added, a.removed) for a in agents(with_lanes)] == [(["good"], [])] * 3
+
+
+async def test_a_connection_that_hung_and_then_failed_is_made_anew(
+    connector: NixlConnector,
+) -> None:
+    hung = await linked(connector, HUNG)
+    read = hung.read(0, [1], [1])
+    await until(lambda: len(posted(connector)) == 1)
+    hung.disconnect()
+    agent(connector).failed.add(RemoteName("hung"))
+    agent(connector).lost.add(RemoteName("hung"))
+    with pytest.raises(LinkLost):
+        await asyncio.wait_for(read.ended, 30)
+    again = await linked(connector, HUNG)
+    agent(connector).failed.add(RemoteName("hung"))
+    with pytest.raises(OneSidedRefused):
+        await asyncio.wait_for(again.read(0, [1], [1]).ended, 30)
+    again.disconnect()
+    with pytest.raises(OneSidedRefused):  # now that its first READ was refused
+        await linked(connector, HUNG)
+    assert agent(connector).added == ["hung"] * 2
 
 
 async def test_a_connection_is_kept_while_any_link_has_it(
