@@ -7,6 +7,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
@@ -15,6 +16,7 @@ from kv_transfer.collective_rendezvous import Rendezvous
 from kv_transfer.errors import ConnectorUnavailable
 
 _AT_ONCE = timedelta(milliseconds=1)  # none at all would stand for ever
+_TAG, _NOBODYS_TAG = 0, 1
 
 
 class _Posted(NamedTuple):
@@ -70,13 +72,15 @@ class GlooGroup:
             self._posted.popleft()
 
     def interrupt(self) -> None:
-        """Should a wait here take a completion, then that of `close` ends what was posted."""
+        """By a wait for what nobody sends: of what was posted it could take the completion from the
+        thread that waits for it, which would be left behind."""
         with self._lock:
             self._interrupted = True
-            posted = list(self._posted)
-        for one in posted:
+            is_idle = not self._posted
+        if not is_idle:
             with contextlib.suppress(RuntimeError):
-                one.work.wait(_AT_ONCE)
+                nothing = torch.empty(1, dtype=torch.uint8)
+                self._group.recv([nothing], self._other, _NOBODYS_TAG).wait(_AT_ONCE)
         self._outcomes.put("interrupted")
 
     def close(self) -> None:
@@ -88,7 +92,7 @@ class GlooGroup:
 
     def _post(self, act: Any, data: Tensor) -> None:
         try:
-            work = act([data], self._other, 0)
+            work = act([data], self._other, _TAG)
         except RuntimeError as e:
             raise ConnectionError(f"the communicator broke: {_first_line(e)}") from None
         with self._lock:

@@ -7,13 +7,17 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
 import trustme
 
 from kv_cache.events import new_incarnation
+from kv_transfer import collective_gloo
 from kv_transfer.carrier import End
 from kv_transfer.collective_connector import CollectivePool
 from kv_transfer.collective_gloo import GlooGroup
@@ -79,6 +83,26 @@ def test_an_interrupted_wait_ends_and_nothing_arrives_after_the_close(
         send(holder, torch.ones(8 << 20, dtype=torch.uint8))
     assert not into.any()
     holder.close()
+
+
+def test_an_interrupt_takes_no_message_from_the_thread_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, ends: list[socket.socket]
+) -> None:
+    """It would wait until its time is up, half a minute, with a buffer and the group's sockets."""
+    reader, holder = gloo_pair(ends)
+    reader.receive(torch.zeros(4096, dtype=torch.uint8))
+    send(holder, torch.ones(4096, dtype=torch.uint8))
+    waits: SimpleQueue[Any] = SimpleQueue()
+    outcomes: SimpleQueue[str | None] = SimpleQueue()
+    waits.put((reader._posted[0], timedelta(seconds=30)))
+    waits.put(None)
+    reader.interrupt()
+    late = threading.Thread(target=collective_gloo._wait, args=(waits, outcomes), daemon=True)
+    late.start()
+    late.join(5)
+    assert not late.is_alive()
+    for group in (reader, holder):
+        group.close()
 
 
 def test_one_that_was_interrupted_before_waits_for_nothing(ends: list[socket.socket]) -> None:
