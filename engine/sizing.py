@@ -168,16 +168,18 @@ def size_cache(
     left = memory.available_bytes - to_load_bytes
     if left <= 0:
         raise ConfigError("model", _no_room(shape, model, memory.available_bytes, to_load_bytes))
-    beside = f", beside weights of {format_bytes(to_load_bytes)}" if to_load_bytes else ""
+    on_gpu = shape.device.type == "cuda"
+    steps = gpu_step_bytes(config, shape, model) if on_gpu else 0
+    left -= steps
     budget = config.kv_cache_memory_bytes
     if budget is not None:
         if budget > left:
             raise ConfigError(
                 "kv_cache_memory_bytes",
-                f"{format_bytes(budget)}, and {format_bytes(left)} are available{beside}",
+                f"{format_bytes(budget)}, and {format_bytes(max(left, 0))} are available"
+                f"{_beside(to_load_bytes, steps)}",
             )
-    elif shape.device.type == "cuda":
-        left -= gpu_step_bytes(config, shape, model)
+    elif on_gpu:
         budget = gpu_cache_bytes(config, shape, model, memory, to_load_bytes)
         if budget <= 0:
             least = _least(shape, model)
@@ -275,6 +277,12 @@ def _least(shape: EngineShape, model: ModelDescription) -> int:
     """Bytes of cache for one sequence of `max_model_len`."""
     layouts = [BlockLayout(g, shape.block_size, shape.kv_format) for g in model.groups]
     return bytes_needed(layouts, shape.max_model_len, shape.chunk_tokens)
+
+
+def _beside(weights: int, steps: int) -> str:
+    both = (("weights", weights), ("steps", steps))
+    taken = [f"{what} of {format_bytes(num_bytes)}" for what, num_bytes in both if num_bytes]
+    return f", beside {' and '.join(taken)}" if taken else ""
 
 
 def _no_room(shape: EngineShape, model: ModelDescription, available: int, weights: int) -> str:

@@ -77,12 +77,31 @@ def test_half_as_large_a_type_is_named_where_that_fits() -> None:
     assert "bfloat16" not in str(refusal(config, "cpu", memory, 2 * WEIGHTS))
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_cache_that_does_not_fit_beside_the_weights(device: str) -> None:
+def test_a_cache_that_does_not_fit_beside_the_weights() -> None:
     config = EngineConfig(kv_cache_memory_bytes=2 * GIB)
-    error = refusal(config, device, Memory(5 * GIB, 5 * GIB))
+    error = refusal(config, "cpu", Memory(5 * GIB, 5 * GIB))
     assert error.field == "kv_cache_memory_bytes"
-    assert "2.00 GiB, and 1.00 GiB are available, beside weights of 4.00 GiB" in str(error)
+    assert str(error).endswith("2.00 GiB, and 1.00 GiB are available, beside weights of 4.00 GiB")
+
+
+@pytest.mark.parametrize("to_load_bytes", [WEIGHTS, 0])
+def test_a_cache_of_a_size_that_was_said_leaves_a_gpu_room_for_its_steps(
+    to_load_bytes: int,
+) -> None:
+    """The start, whose steps are small, would pass without it."""
+    config = EngineConfig(kv_cache_memory_bytes=2 * GIB)
+    shape = shape_of(config, "cuda")
+    steps = gpu_step_bytes(config, shape, MODEL)
+    fitting = to_load_bytes + 2 * GIB + steps
+    plan = size_cache(config, shape, MODEL, Memory(fitting, 80 * GIB), to_load_bytes)
+    assert plan.num_bytes <= 2 * GIB
+    error = refusal(config, "cuda", Memory(fitting - GIB, 80 * GIB), to_load_bytes)
+    assert error.field == "kv_cache_memory_bytes"
+    weights = "weights of 4.00 GiB and " if to_load_bytes else ""
+    told = f"1.00 GiB are available, beside {weights}steps of {steps / MIB:.1f} MiB"
+    assert str(error).endswith(told)
+    error = refusal(config, "cuda", Memory(to_load_bytes + MIB, 80 * GIB), to_load_bytes)
+    assert "and 0 bytes are available" in str(error)
 
 
 def test_before_loading_it_is_what_it_is_afterwards() -> None:
