@@ -34,7 +34,7 @@ FORMAT_NAMES = {
 GPU_MEMORY_UTILIZATION = 0.9
 DEFAULT_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 # A CPU's cache is modest unless asked for: its pages are slow to come the first time, and the
-# machine has other work. One longest sequence fits in any case.
+# machine has other work. It grows for one longest sequence, up to that share of what weights leave.
 CPU_CACHE_BYTES = 512 << 20
 CPU_CACHE_SHARE = 0.25
 
