@@ -103,6 +103,9 @@ class RequestStream(ABC, Generic[News]):
         self._tell()
 
     def fail(self, error: EngineError) -> None:
+        """Of a request that has ended before, all is there and is still to be read."""
+        if self._has_ended():
+            return
         self._error = error
         self._end()
         self._tell()

@@ -468,6 +468,16 @@ async def test_who_follows_the_cache_is_told_of_every_batch(serving: AsyncEngine
     await idle(serving)
 
 
+async def test_an_answer_that_was_whole_before_the_engine_stopped_is_read_after_it(
+    serving: AsyncEngine,
+) -> None:
+    stream = serving.submit(request("read late", 3))
+    await idle(serving)
+    serving.stop()
+    tokens, reasons = await read(stream)
+    assert (len(tokens), reasons) == (3, [FinishReason.LENGTH])
+
+
 async def test_stopping_fails_what_runs(
     serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
