@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from engine.errors import QueueFullError, RequestError
+from engine.errors import QueueFullError, RequestError, StepError
 from engine.request import ChoiceSoFar, FinishReason, GenerationRequest, PromptReport, RequestId
 from engine.sampling import SamplingParams
 from engine.step import NO_TOKEN_LEFT, NOT_FINITE
 from kv_cache.config import blocks_needed
 from kv_cache.events import Removed, Stored
 from kv_cache.layout import KvGroup
-from tests.engine.scheduler.fake_runner import VOCAB, answer
+from tests.engine.scheduler.fake_runner import TOLD, VOCAB, answer
 from tests.engine.scheduler.test_scheduler import BLOCK, FULL, WINDOW, Bench
 
 
@@ -178,6 +178,21 @@ def test_a_failing_step_ends_its_own_requests_only() -> None:
     assert set(bench.failures) == {"runs"}
     bench.run()
     assert bench.tokens["waits", 0] == answer([1, 2, 3], 1, 0, 5)
+
+
+def test_a_failing_step_ends_whom_it_was_to_swap_out() -> None:
+    """Nobody knows which of its blocks are on the host."""
+    bench = Bench(num_blocks=9, swap_blocks=40, prefix_caching=False)
+    for name in "ab":
+        bench.add(name, [1] * 20, max_tokens=30, ignore_eos=True)
+    while (step := bench.scheduler.schedule()) and not step.plan.swap_out:
+        bench.take(bench.scheduler.complete(step, bench.runner.execute(step.plan)))
+    assert step is not None
+    assert len(step.parts) == 1
+    bench.take(bench.scheduler.fail(step, StepError(TOLD)))
+    assert bench.failures.keys() == {"a", "b"}
+    assert bench.scheduler.stats().num_swapped_blocks == 0
+    assert not bench.scheduler.has_work
 
 
 def test_what_is_not_finite_is_not_found_again() -> None:

@@ -17,9 +17,10 @@ from engine.handoff import (
     Reservation,
     UnfinishedReads,
 )
-from engine.request import ChoiceSoFar, HandOver, PromptTimes, RequestId
+from engine.request import ChoiceSoFar, HandOver, PromptTimes, RemotePrefix, RequestId
 from engine.scheduler.draft import Draft
 from engine.scheduler.outbox import HandOverNews
+from engine.step_times import StepCosts
 from kv_cache.events import KvEvent
 from kv_cache.layout import KvGroup
 from kv_cache.transfers import TransferHold
@@ -214,6 +215,22 @@ def test_prompt_logprobs_come_with_the_chunks_each_once() -> None:
     drop(bench, told)
 
 
+def test_a_preempted_prompt_reads_no_cache_for_logprobs_that_it_has_not() -> None:
+    """Of the last token of a block that is cached the next one's are still to come."""
+    bench = Bench(budget=BLOCK - 1)
+    bench.add("warm", PROMPT, max_tokens=1)
+    bench.run()
+    bench.add("r", PROMPT, hand_over=HandOver(), prompt_logprobs=0)
+    output = bench.step()
+    assert output is not None
+    told = output.hand_overs[R]
+    preempt(bench)
+    told += news_of(bench)
+    entries = [entry.token_id for chunk in chunks_of(told) for entry in chunk.prompt_logprobs]
+    assert entries == PROMPT[1:]
+    drop(bench, told)
+
+
 @pytest.mark.parametrize("swap_blocks", [0, 40])
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("groups", [(FULL,), (WINDOW,), (FULL, WINDOW)])
@@ -250,10 +267,10 @@ def contents(bench: Bench, hold: TransferHold) -> list[list[int | None]]:
     return [list(bench.runner.cells[hold.group, block]) for block in hold.blocks]
 
 
-def preempt(bench: Bench) -> None:
+def preempt(bench: Bench, request_id: RequestId = R) -> None:
     """As if blocks had run out, in a step of which nothing is left but that."""
     draft = Draft(bench.scheduler.limits, BLOCK)
-    bench.scheduler._service._preempt(bench.scheduler._roster[R].choices[0], draft)
+    bench.scheduler._service._preempt(bench.scheduler._roster[request_id].choices[0], draft)
     step = draft.finish(0)
     if step is not None:
         bench.take(bench.scheduler.complete(step, bench.runner.execute(step.plan)))
@@ -270,6 +287,43 @@ def test_a_prompt_that_waits_for_its_own_announcements_fails() -> None:
     bench.step()
     assert isinstance(bench.failures["r"], StepError)
     assert bench.step() is None
+    drop(bench, told)
+    assert held(bench) == 0
+
+
+def test_of_prompts_that_wait_for_each_others_announcements_the_last_fails() -> None:
+    bench = Bench(num_blocks=8, budget=8, prefix_caching=False, by_priority=True)
+    last, first = RequestId("last"), RequestId("first")
+    told: dict[RequestId, list[HandOverNews]] = {}
+    for name, priority in ((last, 0), (first, -1)):
+        bench.add(name, PROMPT, priority=priority, hand_over=HandOver())
+        output = bench.step()
+        assert output is not None
+        told[name] = output.hand_overs[name]
+        preempt(bench, name)
+    bench.step()
+    assert bench.failures.keys() == {"last"}
+    assert bench.step() is None
+    drop(bench, told[last])
+    told[first] += news_of(bench, first)
+    assert isinstance(told[first][-1], PromptEnd)
+    drop(bench, told[first])
+    assert held(bench) == 0
+
+
+def test_a_prompt_that_waits_for_anothers_reader_does_not_fail() -> None:
+    bench = Bench(num_blocks=7, budget=8, by_priority=True)
+    bench.add("r", PROMPT, hand_over=HandOver())
+    output = bench.step()
+    assert output is not None
+    told = output.hand_overs[R]
+    preempt(bench)
+    bench.add("read", [9] * 24, priority=-1, hand_over=HandOver())
+    being_read = news_of(bench, "read")
+    assert bench.step() is None
+    assert not bench.failures
+    drop(bench, being_read)
+    told += news_of(bench)
     drop(bench, told)
     assert held(bench) == 0
 
@@ -539,6 +593,54 @@ def test_the_first_in_line_waits_for_blocks_that_are_being_filled() -> None:
     end(bench, reservation, FetchFailed(StepError("no")))
     bench.run()
     assert bench.tokens["runs", 0] == answer([5] * 14, 1, 0, 20)
+
+
+def test_nobody_takes_the_blocks_that_the_first_in_line_waits_for() -> None:
+    """Its next chunk needs three and two are there, of which somebody could begin with one: he
+    would be preempted again and again."""
+    slow = StepCosts(0.0, 1 / 8, 0.0, 0.0, 0.0)
+    bench = Bench(groups=(WINDOW,), num_blocks=9, max_pause_s=1.0, costs=slow)
+    prompts = {"first": [1] * 60, "small": [3] * 7}
+    bench.add("first", prompts["first"], max_tokens=1)
+    bench.add("fetched", PROMPT[:30], fetch_above=0, max_tokens=1)
+    bench.add("fetched too", [2] * 7, fetch_above=0, max_tokens=1)
+    output = bench.step()
+    assert output is not None
+    assert len(output.reservations) == 2
+    bench.costs = None
+    bench.add("small", prompts["small"], max_tokens=1)
+    (group,) = bench.cache.stats().groups
+    assert group.free == 2
+    assert bench.step() is None
+    for reservation in output.reservations:
+        end(bench, reservation, FetchFailed(StepError("no")))
+    bench.run()
+    for name, prompt in prompts.items():
+        assert bench.tokens[name, 0] == answer(prompt, 1, 0, 1)
+
+
+def test_what_was_to_be_copied_in_the_step_of_its_preemption_is_computed_again() -> None:
+    """Two choices are about to write to the block that they share when a prompt that goes first
+    wants blocks. What is swapped out is read before anything is copied."""
+    bench = Bench(groups=(WINDOW,), num_blocks=9, swap_blocks=10, by_priority=True)
+    urgent = [i % 5 for i in range(60)]
+    prefix = RemotePrefix(3 * BLOCK)
+    bench.add("urgent", urgent, priority=-1, prefix=prefix, max_tokens=2, ignore_eos=True)
+    bench.add("fetched", PROMPT[:30], fetch_above=0, max_tokens=1)
+    bench.add("r", [1] * 12, n=2, max_tokens=9, ignore_eos=True)
+    output = bench.step()
+    assert output is not None
+    of_urgent, of_fetched = output.reservations
+    fill(bench, of_urgent)
+    end(bench, of_urgent, Delivered())
+    bench.step()
+    stats = bench.scheduler.stats()
+    assert (stats.num_preemptions, stats.num_running, stats.num_swapped_blocks) == (2, 1, 2)
+    end(bench, of_fetched, FetchFailed(StepError("no")))
+    bench.run()
+    assert bench.tokens["urgent", 0] == answer(urgent, 1, 0, 2)
+    for choice in range(2):
+        assert bench.tokens["r", choice] == answer([1] * 12, 1, choice, 9)
 
 
 def test_what_is_cached_is_held_for_a_reader() -> None:
