@@ -13,6 +13,7 @@ def test_work_without_steps_is_a_stall() -> None:
 
 def test_steps_and_idleness_are_none() -> None:
     dog = Watchdog(timeout_s=5)
+    assert dog.still_s(1000.0) == 0.0, "nobody has said anything yet"
     dog.note(0.0, 1, True)
     dog.note(4.0, 2, True)
     assert dog.stalled_s(8.0) is None
