@@ -124,12 +124,8 @@ class Draft:
             self._pace.take(part.slice.start, part.slice.num_tokens)
 
     def drop(self, sequence: Sequence) -> Part | None:
-        part = self._parts.pop(sequence, None)
-        if part is not None:
-            self.budget += part.slice.num_tokens
-            if self._pace is not None:
-                self._pace.give_back(part.slice.start, part.slice.num_tokens)
-        return part
+        """Its token stays counted: who comes after it in this step gets no more for that."""
+        return self._parts.pop(sequence, None)
 
     def begin_prompts(self) -> None:
         """Whoever is in it by now draws a token; nobody else's prompt holds them up for long."""

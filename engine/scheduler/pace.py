@@ -49,12 +49,6 @@ class Pace:
 
     def take(self, start: int, num_tokens: int) -> None:
         self._begun = True
-        self._left_s -= self._price_s(start, num_tokens)
-
-    def give_back(self, start: int, num_tokens: int) -> None:
-        self._left_s += self._price_s(start, num_tokens)
-
-    def _price_s(self, start: int, num_tokens: int) -> float:
-        costs = self._costs
-        pairs = num_pairs(start, start + num_tokens)
-        return costs.sequence_s + costs.prompt_token_s * num_tokens + costs.prompt_pair_s * pairs
+        costs, pairs = self._costs, num_pairs(start, start + num_tokens)
+        self._left_s -= costs.sequence_s
+        self._left_s -= costs.prompt_token_s * num_tokens + costs.prompt_pair_s * pairs
