@@ -1,11 +1,14 @@
 """The cache plan against what the blocks really take."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from engine.errors import ConfigError
 from engine.memory import format_bytes, plan_cache
 from kv_cache.cache import KvCache
-from kv_cache.config import CacheConfig
+from kv_cache.config import CacheConfig, blocks_needed
 from kv_cache.layout import KV_FORMATS, KvGroup
 
 BF16 = KV_FORMATS["bf16"]
@@ -56,7 +59,21 @@ def test_the_error_names_a_length_that_fits() -> None:
     fitting = int(str(caught.value).split("at most ")[1].split(",")[0])
     plan_cache([FULL], BF16, 16, 8 * MIB, fitting, 256)
     with pytest.raises(ConfigError):
-        plan_cache([FULL], BF16, 16, 8 * MIB, fitting + 16, 256)
+        plan_cache([FULL], BF16, 16, 8 * MIB, fitting + 1, 256)
+
+
+def test_nothing_is_advised_that_does_not_do() -> None:
+    def advice(budget: int, most: int) -> str:
+        with pytest.raises(ConfigError) as caught:
+            plan_cache([FULL], BF16, 16, budget, 100_000, 256, most)
+        return str(caught.value)
+
+    (told,) = re.findall("kv_cache_memory_bytes to at least ([0-9]+)", advice(8 * MIB, 1 << 40))
+    least = int(told)
+    assert "kv_cache_memory_bytes to" in advice(8 * MIB, least)
+    assert "kv_cache_memory_bytes" not in advice(8 * MIB, least - 1)
+    assert "max_model_len to" in advice(8 * MIB, least - 1)
+    assert "set" not in advice(100, least - 1), "not even the shortest sequence"
 
 
 def test_both_groups_get_blocks_for_short_and_long_sequences() -> None:
@@ -65,6 +82,35 @@ def test_both_groups_get_blocks_for_short_and_long_sequences() -> None:
     assert full > 32768 // 16
     assert local > 512 // 16 * 8
     assert plan.num_bytes <= 512 * MIB
+
+
+def test_what_is_beyond_one_longest_sequence_is_for_those_of_four_windows() -> None:
+    """Of the widest."""
+    groups = (FULL, LOCAL, KvGroup((24,), 2, (64, 64), window=1024))
+    with pytest.raises(ConfigError) as caught:
+        plan_cache(groups, BF16, 16, MIB, 32768, 512)
+    least = int(str(caught.value).split("at least ")[1].split()[0])
+    before, after = (
+        plan_cache(groups, BF16, 16, budget, 32768, 512).num_blocks for budget in (least, 8 << 30)
+    )
+    more = [many - few for few, many in zip(before, after, strict=True)]
+    needs = [blocks_needed(group, 16, 4 * 1024, 512) for group in groups]
+    assert [many / more[0] for many in more] == pytest.approx(
+        [need / needs[0] for need in needs], rel=0.001
+    )
+
+
+def test_as_many_sequences_fit_at_once_as_it_says() -> None:
+    plan = plan_cache([FULL, LOCAL], BF16, 16, 512 * MIB, 32768, 512)
+    for length in (100, 3000, 32768):
+        count = plan.num_sequences(length)
+        needs = [blocks_needed(group, 16, length, 512) for group in (FULL, LOCAL)]
+        room = [num_blocks - 1 for num_blocks in plan.num_blocks]
+        assert all(count * need <= left for need, left in zip(needs, room, strict=True))
+        assert any((count + 1) * need > left for need, left in zip(needs, room, strict=True))
+    need = blocks_needed(FULL, 16, 100, 512)
+    twice = replace(plan, layouts=plan.layouts[:1], num_blocks=(2 * need,))
+    assert twice.num_sequences(100) == 1, "one block is none"
 
 
 def test_tokens_are_those_of_the_layers_that_see_everything_if_there_are_any() -> None:
