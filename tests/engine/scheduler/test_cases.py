@@ -143,6 +143,20 @@ def test_preempted_sequences_lose_nothing(swap_blocks: int) -> None:
         assert bench.tokens[name, 0] == answer(prompt, 1, 0, 30)
 
 
+def test_who_finds_no_room_on_the_host_for_one_group_is_computed_again() -> None:
+    """Three blocks of the window's would fit, and four of the others would not."""
+    bench = Bench(groups=(FULL, WINDOW), num_blocks=9, swap_blocks=3, prefix_caching=False)
+    prompts = {name: [i] * 20 for i, name in enumerate("ab")}
+    for name, prompt in prompts.items():
+        bench.add(name, prompt, max_tokens=30, ignore_eos=True)
+    while bench.scheduler.stats().num_preemptions == 0:
+        bench.step()
+    assert bench.scheduler.stats().num_swapped_blocks == 0
+    bench.run()
+    for name, prompt in prompts.items():
+        assert bench.tokens[name, 0] == answer(prompt, 1, 0, 30)
+
+
 def test_choices_share_the_prompt_and_copy_what_they_write() -> None:
     bench = Bench(num_blocks=40)
     prompt = [1, 2, 3] * 4  # one and a half blocks

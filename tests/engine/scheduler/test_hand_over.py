@@ -441,6 +441,19 @@ def test_without_first_tokens_the_last_one_is_computed_again() -> None:
         assert bench.tokens["r", choice] == answer(PROMPT, 1, choice, 3)
 
 
+def test_a_window_that_ends_with_a_block_is_seen_by_the_last_token_too() -> None:
+    """It sees one block more than the next one does."""
+    narrow = KvGroup((0,), 1, (8, 8), window=BLOCK + 1)
+    bench = Bench(groups=(narrow,))
+    bench.add("r", PROMPT[: 4 * BLOCK], fetch_above=0, max_tokens=3)
+    reservation = reserve(bench)
+    assert [run.first_entry for run in reservation.held.runs] == [2]
+    fill(bench, reservation)
+    end(bench, reservation, Delivered())
+    bench.run()
+    assert bench.tokens["r", 0] == answer(PROMPT[: 4 * BLOCK], 1, 0, 3)
+
+
 @pytest.mark.parametrize("drawn_there", [True, False])
 def test_what_is_delivered_joins_the_next_step_that_is_planned_ahead(drawn_there: bool) -> None:
     """Steps that follow each other without an end would else leave it out for ever."""
