@@ -16,6 +16,7 @@ from engine.models.families import OTHER_TENSORS
 from engine.models.layer_types import MOST_LAYERS
 from engine.models.parse_config import architecture_of
 
+MXFP4 = "mxfp4"  # as checkpoints name what gpt-oss comes in
 # What transformers calls the layers of a model, in its config's layer_types.
 _ATTENTION = {"full_attention", "sliding_attention", "attention"}
 _RECURRENT = {"conv", "linear_attention", "mamba", "recurrent", "hybrid", "hybrid_sliding"}
@@ -54,8 +55,10 @@ def transformers_class(source: ModelSource) -> TransformersClass:
 
     config_json = source.config
     architecture = architecture_of(config_json)
-    if config_json.raw("quantization_config") is not None:
-        raise config_json.fail("quantization_config", "quantised checkpoints are not supported")
+    quantised = config_json.section("quantization_config")
+    if quantised is not None and quantised.optional_text("quant_method") != MXFP4:
+        message = f"quantised checkpoints are not supported, but for quant_method {MXFP4}"
+        raise config_json.fail("quantization_config", message)
     class_name, config_name = _names(architecture, config_json.optional_text("model_type"))
     if not hasattr(transformers, class_name):
         remote = " (it comes with code of its own, which is not run)"

@@ -120,17 +120,22 @@ def load_transformers_model(
 
 
 def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch.dtype) -> Any:
+    from transformers import Mxfp4Config
+
     stored = open_checkpoint(source.folder)  # says which file is broken, and how
     for tensor in stored.values():
         if tensor.dtype in QUANTISED:  # which transformers would take for plain numbers
             where = f"{tensor.file}: {tensor.name}"
             raise ModelError(f"{where}: element type {tensor.dtype} is not supported")
     with reported(found.architecture):
+        # MXFP4, or it would have been refused: widened as it is read.
+        is_quantised = getattr(found.config, "quantization_config", None) is not None
         model, info = found.model_class.from_pretrained(
             source.folder,
             config=found.config,
             dtype=dtype,
             attn_implementation=PAGED,
+            quantization_config=Mxfp4Config(dequantize=True) if is_quantised else None,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,

@@ -142,6 +142,10 @@ def test_a_class_that_takes_no_attention_implementation_is_refused(
         ({"architectures": ["NewModel"]}, "no such class"),
         ({"architectures": ["NewModel"], "auto_map": {"AutoModel": "m.M"}}, "code of its own"),
         ({"architectures": ["GPT2LMHeadModel"], "quantization_config": {}}, "quantization_config"),
+        (
+            {"architectures": ["GPT2LMHeadModel"], "quantization_config": {"quant_method": "awq"}},
+            "quantization_config: quantised checkpoints are not supported, but for .* mxfp4",
+        ),
         ({"architectures": ["GPT2LMHeadModel"], "n_layer": 10_001}, "n_layer: 10001, must be at"),
         (
             {
@@ -218,6 +222,47 @@ def test_masks_in_a_checkpoint_are_passed_over(
     driver = Driver(loaded, description)
     (rows,) = driver.step([(driver.start(tokens), len(tokens))])
     torch.testing.assert_close(rows, dense_logits(model, tokens), rtol=0, atol=1e-4)
+
+
+def test_mxfp4_weights_are_widened(tmp_path: Path) -> None:
+    """To what a checkpoint says that has the same numbers as bf16."""
+    quantised, plain = tmp_path / "quantised", tmp_path / "plain"
+    model = make_model(case("gpt_oss", num_local_experts=4).make_config())
+    model.save_pretrained(plain)
+    stored: dict[str, torch.Tensor] = {}
+    tensors = load_file(plain / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, width, rows = tensor.shape
+            blocks = torch.randint(256, (experts, rows, width // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(118, 124, blocks.shape[:3], dtype=torch.uint8)
+            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            tensors[name] = mxfp4(blocks, scales).mT.contiguous().bfloat16()
+        else:
+            stored[name] = tensor
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    quantised.mkdir()
+    save_file(stored, quantised / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (quantised / "config.json").write_text(json.dumps(config))
+    tokens, rows_of = prompt_tokens(0), []
+    for folder in (plain, quantised):
+        source = ModelSource("gpt-oss", folder)
+        description = describe(source)
+        loaded = load_model(source, description, load_kernels("reference", CPU), torch.float32, CPU)
+        driver = Driver(loaded, description)
+        rows_of += driver.step([(driver.start(tokens), len(tokens))])
+    assert torch.equal(*rows_of)
+
+
+def mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Two numbers a byte, the low half first, and 32 with a power of two in common."""
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat((magnitudes, -magnitudes))
+    pairs = torch.stack((table[(blocks & 15).long()], table[(blocks >> 4).long()]), -1)
+    numbers = pairs.flatten(-2) * torch.exp2(scales.float() - 127).unsqueeze(-1)
+    return numbers.flatten(-2)
 
 
 def test_a_bias_where_others_have_a_mask_is_named(tmp_path: Path) -> None:
