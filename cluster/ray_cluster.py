@@ -26,7 +26,7 @@ from cluster.joined_ray import CLIENT, ReachWatch, address, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.own_processes import own_processes
 from cluster.replica_words import stop_listening
-from cluster.serve_details import SERVICER, serve_details
+from cluster.serve_details import SERVICER, UNREACHED, serve_details
 from cluster.status.local_clusters import files_of
 from cluster.unplaced import Node
 from engine.errors import ConfigError, UnavailableError
@@ -160,11 +160,19 @@ def start_front(front: FrontAddress) -> Future[None]:
             started.set_exception(_told(error))
 
     threading.Thread(target=start, name="front", daemon=True).start()
-    while not started.done() and serve_details() is None:
+    while not (started.done() or _is_there()):
         time.sleep(_LOOK_S)
     if started.done():
         started.result()  # nobody takes anything where it has failed
     return started
+
+
+def _is_there() -> bool:
+    """Serve's controller; where that does not come, whoever starts it says why."""
+    try:
+        return serve_details() is not None
+    except UNREACHED:
+        return False
 
 
 def _told(error: BaseException) -> BaseException:

@@ -28,11 +28,19 @@ def test_no_front_is_killed_that_is_still_waited_for() -> None:
 def test_a_front_that_does_not_come_is_told(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever its controller does meanwhile."""
+    was_looked_for = threading.Event()
+
     def start(**options: object) -> None:
+        assert was_looked_for.wait(WHOLE_S)
         raise error
 
+    def serve_details() -> None:
+        was_looked_for.set()
+        raise ActorDiedError
+
     monkeypatch.setattr(serve, "start", start)
-    monkeypatch.setattr(ray_cluster, "serve_details", lambda: None)
+    monkeypatch.setattr(ray_cluster, "serve_details", serve_details)
     with pytest.raises(UnavailableError, match=MESSAGE):
         start_front(FRONT)
 
