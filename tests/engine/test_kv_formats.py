@@ -43,9 +43,13 @@ def exact_sums() -> Iterator[None]:
     can decide to which step of a format an element is rounded, and that which token is drawn."""
 
     def attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        spec: AttentionSpec,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        return attend_in_fp32(q.double(), k.double(), v.double(), spec)
+        return attend_in_fp32(q.double(), k.double(), v.double(), spec, sinks)
 
     attend_in_fp32 = reference.attend
     with pytest.MonkeyPatch.context() as patch:
