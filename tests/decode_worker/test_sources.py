@@ -20,6 +20,7 @@ from kv_transfer.probe import LinkFigures
 from prefill_worker import prefixes
 from prefill_worker.fetching import FetchEnd
 from prefill_worker.node import Node
+from prefill_worker.prefix_cost import FREE
 from tests.decode_worker.worker_group import WorkerGroup
 from tests.engine.held import held
 from tests.engine.models_on_disk import CONFIGS, make_tiny
@@ -51,8 +52,10 @@ def alone(folder: Path) -> Engine:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever pulls does not compute instead, however busy the machine is."""
+    """Whoever pulls does not compute instead, however busy the machine is or was when a link was
+    timed."""
     monkeypatch.setattr(prefixes, "GRACE_S", 60.0)
+    monkeypatch.setattr(prefixes.PrefixPlanner, "_cost", lambda *_: FREE)
 
 
 def engines(folder: Path, count: int) -> list[Engine]:
@@ -249,7 +252,10 @@ async def test_what_becomes_of_a_prefix_is_counted_once(group: WorkerGroup) -> N
         assert num_pulled == (96 if outcome == FetchEnd.DELIVERED else 0)
 
 
-async def test_what_is_computed_sooner_is_not_pulled(group: WorkerGroup, alone: Engine) -> None:
+async def test_what_is_computed_sooner_is_not_pulled(
+    group: WorkerGroup, alone: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
     here, there = group.decode
     await group.warm(there, PROMPT[:96])
     await here.exchange.links.get(group.addresses[there])
@@ -267,7 +273,7 @@ async def test_what_would_not_be_here_in_time_is_not_asked_for(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many wait while a prompt is computed."""
-    monkeypatch.setattr(prefixes, "GRACE_S", 1.0)
+    monkeypatch.undo()
     group = await WorkerGroup.start(engines(llama, 2), [], "inprocess")
     here, there = group.decode
     link = await here.exchange.links.get(group.addresses[there])
