@@ -63,12 +63,12 @@ from engine.kernels.cpu.paged import (
     VALUE_DIM,
     VALUES_LIST,
     WINDOW,
+    begin_row,
     hide_unseen,
     kv_len,
     list_groups,
     query_start,
     scaled_score,
-    set_highest,
 )
 from engine.kernels.cpu.quantised import gather_scales, widen
 from engine.kernels.cpu.rows import (
@@ -139,10 +139,11 @@ def begin(job: Any, areas: Any, piece: Any) -> None:
         put_float(areas.maxima + i * VECTOR_BYTES, LOWEST)
     end = areas.sums + queries * row_floats(word(job, VALUE_DIM)) * 4
     zero(areas.totals, end - areas.totals)
+    # Of the pieces of a sequence the first one alone begins at the sinks.
     if piece.first == max(0, kv_len(job, piece.sequence) - word(job, WINDOW)):
         for i in range(group):
             at = i * VECTOR_BYTES
-            set_highest(job, areas.maxima + at, areas.totals + at, piece.head * group + i)
+            begin_row(job, areas.maxima + at, areas.totals + at, piece.head * group + i)
 
 
 @part_of_kernel

@@ -63,7 +63,7 @@ WORDS = "25q2d"
 
 
 @part_of_kernel
-def set_highest(job: Any, maximum: Any, total: Any, head: Any) -> None:
+def begin_row(job: Any, maximum: Any, total: Any, head: Any) -> None:
     """Where a row's maximum and total begin: at its head's sink, which weighs 1 beside itself."""
     put_float(maximum, LOWEST)
     put_float(total, 0.0)

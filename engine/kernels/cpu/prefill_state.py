@@ -27,10 +27,10 @@ from engine.kernels.cpu.paged import (
     QUERIES,
     TILE,
     VALUE_DIM,
+    begin_row,
     edge_bytes,
     kv_len,
     query_start,
-    set_highest,
 )
 from engine.kernels.cpu.quantised import SCALES_BYTES, widened_bytes
 
@@ -160,7 +160,7 @@ def set_queries(job: Any, areas: Any, piece: Any) -> None:
         put_int64(areas.rows + i * 8, word(job, QUERIES) + at * dim * element_bytes(job))
         put_float(areas.positions + i * 4, position if i < piece.rows else -1)
         head = piece.head * group + member
-        set_highest(job, areas.maxima + i * 4, areas.totals + i * 4, head)
+        begin_row(job, areas.maxima + i * 4, areas.totals + i * 4, head)
         if i + 1 < piece.rows:
             member += 1
             if member == group:

@@ -63,12 +63,12 @@ from engine.kernels.cpu.paged import (
     VALUE_DIM,
     VALUES_LIST,
     WINDOW,
+    begin_row,
     edge_bytes,
     hide_unseen,
     list_groups,
     query_start,
     scaled_score,
-    set_highest,
 )
 from engine.kernels.cpu.prefill_state import LAZY, find
 from engine.kernels.cpu.quantised import SCALES_BYTES, gather_scales, widen, widened_bytes
@@ -189,7 +189,7 @@ def set_queries(job: Any, areas: Any, piece: Any) -> None:
             number = piece.row % group + min(i, piece.rows - 1)
             put_float(areas.positions + i * 4, piece.lowest + number // group)
             head = piece.head * group + number % group
-            set_highest(job, areas.maxima + i * 4, areas.totals + i * 4, head)
+            begin_row(job, areas.maxima + i * 4, areas.totals + i * 4, head)
         target = areas.queries + row * dim * ELEMENT_BYTES
         for first in range(0, dim, TILE_INPUTS):
             transpose_rows(job, areas.rows, first, dim - first, target, VECTOR_BYTES)
