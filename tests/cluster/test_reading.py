@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.openai.reading.forced import ArrayReader
+from cluster.openai.reading.granite import GraniteReader
 from cluster.openai.reading.hermes import HermesReader
 from cluster.openai.reading.llama3 import Llama3Reader
 from cluster.openai.reading.mistral import MistralReader
@@ -24,6 +25,7 @@ from cluster.openai.reading.parts import (
 from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
 from cluster.openai.reading.reasoning_tokens import ReasoningTokens
+from cluster.openai.reading.sections import DEEPSEEK_V3, KIMI_K2, SectionReader
 from cluster.openai.reading.tagged import GLM45, QWEN3_CODER, TaggedReader
 from engine.text.pieces import Pieces, PieceTable
 
@@ -45,8 +47,11 @@ def thinking(content: Callable[[], Reader], *, is_open: bool = False) -> Callabl
 
 READERS: dict[str, Callable[[], Reader]] = {
     "array": ArrayReader,
+    "deepseek": lambda: SectionReader(DEEPSEEK_V3),
     "glm": lambda: TaggedReader(GLM45, TOOLS),
+    "granite": GraniteReader,
     "hermes": HermesReader,
+    "kimi": lambda: SectionReader(KIMI_K2),
     "llama": llama,
     "mistral": MistralReader,
     "pythonic": lambda: PythonicReader(["f", "g", "a.b"]),
@@ -108,7 +113,55 @@ GLM = """<tool_call>f
 <arg_value>{"ü": [1, {"b": "</arg_key>"}]}</arg_value>
 </tool_call>"""
 GLM_READ = ("f", '{"string": "12\\n", "object": {"ü": [1, {"b": "</arg_key>"}]}}')
+DEEPSEEK = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+FENCED = """<｜tool▁call▁begin｜>function<｜tool▁sep｜>f
+```json
+{"a": "```<｜tool▁call▁end｜>"}
+```<｜tool▁call▁end｜>"""
+FENCED_READ = ("f", '{"a": "```<｜tool▁call▁end｜>"}')
+SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    '{"a": 1}<|tool_call_end|>\n<|tool_call_begin|>a.b:1<|tool_call_argument_begin|>\n{}\n'
+    "<|tool_call_end|><|tool_calls_section_end|>"
+)
 CASES: list[tuple[str, str, Read]] = [
+    ("deepseek", f"I look.\n{SECTION}{DEEPSEEK}{SECTION_END}", ("", "I look.", [("f", "{}")])),
+    (
+        "deepseek",
+        f"{SECTION}{FENCED}\n{DEEPSEEK}{SECTION_END}\n",
+        ("", "", [FENCED_READ, ("f", "{}")]),
+    ),
+    ("deepseek", f"{FENCED.removesuffix('<｜tool▁call▁end｜>')}", ("", "", [FENCED_READ])),
+    ("deepseek", f"{DEEPSEEK}\n\nDone.\n{FENCED}", ("", "Done.", [("f", "{}"), FENCED_READ])),
+    ("deepseek", f"Now.\n{DEEPSEEK}{SECTION_END}\nSo.", ("", "Now.\nSo.", [("f", "{}")])),
+    ("deepseek", f"{DEEPSEEK}```\n{DEEPSEEK}", ("", "```", [("f", "{}")] * 2)),
+    (
+        "deepseek",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}",
+        ("", "", [("function", "{}")]),
+    ),
+    *(
+        ("deepseek", text, ("", text, []))
+        for text in (
+            f"{SECTION} what?",
+            f"{SECTION}{SECTION_END}",
+            f"{SECTION}<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```js\n{{}}",
+            "<｜tool▁call▁begin｜>f {}",
+            f"<｜tool▁call▁begin｜>{'f' * 300}<｜tool▁sep｜>{{}}",
+            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>",
+        )
+    ),
+    (
+        "deepseek",
+        '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1',
+        ("", "", [("f", '{"a": 1')]),
+    ),
+    ("granite", f"<|tool_call|>[{CALL}, {OTHER}]", ("", "", WHOLE)),
+    ("granite", f"I look.\n<tool_call>[{CALL}]", ("", "I look.", WHOLE[:1])),
+    ("granite", "<|tool_call|> none", ("", "<|tool_call|> none", [])),
+    ("kimi", f"I look. {KIMI}", ("", "I look.", [("f", '{"a": 1}'), ("a.b", "{}")])),
+    ("kimi", KIMI.replace("functions.f:0", "f").partition("\n")[0], ("", "", [("f", '{"a": 1}')])),
     ("hermes", "no call  \n", ("", "no call  \n", [])),
     ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", ("", "", WHOLE[:1])),
     (
@@ -330,6 +383,7 @@ def test_what_is_read(reader: str, text: str, expected: Read) -> None:
 
 fragments = st.sampled_from(
     ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"]
+    + ["<|tool_call|>"]
     + ["<think>", "</think>", "<tool_", "[TOOL", "f", "g.call(a=1)", "{", "}", "[", "]", ";", ","]
     + ['{"name": "f", "arguments": {', '"a": "b\\"', '"', "\\", " ", "\n", CALL, OTHER, BACKWARDS]
     + ['{"name": "f", "parameters": "', '"name"', ":", "{}", "word"]
@@ -344,6 +398,9 @@ fragments = st.sampled_from(
         QWEN,
     ]
     + ["[f(a=", "'x')", "g()]", '"""']
+    + [SECTION, SECTION_END, DEEPSEEK, FENCED, "```json\n", "```"]
+    + ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>function"]
+    + [KIMI, "<|tool_call_begin|>functions.f:0", "<|tool_call_argument_begin|>", "<|tool_call_"]
     + ["<arg_key>string", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", GLM]
     + [" " * 40, "\n" * 300, "\u3000" * 1500]
 )
@@ -431,6 +488,11 @@ def test_calls_come_out_as_they_went_in(
             spell({"name": name, "parameters": arguments}) for name, arguments in calls
         ),
         "mistral": f"[TOOL_CALLS][{', '.join(plain)}]",
+        "granite": f"<|tool_call|>[{', '.join(plain)}]",
+        "deepseek": "\n".join(
+            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{spell(arguments)}<｜tool▁call▁end｜>"
+            for name, arguments in calls
+        ),
     }
     for reader, text in written.items():
         reasoning, content, found = read(READERS[reader](), [text])
@@ -576,6 +638,11 @@ def work(make: Callable[[], Reader], start: str, pieces: Sequence[str]) -> int:
         *((reader, "x", " ") for reader in READERS),
         *((reader, "", "\n") for reader in READERS),
         ("array", "[", " ,"),
+        ("deepseek", SECTION, " "),
+        ("deepseek", "<｜tool▁call▁begin｜>", " "),
+        ("deepseek", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "', "x"),
+        ("deepseek", DEEPSEEK, " "),
+        ("kimi", KIMI, " "),
         ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>", " "),
         ("hermes", "<tool_call>", " "),
         ("hermes", "<tool_call>{", " "),
@@ -607,6 +674,8 @@ def test_no_piece_is_gone_through_again_for_those_that_follow(
 @pytest.mark.parametrize(
     ("reader", "text"),
     [
+        ("deepseek", SECTION),
+        ("deepseek", DEEPSEEK),
         ("llama", f"{OTHER};"),
         ("qwen", "<tool_call>"),
         ("qwen", "<function=h>"),

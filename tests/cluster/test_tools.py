@@ -275,6 +275,9 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("<tool_call>{name}\n<arg_key>{key}</arg_key></think>", "glm45", "think"),
         ("Environment: ipython <function=example>{", None, None),
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
+        ("respond only with <|tool_call|> and not <tool_call>", "granite", None),
+        ("<｜tool▁call▁begin｜>{{ call }}<｜tool▁sep｜> </think>", "deepseek_v3", "think"),
+        ("<|tool_call_begin|>{{ call }}<|tool_call_argument_begin|>", "kimi_k2", None),
         ("Environment: ipython", "llama3_json", None),
         ("<|python_tag|> {'name': 'x', 'parameters': {}}", "llama3_json", None),
         ("Environment: ipython [func_name1(params_name1=params_value1)]", "pythonic", None),
@@ -307,6 +310,15 @@ async def test_bare_values_have_the_types_of_the_request_s_schemas() -> None:
     streamed, finish = message_of_events(await server.events(PATH, messages=HELLO, tools=tools))
     assert [call["function"] for call in streamed["tool_calls"]] == calls
     assert finish == "tool_calls"
+
+
+async def test_ids_that_the_model_gave_are_kept() -> None:
+    """Kimi's template puts them before what the tools said."""
+    call = "<|tool_call_begin|>functions.look:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    server = server_that_says(call, 3, tool_parser="kimi_k2")
+    message = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"][0]["message"]
+    (said,) = message["tool_calls"]
+    assert (said["id"], said["function"]["name"]) == ("functions.look:3", "look")
 
 
 @pytest.mark.parametrize(

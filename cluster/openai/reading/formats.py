@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.openai.reading.granite import MARK, GraniteReader
 from cluster.openai.reading.hermes import END, START, HermesReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
 from cluster.openai.reading.parts import Reader
 from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks
+from cluster.openai.reading.sections import DEEPSEEK_V3, KIMI_K2, SectionReader
 from cluster.openai.reading.tagged import ARGUMENT_MARKS, GLM45, QWEN3_CODER, TaggedReader
 
 AUTO, NONE = "auto", "none"
@@ -43,6 +45,9 @@ TOOL_FORMATS = {
     "qwen3_coder": ToolFormat(lambda tools: TaggedReader(QWEN3_CODER, tools), (START,)),
     "glm45": ToolFormat(lambda tools: TaggedReader(GLM45, tools), (START, END, *ARGUMENT_MARKS)),
     "mistral": ToolFormat(lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), _short_id),
+    "deepseek_v3": ToolFormat(lambda tools: SectionReader(DEEPSEEK_V3), DEEPSEEK_V3.marks),
+    "kimi_k2": ToolFormat(lambda tools: SectionReader(KIMI_K2), KIMI_K2.marks),
+    "granite": ToolFormat(lambda tools: GraniteReader(), (MARK, START)),
     "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
     "pythonic": ToolFormat(PythonicReader, ()),
 }
@@ -53,8 +58,11 @@ _SIGNS = (
     ("<parameter=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
     ("<function=", NONE),
+    (MARK, "granite"),
     (START, "hermes"),
     (MARKER, "mistral"),
+    (DEEPSEEK_V3.call, "deepseek_v3"),
+    (KIMI_K2.call, "kimi_k2"),
     ("[func_name1(", "pythonic"),
     (PYTHON_TAG, "llama3_json"),
     ("Environment: ipython", "llama3_json"),
