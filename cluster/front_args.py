@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from cluster.api_keys import VARIABLE, ApiKeys
 from cluster.gate import Gate
 from cluster.http_exchange import HttpLimits
-from cluster.openai.reading.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
+from cluster.openai.reading.formats import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_N, MAX_PROMPTS, RequestLimits
 from cluster.rate_limit import Rates
 from cluster.served_model import ServedModel
@@ -53,7 +53,7 @@ class FrontArgs(BaseModel):
     @field_validator("tool_call_parser", "reasoning_parser")
     @classmethod
     def _check_parser(cls, value: str, info: ValidationInfo) -> str:
-        known = TOOL_FORMATS if info.field_name == "tool_call_parser" else REASONING_FORMATS
+        known = TOOL_PARSERS if info.field_name == "tool_call_parser" else REASONING_PARSERS
         return one_of(value, (AUTO, NONE, *known))
 
     @field_validator("allowed_origins")

@@ -9,7 +9,7 @@ from typing import Any
 from cluster.api_keys import VARIABLE
 from cluster.front_address import HTTP_PORT, LOOPBACK
 from cluster.front_args import FrontArgs
-from cluster.openai.reading.formats import REASONING_FORMATS, TOOL_FORMATS
+from cluster.openai.reading.formats import REASONING_PARSERS, TOOL_PARSERS
 
 _PREFIX = "front_"
 _HELP = {
@@ -19,8 +19,8 @@ _HELP = {
     "tokens_per_minute": "of each key, read and written",
     "max_prompt_tokens": "of each prompt (default: what the model takes)",
     "chat_template": "Jinja, instead of the model's own",
-    "tool_call_parser": f"how tool calls are written: {', '.join(TOOL_FORMATS)}, none, or auto",
-    "reasoning_parser": f"how reasoning is written: {', '.join(REASONING_FORMATS)}, none, or auto",
+    "tool_call_parser": f"how tool calls are written: {', '.join(TOOL_PARSERS)}, none, or auto",
+    "reasoning_parser": f"how reasoning is written: {', '.join(REASONING_PARSERS)}, none, or auto",
     "max_n": "choices of one prompt",
     "max_prompts": "prompts of one request",
     "least_priority": "the lowest `priority`, which is the soonest, that a request may have "

@@ -11,12 +11,16 @@ from cluster.openai.reading.forced import ArrayReader, NamedReader
 from cluster.openai.reading.formats import (
     AUTO,
     ToolFormat,
+    harmony_format,
     long_id,
     reasoning_format,
     tool_format,
 )
+from cluster.openai.reading.harmony import Harmony, HarmonyReader, HarmonyTokens, begun_in
+from cluster.openai.reading.harmony_messages import MARKS, Message
 from cluster.openai.reading.parts import PlainReader, Reader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
+from cluster.openai.reading.reasoning_tokens import ReasoningTokens, TokenCount
 from cluster.openai.tool_choice import ToolChoice
 from engine.errors import RequestError
 from engine.grammar.value import Reasoning
@@ -34,14 +38,18 @@ class Reading:
     only_call: str | None = None  # of this function, and the answer is its arguments
     one_call: bool = False  # further ones are not shown
     reasoning_is_open: bool = False  # the prompt began it
+    begun: Message | None = None  # of Harmony, in whose text the prompt ends
     shows_reasoning: bool = True
 
 
 @dataclass(frozen=True)
 class ChatFormat:
+    """Another format beside `harmony` is looked for in what that leaves as content."""
+
     tokenizer: Tokenizer
     tools: ToolFormat | None = None
     reasoning: Marks | None = None
+    harmony: Harmony | None = None
 
     @classmethod
     def choose(
@@ -53,8 +61,12 @@ class ChatFormat:
     ) -> ChatFormat:
         """ "auto": what the template's text tells."""
         sources = () if template is None else tuple(template.sources.values())
-        tools = tool_format(tool_parser, sources)
-        return cls(tokenizer, tools, reasoning_format(reasoning_parser, sources))
+        return cls(
+            tokenizer,
+            tool_format(tool_parser, sources),
+            reasoning_format(reasoning_parser, sources),
+            harmony_format(tool_parser, reasoning_parser, sources),
+        )
 
     def reading(
         self,
@@ -68,9 +80,9 @@ class ChatFormat:
         """None: answers are content and nothing else. `continued` is the message's text that the
         answer goes on with, if it does."""
         tools = choice.parameters
-        if self.tools is None and not choice.must_call:
+        if not self._has_calls and not choice.must_call:
             tools = None
-        if tools is None and self.reasoning is None:
+        if tools is None and self.reasoning is None and self.harmony is None:
             return None
         is_open = self.reasoning is not None and self.reasoning.is_open_in(prompt, continued)
         return Reading(
@@ -79,6 +91,7 @@ class ChatFormat:
             only_call=choice.name,
             one_call=one_call,
             reasoning_is_open=is_open,
+            begun=None if self.harmony is None else begun_in(prompt, continued),
             shows_reasoning=shows_reasoning,
         )
 
@@ -104,9 +117,29 @@ class ChatFormat:
 
     def reader(self, reading: Reading) -> Reader:
         reader = self._content_reader(reading)
+        if self.reasoning is not None:
+            reader = ReasoningReader(self.reasoning, reader, is_open=reading.reasoning_is_open)
+        if self.harmony is not None:
+            reader = HarmonyReader(self.harmony, reader, _marked_calls(reading), reading.begun)
+        return reader
+
+    @property
+    def has_reasoning(self) -> bool:
+        of_harmony = self.harmony is not None and self.harmony.has_reasoning
+        return of_harmony or self.reasoning is not None
+
+    @property
+    def _has_calls(self) -> bool:
+        of_harmony = self.harmony is not None and self.harmony.has_calls
+        return of_harmony or self.tools is not None
+
+    def reasoning_tokens(self, reading: Reading, pieces: Pieces) -> TokenCount | None:
+        """Counts them in an answer whose tokens show `pieces`."""
+        if self.harmony is not None and self.harmony.has_reasoning:
+            return HarmonyTokens(self.harmony, pieces, _marked_calls(reading), reading.begun)
         if self.reasoning is None:
-            return reader
-        return ReasoningReader(self.reasoning, reader, is_open=reading.reasoning_is_open)
+            return None
+        return ReasoningTokens(self.reasoning, pieces, is_open=reading.reasoning_is_open)
 
     def _content_reader(self, reading: Reading) -> Reader:
         if reading.must_call:
@@ -129,11 +162,15 @@ class ChatFormat:
 
     @cached_property
     def _pieces(self) -> Pieces:
-        return self._showing(self.reasoning or ())
+        return self._showing(self._marks)
 
     @cached_property
     def _pieces_with_tools(self) -> Pieces:
-        return self._showing((*(self.reasoning or ()), *(self.tools.marks if self.tools else ())))
+        return self._showing((*self._marks, *(self.tools.marks if self.tools else ())))
+
+    @property
+    def _marks(self) -> Collection[str]:
+        return (*(MARKS if self.harmony else ()), *(self.reasoning or ()))
 
     def _showing(self, marks: Collection[str]) -> Pieces:
         shown = {self.tokenizer.token_id(mark) for mark in marks} & self.tokenizer.special_ids
@@ -141,3 +178,8 @@ class ChatFormat:
             return self.tokenizer.visible_pieces
         backend = self.tokenizer.pieces.tokenizer
         return pieces_of(backend, hidden=self.tokenizer.special_ids - shown)
+
+
+def _marked_calls(reading: Reading) -> Mapping[str, Any] | None:
+    """The tools whose calls a model marks: not where a grammar writes them in its place."""
+    return None if reading.must_call else reading.tools

@@ -16,7 +16,7 @@ from cluster.openai.reading.parts import (
     Reader,
     Reasoning,
 )
-from cluster.openai.reading.reasoning_tokens import ReasoningTokens
+from cluster.openai.reading.reasoning_tokens import TokenCount
 from cluster.openai.wording import Json, choice_of, prompt_logprobs_of
 from engine.request import FinishReason
 
@@ -26,7 +26,7 @@ class _Read:
     """What was read of one choice so far."""
 
     reader: Reader
-    reasoning: ReasoningTokens | None
+    reasoning: TokenCount | None
     num_calls: int = 0
     unended: ObjectEnd | None = None  # the last call's arguments, until they end
 
@@ -59,7 +59,7 @@ class ChatWording:
         self.pieces = chat_format.pieces(self._reading) if skips else tokenizer.pieces
         self.is_plain = self._reading is None
         tells_usage = not options.stream or options.include_usage or options.continuous_usage
-        self._counted = chat_format.reasoning if tells_usage else None
+        self._counts = tells_usage and chat_format.has_reasoning
 
     def opening(self, generation: Generation, choice: int) -> Json | None:
         return choice_of(choice, delta={"role": "assistant", "content": ""})
@@ -88,16 +88,14 @@ class ChatWording:
         return beside
 
     def beside_usage(self) -> Json:
-        if self._counted is None:
+        if not self._counts:
             return {}
         counts = [choice.reasoning for choice in self._choices.values()]
         num_tokens = sum(count.num_tokens for count in counts if count is not None)
         return {"completion_tokens_details": {"reasoning_tokens": num_tokens}}
 
     def _begin(self, reading: Reading) -> _Read:
-        reasoning, is_open = None, reading.reasoning_is_open
-        if self._counted is not None:
-            reasoning = ReasoningTokens(self._counted, self.pieces, is_open=is_open)
+        reasoning = self._format.reasoning_tokens(reading, self.pieces) if self._counts else None
         return _Read(self._format.reader(reading), reasoning)
 
     def _read(self, part: ChoicePart) -> list[Part]:

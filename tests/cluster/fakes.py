@@ -66,8 +66,9 @@ def logprobs_of(token_id: int, num_top: int, rank: int = 1) -> TokenLogprobs:
     return TokenLogprobs(token_id, -token_id / 1000, rank, tuple(top))
 
 
-def answer_tokens(text: str = ANSWER) -> list[int]:
-    return [*small_tokenizer().encode(text), small_tokenizer().eos_token_id or 0]
+def answer_tokens(text: str = ANSWER, tokenizer: Tokenizer | None = None) -> list[int]:
+    tokenizer = tokenizer or small_tokenizer()
+    return [*tokenizer.encode(text), tokenizer.eos_token_id or 0]
 
 
 def delta(
@@ -81,11 +82,11 @@ def delta(
     return ChoiceDelta(choice, list(ids), logprobs, finish)
 
 
-def say(text: str = ANSWER, per_step: int = 1) -> Script:
+def say(text: str = ANSWER, per_step: int = 1, tokenizer: Tokenizer | None = None) -> Script:
     """Every choice says the same text, a few tokens a step, within max_tokens."""
 
     def script(request: GenerationRequest) -> Iterator[Step]:
-        params, tokens = request.params, answer_tokens(text)
+        params, tokens = request.params, answer_tokens(text, tokenizer)
         limit = params.max_tokens or MAX_MODEL_LEN
         finish = FinishReason.STOP if len(tokens) <= limit else FinishReason.LENGTH
         tokens = tokens[:limit]

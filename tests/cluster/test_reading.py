@@ -9,8 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.openai.reading.forced import ArrayReader
+from cluster.openai.reading.forced import ArrayReader, NamedReader
 from cluster.openai.reading.granite import GraniteReader
+from cluster.openai.reading.harmony import Harmony, HarmonyReader, HarmonyTokens
+from cluster.openai.reading.harmony_messages import MARKS, HarmonyMessages, Message
 from cluster.openai.reading.hermes import HermesReader
 from cluster.openai.reading.llama3 import Llama3Reader
 from cluster.openai.reading.mistral import MistralReader
@@ -45,11 +47,30 @@ def thinking(content: Callable[[], Reader], *, is_open: bool = False) -> Callabl
     return lambda: ReasoningReader(THINK, content(), is_open=is_open)
 
 
+def harmony(
+    content: Callable[[], Reader] = PlainReader,
+    *,
+    tools: Sequence[str] | None = ("f", "g"),
+    begun: str | None = None,
+    of: Harmony | None = None,
+) -> Callable[[], Reader]:
+    message = None if begun is None else Message(channel=begun)
+    return lambda: HarmonyReader(of or Harmony(), content(), tools, message)
+
+
 READERS: dict[str, Callable[[], Reader]] = {
     "array": ArrayReader,
     "deepseek": lambda: SectionReader(DEEPSEEK_V3),
     "glm": lambda: TaggedReader(GLM45, TOOLS),
     "granite": GraniteReader,
+    "harmony": harmony(),
+    "harmony analysis": harmony(begun="analysis"),
+    "harmony array": harmony(ArrayReader, tools=None),
+    "harmony final": harmony(begun="final"),
+    "harmony hermes": harmony(HermesReader, of=Harmony(has_calls=False)),
+    "harmony named": harmony(lambda: NamedReader("f"), tools=None),
+    "harmony of calls": harmony(of=Harmony(has_reasoning=False)),
+    "harmony without tools": harmony(tools=None),
     "hermes": HermesReader,
     "kimi": lambda: SectionReader(KIMI_K2),
     "llama": llama,
@@ -105,6 +126,7 @@ if a < 1:
 </tool_call>"""
 UNMARKED = QWEN.removeprefix("<tool_call>\n")
 QWEN_READ = ("f", '{"string": "if a < 1:\\n    print(\\"</param\\")\\n", "integer": 12}')
+F1 = [("f", '{"a": 1}')]
 GLM = """<tool_call>f
 <arg_key>string</arg_key>
 <arg_value>12
@@ -125,6 +147,9 @@ KIMI = (
     '{"a": 1}<|tool_call_end|>\n<|tool_call_begin|>a.b:1<|tool_call_argument_begin|>\n{}\n'
     "<|tool_call_end|><|tool_calls_section_end|>"
 )
+ANALYSIS = "<|channel|>analysis<|message|>Hm."
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 CASES: list[tuple[str, str, Read]] = [
     ("deepseek", f"I look.\n{SECTION}{DEEPSEEK}{SECTION_END}", ("", "I look.", [("f", "{}")])),
     (
@@ -162,6 +187,99 @@ CASES: list[tuple[str, str, Read]] = [
     ("granite", "<|tool_call|> none", ("", "<|tool_call|> none", [])),
     ("kimi", f"I look. {KIMI}", ("", "I look.", [("f", '{"a": 1}'), ("a.b", "{}")])),
     ("kimi", KIMI.replace("functions.f:0", "f").partition("\n")[0], ("", "", [("f", '{"a": 1}')])),
+    ("harmony", f"{ANALYSIS}<|end|>{FINAL}Hello <b>\n", ("Hm.", "Hello <b>\n", [])),
+    ("harmony", f"{ANALYSIS}<|end|>{FINAL}Hello<|return|>", ("Hm.", "Hello", [])),
+    ("harmony", "<|channel|>final<|message|> Hello", ("", " Hello", [])),
+    ("harmony", f"{FINAL}Hello", ("", "Hello", [])),
+    ("harmony", f'{ANALYSIS}<|end|><|start|>assistant{TO_F}{{"a": 1}}', ("Hm.", "", F1)),
+    ("harmony", f'{TO_F}{{"a": 1}}<|call|>', ("", "", F1)),
+    *(
+        ("harmony", f'{ANALYSIS}<|end|>{header}<|message|>{{"a": 1}}', ("Hm.", "", F1))
+        for header in (
+            "<|start|>assistant<|channel|>commentary to=functions.f",
+            "<|start|>assistant<|channel|>commentary to=functions.f json",
+            "<|start|>assistant<|channel|>commentary to=functions.f<|constrain|>json",
+            "<|start|>assistant <|channel|> commentary  to= functions.f <|constrain|> json ",
+            "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json",
+            "<|start|>assistant to=functions.f<|channel|>commentary json",
+            "<|start|>assistant to=f<|channel|>analysis code",
+            "<|start|>assistant<|channel|>commentary to=functions.f<|channel|>commentary json",
+            "\n<|start|>assistant<|channel|>commentary to=functions.f",
+            "<|channel|>commentary to=functions.f",
+        )
+    ),
+    ("harmony", " to=functions.h<|channel|>commentary<|message|>{}", ("", "", [("h", "{}")])),
+    ("harmony", "<|channel|>commentary to=functions.g<|message|>", ("", "", [("g", "")])),
+    ("harmony", "<|channel|>commentary to=h<|message|>{}", ("", "{}", [])),
+    ("harmony", "<|channel|>commentary to=functions.<|message|>{}", ("", "{}", [])),
+    ("harmony", "<|channel|>analysis to=python<|message|>1 + 1", ("1 + 1", "", [])),
+    (
+        "harmony",
+        f"{ANALYSIS}<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        f"<|start|>assistant{TO_F}{{}}<|call|>",
+        ("Hm.", "I look.", [("f", "{}")]),
+    ),
+    (
+        "harmony",
+        f"{ANALYSIS}<|end|><|start|>assistant{ANALYSIS}<|end|><|start|>assistant<|channel|>"
+        f"commentary<|message|>I look.<|end|><|start|>assistant{ANALYSIS}<|end|>{FINAL}So.",
+        ("Hm.\n\nHm.\n\nHm.", "I look.\n\nSo.", []),
+    ),
+    (
+        "harmony",
+        f"{ANALYSIS}<|end|><|start|>assistant<|channel|>analysis<|message|><|end|>{FINAL}",
+        ("Hm.", "", []),
+    ),
+    ("harmony", "<|channel|>final <|constrain|>json<|message|>{}", ("", "{}", [])),
+    ("harmony", "<|channel|><|message|>Hello", ("", "Hello", [])),
+    ("harmony", "<|message|>Hello", ("", "Hello", [])),
+    ("harmony", "Hello.  \n", ("", "Hello.  \n", [])),
+    ("harmony", " to be or not to=be", ("", " to be or not to=be", [])),
+    ("harmony", "to=f", ("", "to=f", [])),
+    ("harmony", f"Hello<|end|>{FINAL}you", ("", "Hello\n\nyou", [])),
+    ("harmony", " ", ("", " ", [])),
+    ("harmony", "", ("", "", [])),
+    *(
+        ("harmony", f"{ANALYSIS}<|end|>{FINAL}"[:cut], ("Hm."[: max(0, cut - 30)], "", []))
+        for cut in (*range(11, 34), *range(40, 85))  # but within the mark of the end
+    ),
+    ("harmony", f"{FINAL}The end is <|end|>, or <|en", ("", "The end is <|end|>, or <|en", [])),
+    ("harmony", f"{FINAL}<|end|><|end|>\n<|return|>", ("", "", [])),
+    (
+        "harmony",
+        f"{FINAL}a<|end|><|start|>is no message<|end|>{FINAL}b",
+        ("", "a<|end|><|start|>is no message\n\nb", []),
+    ),
+    (
+        "harmony",
+        f"<|channel|>final and no mark {'x' * 600}",
+        ("", f" and no mark {'x' * 600}", []),
+    ),
+    ("harmony", f"<|channel|>commentary? <|end|>{FINAL}Hello", ("", "Hello", [])),
+    ("harmony", "<|channel|>analysis\n\nHm. So<|end|>", ("\n\nHm. So", "", [])),
+    ("harmony", "<|channel|>I write what I want", ("", "<|channel|>I write what I want", [])),
+    ("harmony", f"<|channel|>finally<|message|>a<|end|>{FINAL}b", ("", "a\n\nb", [])),
+    ("harmony", "<|channel|>final to=functions.f<|message|>Hello", ("", "Hello", [])),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.f<|channel|>commentary json json {"a": 1}',
+        ("", "", [("f", ' json json {"a": 1}')]),
+    ),
+    (
+        "harmony",
+        f"<|channel|>{'x' * 600}<|message|>a",
+        ("", f"<|channel|>{'x' * 600}<|message|>a", []),
+    ),
+    ("harmony analysis", f"Hm.<|end|>{FINAL}So.", ("Hm.", "So.", [])),
+    ("harmony analysis", "to=f", ("to=f", "", [])),
+    ("harmony final", "So.", ("", "So.", [])),
+    ("harmony final", f"So.<|end|><|start|>assistant{ANALYSIS}", ("Hm.", "So.", [])),
+    ("harmony array", f"{ANALYSIS}<|end|>{FINAL}[{CALL}]", ("Hm.", "", WHOLE[:1])),
+    ("harmony array", f"[{CALL}]", ("", "", WHOLE[:1])),
+    ("harmony named", f'{ANALYSIS}<|end|>{FINAL}{{"a": 1}}', ("Hm.", "", F1)),
+    ("harmony hermes", f"{FINAL}<tool_call>{CALL}</tool_call>", ("", "", WHOLE[:1])),
+    ("harmony of calls", f"{ANALYSIS}<|end|>{FINAL}So.", ("", "Hm.\n\nSo.", [])),
+    ("harmony without tools", f"{TO_F}{{}}", ("", "{}", [])),
     ("hermes", "no call  \n", ("", "no call  \n", [])),
     ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", ("", "", WHOLE[:1])),
     (
@@ -402,6 +520,8 @@ fragments = st.sampled_from(
     + ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>function"]
     + [KIMI, "<|tool_call_begin|>functions.f:0", "<|tool_call_argument_begin|>", "<|tool_call_"]
     + ["<arg_key>string", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", GLM]
+    + [*MARKS, "assistant", " to=functions.f", "to=g", "analysis", "final", "commentary", " json"]
+    + [f"<|end|>{FINAL}", f"<|end|><|start|>assistant{ANALYSIS}", TO_F, "<|end", "<|start|"]
     + [" " * 40, "\n" * 300, "\u3000" * 1500]
 )
 texts = st.lists(st.one_of(fragments, st.text(max_size=3)), max_size=12).map("".join)
@@ -454,6 +574,65 @@ def test_tokens_of_reasoning_are_those_with_text_between_the_marks(
     of_it = [max(begin, a) < min(end, b) for a, b in pairwise(begins)]
     assert count.num_tokens == sum(of_it)
     assert read(thinking(PlainReader, is_open=is_open)(), [text])[0] == text[begin:end].strip()
+
+
+def of_messages(spans: Sequence[tuple[str, Message | None]]) -> list[tuple[str, Message | None]]:
+    """With what is told in pieces put together."""
+    whole: list[tuple[str, Message | None]] = []
+    for text, message in spans:
+        if whole and text and message == whole[-1][1]:
+            whole[-1] = whole[-1][0] + text, message
+        else:
+            whole.append((text, message))
+    return whole
+
+
+def spans_of(pieces: Sequence[str]) -> list[tuple[str, Message | None]]:
+    messages = HarmonyMessages(None)
+    spans = [span for piece in pieces for span in messages.push(piece)]
+    return [*spans, *messages.finish()]
+
+
+@given(text=texts)
+@example(text="<|channel|>final<|message|>\u3000<|end|>\x85<|start|>")
+def test_nothing_of_messages_is_lost_and_bytes_are_cut_where_text_is(text: str) -> None:
+    spans = spans_of([text])
+    assert "".join(span[0] for span in spans) == text
+    byte_spans = spans_of(list(text.encode().decode("latin-1")))
+    as_text = [
+        (span.encode("latin-1").decode(), message) for span, message in of_messages(byte_spans)
+    ]
+    assert as_text == of_messages(spans)
+
+
+@settings(max_examples=300)
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            [*MARKS, "analysis", "final", "assistant", "a", " ", "<|", "end|>b", "ü<|message|>c"]
+            + ["|>", "sis<|message|>", f"<|end|><|start|>assistant{ANALYSIS}"]
+        )
+    ),
+    per_push=st.integers(1, 9),
+)
+@example(pieces=["<|channel|>", "analysis", "<|message|>", " ", "a<", "|end|>"], per_push=1)
+def test_tokens_of_reasoning_are_those_with_text_of_analysis(
+    pieces: list[str], per_push: int
+) -> None:
+    table = PieceTable(None, str.encode, frozenset())
+    table.update(enumerate(map(str.encode, pieces)))
+    count = HarmonyTokens(Harmony(), Pieces(None, frozenset(), table), None, None)
+    for start in range(0, len(pieces), per_push):
+        count.push(range(len(pieces))[start : start + per_push])
+    count.finish()
+    expected: set[int] = set()
+    token_of = [i for i, piece in enumerate(pieces) for _ in piece]
+    at = 0
+    for text, message in spans_of(["".join(pieces)]):
+        if message is not None and message.channel == "analysis":
+            expected |= set(token_of[at : at + len(text)])
+        at += len(text)
+    assert count.num_tokens == len(expected)
 
 
 json_values = st.recursive(
@@ -644,6 +823,13 @@ def work(make: Callable[[], Reader], start: str, pieces: Sequence[str]) -> int:
         ("deepseek", DEEPSEEK, " "),
         ("kimi", KIMI, " "),
         ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>", " "),
+        ("harmony", "<|channel|>", " "),
+        ("harmony", ANALYSIS, " "),
+        ("harmony", TO_F, "x"),
+        ("harmony", f"{ANALYSIS}<|end|>", " "),
+        ("harmony", f"{ANALYSIS}<|end|>", "<|end|>"),
+        ("harmony", ANALYSIS, "<|end|><|start|>"),
+        ("harmony", f"{ANALYSIS}<|end|><|start|>", " "),
         ("hermes", "<tool_call>", " "),
         ("hermes", "<tool_call>{", " "),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "x"),
@@ -676,6 +862,8 @@ def test_no_piece_is_gone_through_again_for_those_that_follow(
     [
         ("deepseek", SECTION),
         ("deepseek", DEEPSEEK),
+        ("harmony", f"<|end|>{FINAL}"),
+        ("harmony", "<|end|><|start|>"),
         ("llama", f"{OTHER};"),
         ("qwen", "<tool_call>"),
         ("qwen", "<function=h>"),

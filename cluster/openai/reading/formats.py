@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.openai.reading.granite import MARK, GraniteReader
+from cluster.openai.reading.harmony import Harmony
+from cluster.openai.reading.harmony_messages import CHANNEL, MESSAGE
+from cluster.openai.reading.harmony_messages import START as MESSAGE_START
 from cluster.openai.reading.hermes import END, START, HermesReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
@@ -18,7 +21,7 @@ from cluster.openai.reading.reasoning import Marks
 from cluster.openai.reading.sections import DEEPSEEK_V3, KIMI_K2, SectionReader
 from cluster.openai.reading.tagged import ARGUMENT_MARKS, GLM45, QWEN3_CODER, TaggedReader
 
-AUTO, NONE = "auto", "none"
+AUTO, NONE, HARMONY = "auto", "none", "harmony"
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -73,6 +76,9 @@ REASONING_FORMATS = {
     "seed": Marks("<seed:think>", "</seed:think>"),
     "kimi": Marks("◁think▷", "◁/think▷"),
 }
+# Harmony is a format of both, and neither a mark before calls nor marks around reasoning.
+TOOL_PARSERS, REASONING_PARSERS = (*TOOL_FORMATS, HARMONY), (*REASONING_FORMATS, HARMONY)
+_HARMONY_SIGNS = (MESSAGE_START, CHANNEL, MESSAGE)
 
 
 def tool_format(name: str, templates: Iterable[str]) -> ToolFormat | None:
@@ -88,3 +94,14 @@ def reasoning_format(name: str, templates: Iterable[str]) -> Marks | None:
         return REASONING_FORMATS.get(name)
     text = "\n".join(templates)
     return next((one for one in REASONING_FORMATS.values() if one.end in text), None)
+
+
+def harmony_format(
+    tool_parser: str, reasoning_parser: str, templates: Iterable[str]
+) -> Harmony | None:
+    text = "\n".join(templates)
+    is_told = all(sign in text for sign in _HARMONY_SIGNS)
+    says = [
+        name == HARMONY or (name == AUTO and is_told) for name in (tool_parser, reasoning_parser)
+    ]
+    return Harmony(*says) if any(says) else None

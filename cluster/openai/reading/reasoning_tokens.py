@@ -5,10 +5,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Protocol
 
 from cluster.openai.reading.parts import partial_at_end
 from cluster.openai.reading.reasoning import Marks
 from engine.text.pieces import Pieces
+
+
+class TokenCount(Protocol):
+    num_tokens: int
+
+    def push(self, token_ids: Sequence[int]) -> None: ...
+
+    def finish(self) -> None:
+        """The answer has ended."""
+        ...
 
 
 class ReasoningTokens:
@@ -40,7 +51,7 @@ class ReasoningTokens:
             self._count()
 
     def finish(self) -> None:
-        """The answer has ended: what may have been a mark is none."""
+        """What may have been a mark is none."""
         if not self._is_past and (self._is_inside or self._is_open):
             self.num_tokens += self._num_spaces + len(self._held)
         self._is_past = True
