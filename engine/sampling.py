@@ -100,7 +100,7 @@ class SamplingParams:
         if self.reasoning is not None:
             _check_type("reasoning", self.reasoning, Reasoning, "a Reasoning")
             _check_token_ids("reasoning", self.reasoning.token_ids)
-            if self.reasoning.start == self.reasoning.end:
+            if self.reasoning.end in self.reasoning.start:
                 raise RequestError("reasoning", "begins and ends with the same token")
             if self.grammar is None:
                 raise RequestError("reasoning", "goes with a grammar alone, which it comes before")

@@ -236,28 +236,38 @@ Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class Reasoning(_message.Message):
-    """Tokens between which the model may reason first, in any words; what follows fits the grammar."""
+    """Tokens before what fits the grammar: those between which the model may reason first, in any
+    words, and `then`, or those which stand `instead` of all that.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    start: _builtins.int
-    """absent: the prompt has begun it"""
+    THEN_FIELD_NUMBER: _builtins.int
+    INSTEAD_FIELD_NUMBER: _builtins.int
     end: _builtins.int
+    @_builtins.property
+    def start(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: the prompt has begun it"""
+
+    @_builtins.property
+    def then(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def instead(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        start: _builtins.int | None = ...,
+        start: _abc.Iterable[_builtins.int] | None = ...,
         end: _builtins.int = ...,
+        then: _abc.Iterable[_builtins.int] | None = ...,
+        instead: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "end", b"end", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "instead", b"instead", "start", b"start", "then", b"then"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
-    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reasoning: _TypeAlias = Reasoning  # noqa: Y015
 

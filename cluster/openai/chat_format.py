@@ -95,9 +95,14 @@ class ChatFormat:
             shows_reasoning=shows_reasoning,
         )
 
-    def reasoning_before(self, prompt: str, continued: str = "") -> Reasoning | None:
+    def reasoning_before(
+        self, prompt: str, choice: ToolChoice, continued: str = ""
+    ) -> Reasoning | None:
         """What an answer that must fit a grammar may begin with. RequestError where it has to, and
         nobody can tell where that ends."""
+        if self.harmony is not None:
+            function = choice.name if self.harmony.has_calls else None
+            return self.harmony.before_grammar(self.tokenizer, prompt, function, continued)
         marks = self.reasoning
         if marks is None:
             return None
@@ -113,7 +118,7 @@ class ChatFormat:
             return Reasoning(end)
         if start is None or end is None or not marks.may_begin_after(prompt, continued):
             return None
-        return Reasoning(end, start)
+        return Reasoning(end, (start,))
 
     def reader(self, reading: Reading) -> Reader:
         reader = self._content_reader(reading)
@@ -129,9 +134,13 @@ class ChatFormat:
         return of_harmony or self.reasoning is not None
 
     @property
+    def calls_once(self) -> bool:
+        """An answer of Harmony's ends with its call, and templates know of no other behind it."""
+        return self.harmony is not None and self.harmony.has_calls
+
+    @property
     def _has_calls(self) -> bool:
-        of_harmony = self.harmony is not None and self.harmony.has_calls
-        return of_harmony or self.tools is not None
+        return self.calls_once or self.tools is not None
 
     def reasoning_tokens(self, reading: Reading, pieces: Pieces) -> TokenCount | None:
         """Counts them in an answer whose tokens show `pieces`."""
@@ -181,5 +190,5 @@ class ChatFormat:
 
 
 def _marked_calls(reading: Reading) -> Mapping[str, Any] | None:
-    """The tools whose calls a model marks: not where a grammar writes them in its place."""
-    return None if reading.must_call else reading.tools
+    """The tools whose calls a model marks: not those of an array that a grammar makes it write."""
+    return None if reading.must_call and reading.only_call is None else reading.tools

@@ -96,6 +96,8 @@ def plan_completion(
 
 def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = _NO_LIMITS) -> Plan:
     request.check_stream_options()
+    if model.chat_format.calls_once:
+        request = request.model_copy(update={"parallel_tool_calls": False})
     limits.check_n(request.n or 1, 1)
     limits.check_priority(request.priority)
     logprobs = request.num_logprobs()
@@ -122,7 +124,8 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
     )
     if request.named_grammar is not None:
         try:
-            reasoning = model.chat_format.reasoning_before(text, continued)
+            choice = request.wanted_calls
+            reasoning = model.chat_format.reasoning_before(text, choice, continued)
         except RequestError as error:
             raise error.renamed(request.named_grammar.field) from None
         params = replace(params, reasoning=reasoning)

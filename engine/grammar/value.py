@@ -41,14 +41,17 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Tokens between which a model reasons first, in any words; what follows must fit."""
+    """Tokens before what must fit: those between which a model reasons first, in any words, and
+    `then`, or those which stand `instead` of all that."""
 
     end: int
-    start: int | None = None  # None: its prompt has begun it
+    start: tuple[int, ...] = ()  # none: its prompt has begun it
+    then: tuple[int, ...] = ()
+    instead: tuple[int, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        return (self.end,) if self.start is None else (self.start, self.end)
+        return (*self.start, self.end, *self.then, *self.instead)
 
 
 def _as(kind: GrammarKind) -> str:

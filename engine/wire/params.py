@@ -1,7 +1,7 @@
 """SamplingParams, field by field: absent ones have their defaults on both sides."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from engine.errors import RequestError
@@ -32,7 +32,8 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
 
 
 def _decode_reasoning(message: pb.Reasoning) -> Reasoning:
-    return Reasoning(message.end, message.start if message.HasField("start") else None)
+    others = (message.start, message.then, message.instead)
+    return Reasoning(message.end, *map(tuple, others))
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
@@ -52,8 +53,7 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
     if params.grammar is not None:
         setattr(message.grammar, params.grammar.kind, params.grammar.text)
     if params.reasoning is not None:
-        reasoning = pb.Reasoning(end=params.reasoning.end, start=params.reasoning.start)
-        message.reasoning.CopyFrom(reasoning)
+        message.reasoning.CopyFrom(pb.Reasoning(**asdict(params.reasoning)))
     try:
         message.stop.extend(params.stop)
     except UnicodeEncodeError:

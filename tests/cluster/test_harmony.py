@@ -13,6 +13,7 @@ from cluster.openai.reading.formats import HARMONY, harmony_format
 from cluster.openai.reading.harmony import Harmony
 from cluster.openai.reading.harmony_messages import MARKS
 from cluster.served_model import ServedModel
+from engine.generation_defaults import GenerationDefaults
 from engine.text.chat_template import ChatTemplate
 from engine.text.special_tokens import SpecialTokens
 from engine.text.tokenizer import Tokenizer
@@ -54,7 +55,8 @@ def tokenizer() -> Tokenizer:
 
 def harmony_model(**parsers: Any) -> ServedModel:
     template = ChatTemplate({"default": TEMPLATE}, SpecialTokens({}, (), ()), "tests")
-    model = replace(small_model(), max_model_len=2048)
+    ends = GenerationDefaults(eos_token_ids=(tokenizer().eos_token_id or 0,))
+    model = replace(small_model(ends), max_model_len=2048)
     return replace(model, tokenizer=tokenizer(), chat_template=template, **parsers)
 
 
@@ -184,6 +186,77 @@ async def test_a_prompt_that_begins_a_message(channel: str, said: tuple[str, str
     server = make_server(say("Hm.", 1, tokenizer()), model)
     message, _ = await answered(server)
     assert (message.get("reasoning_content", ""), message["content"]) == said
+
+
+REGEX = {"structured_outputs": {"regex": "[0-9]+"}}
+REQUIRED = {"tools": TOOLS, "tool_choice": "required"}
+NAMED = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look"}}}
+TO_ALL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("asked", "header"), [(REGEX, TO_ALL), (REQUIRED, TO_ALL), (NAMED, TO_LOOK)]
+)
+async def test_a_grammar_begins_in_the_message_that_it_is_of(
+    asked: dict[str, Any], header: str
+) -> None:
+    """Behind what the model thinks, or where it would have begun to think."""
+    server = server_that_says("")
+    thinks, role = "<|channel|>analysis<|message|>", "<|start|>assistant"
+    chat = [*HELLO, {"role": "assistant", "content": "I think"}]
+    for body, begins in (
+        ({}, (thinks, role + header, header)),
+        ({"add_generation_prompt": False}, (role + thinks, role + header, role + header)),
+        ({"messages": chat, "continue_final_message": True}, None),
+    ):
+        await server.ok(PATH, **{"messages": HELLO, **asked, **body})
+        reasoning = server.backend.last.params.reasoning
+        if begins is None:
+            assert reasoning is None
+        else:
+            assert reasoning is not None
+            sides = (reasoning.start, reasoning.then, reasoning.instead)
+            assert tuple(map(tokenizer().decode, sides)) == begins
+            assert tokenizer().decode([reasoning.end]) == "<|end|>"
+        grammar = server.backend.last.params.grammar
+        assert grammar is not None
+        assert ('"maxItems":1' in grammar.text) is (asked is REQUIRED)
+    server.model.grammar_trial.close()
+
+
+async def test_without_reasoning_or_marks_of_its_own_a_grammar_begins_at_once() -> None:
+    for model in (
+        harmony_model(reasoning_parser="none"),
+        replace(harmony_model(), tokenizer=small_model().tokenizer),
+    ):
+        server = make_server(say("7"), model)
+        await server.ok(PATH, messages=HELLO, **REGEX)
+        assert server.backend.last.params.reasoning is None
+        server.model.grammar_trial.close()
+
+
+CALL = '[{"name": "look", "arguments": {"at": "🦊"}}]'
+
+
+@pytest.mark.parametrize(
+    ("asked", "says", "finish"),
+    [
+        (REQUIRED, f"{ANALYSIS}{FINAL}{CALL}", "tool_calls"),
+        (REQUIRED, f"{TO_ALL}{CALL}", "tool_calls"),
+        (NAMED, f'{ANALYSIS}<|start|>assistant{TO_LOOK}{{"at": "🦊"}}', "stop"),
+        (NAMED, f'{TO_LOOK}{{"at": "🦊"}}', "stop"),
+        (NAMED, '{"at": "🦊"}', "stop"),
+    ],
+)
+async def test_calls_that_must_be_are_read(asked: dict[str, Any], says: str, finish: str) -> None:
+    server = server_that_says(says, 2)
+    message, ended = await answered(server, **asked)
+    assert message.get("reasoning_content") == ("We need 🦊." if ANALYSIS in says else None)
+    assert not message["content"]
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": '{"at": "🦊"}'}
+    assert ended == finish
+    server.model.grammar_trial.close()
 
 
 def test_the_template_tells_and_so_does_the_operator() -> None:

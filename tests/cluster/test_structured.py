@@ -282,7 +282,8 @@ async def test_an_answer_that_must_fit_may_begin_with_reasoning(
         start, end = begins
         end_id = model.tokenizer.token_id(end)
         assert end_id is not None
-        expected = Reasoning(end_id, None if start is None else model.tokenizer.token_id(start))
+        start_id = None if start is None else model.tokenizer.token_id(start)
+        expected = Reasoning(end_id, () if start_id is None else (start_id,))
     server = make_server(model=model)
     async with server.client:
         await server.ok(CHAT, **HI, **asked, chat_template_kwargs=how)

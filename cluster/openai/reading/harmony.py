@@ -8,6 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from cluster.openai.reading.harmony_messages import (
+    CHANNEL,
+    CONSTRAIN,
+    END,
     MAX_HEADER_CHARS,
     MESSAGE,
     START,
@@ -16,7 +19,9 @@ from cluster.openai.reading.harmony_messages import (
     Span,
 )
 from cluster.openai.reading.parts import CallArguments, CallStart, Part, Reader, Reasoning
+from engine.grammar.value import Reasoning as GrammarReasoning
 from engine.text.pieces import Pieces
+from engine.text.tokenizer import Tokenizer
 
 _FUNCTIONS = "functions."
 _ANALYSIS, _FINAL = "analysis", "final"
@@ -40,6 +45,33 @@ class Harmony:
     def is_reasoning(self, message: Message, tools: Collection[str] | None) -> bool:
         is_analysis = self.has_reasoning and message.channel == _ANALYSIS
         return is_analysis and self.called(message, tools) is None
+
+    def before_grammar(
+        self, tokenizer: Tokenizer, prompt: str, function: str | None, continued: str
+    ) -> GrammarReasoning | None:
+        """What stands before a text that must fit: analysis, and the header of the message that
+        the text is, which is to the function if there is one."""
+        marks = (START, CHANNEL, MESSAGE, CONSTRAIN, END)
+        begun = begun_in(prompt, continued)
+        in_text = begun is not None and begun.channel != _ANALYSIS
+        if in_text or not self.has_reasoning or None in map(tokenizer.token_id, marks):
+            return None
+        end = tokenizer.token_id(END)
+        assert end is not None
+        channel = (
+            _FINAL if function is None else f"commentary to={_FUNCTIONS}{function} {CONSTRAIN}json"
+        )
+        role, header = f"{START}assistant", f"{CHANNEL}{channel}{MESSAGE}"
+
+        def tokens(text: str) -> tuple[int, ...]:
+            return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+        then = tokens(role + header)
+        if begun is not None:
+            return GrammarReasoning(end, then=then)
+        missing = "" if prompt.endswith(role) else role
+        start = tokens(f"{missing}{CHANNEL}{_ANALYSIS}{MESSAGE}")
+        return GrammarReasoning(end, start, then, tokens(missing + header))
 
 
 def begun_in(prompt: str, continued: str = "") -> Message | None:

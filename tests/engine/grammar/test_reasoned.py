@@ -31,7 +31,10 @@ from tests.engine.test_hand_over import answer
 START, END = spelt(":")[0], spelt("\n")[0]
 A, Z = spelt("aZ")  # of which no token is made
 ANY = set(range(VOCAB_SIZE)) - set(EOS)
-BEGUN, MAY_BEGIN = Reasoning(END), Reasoning(END, START)
+BEGUN, MAY_BEGIN = Reasoning(END), Reasoning(END, (START,))
+# What begins either has a token in common, as the headers of messages have.
+B, C, D = (spelt(letter)[0] for letter in "BCD")
+HEADERS = Reasoning(END, start=(B, START), then=(C, D), instead=(B, D, C))
 
 
 def may_follow(table: GrammarTable) -> set[int]:
@@ -48,6 +51,14 @@ def may_follow(table: GrammarTable) -> set[int]:
         (BEGUN, [END, A, Z], [ANY, {A}, {Z}, set(EOS)]),
         (MAY_BEGIN, [START, Z, END, A], [{START} | {A}, ANY, ANY, {A}, {Z}]),
         (MAY_BEGIN, [A, Z], [{START} | {A}, {Z}, set(EOS)]),
+        (Reasoning(END, then=(C, D)), [B, END, C, D, A], [ANY, ANY, {C}, {D}, {A}, {Z}]),
+        (
+            HEADERS,
+            [B, START, C, END, C, D, A, Z],
+            [{B}, {START, D}, ANY, ANY, {C}, {D}, {A}, {Z}, set(EOS)],
+        ),
+        (HEADERS, [B, D, C, A, Z], [{B}, {START, D}, {C}, {A}, {Z}, set(EOS)]),
+        (Reasoning(END, (B, START), (), (B,)), [B, A, Z], [{B}, {START, A}, {Z}, set(EOS)]),
     ],
 )
 def test_what_may_follow(
@@ -109,11 +120,25 @@ def test_a_model_may_reason_or_not(engine: Engine) -> None:
         assert re.fullmatch(DATE, said(rest))
 
 
-def test_it_goes_on_wherever_it_was(engine: Engine) -> None:
-    params = hot(regex(DATE), 3, reasoning=BEGUN)
+def test_what_stands_around_it_is_written(engine: Engine) -> None:
+    params = hot(regex(DATE), 1, n=16, reasoning=HEADERS, temperature=10.0, logit_bias={END: 100.0})
+    told = answer(engine, prompt(), params)
+    answers = [told.tokens[i] for i in range(16)]
+    reasons = [tokens[:2] == [B, START] for tokens in answers]
+    assert len(set(reasons)) == 2
+    for tokens, has_reasoning in zip(answers, reasons, strict=True):
+        header = HEADERS.then if has_reasoning else HEADERS.instead
+        rest = parts(tokens)[1] if has_reasoning else tokens
+        assert tuple(rest[: len(header)]) == header
+        assert re.fullmatch(DATE, said(rest[len(header) :]))
+
+
+@pytest.mark.parametrize("reasoning", [BEGUN, HEADERS])
+def test_it_goes_on_wherever_it_was(engine: Engine, reasoning: Reasoning) -> None:
+    params = hot(regex(DATE), 3, reasoning=reasoning, logit_bias={D: -100.0})  # not `instead`
     whole = answer(engine, prompt(), params).tokens[0]
     num_reasoning = len(parts(whole)[0])
-    for cut in {0, 1, num_reasoning, num_reasoning + 1, num_reasoning + 3}:
+    for cut in {0, 1, 2, *(num_reasoning + more for more in range(5))}:
         told = answer(engine, prompt(), params, (ChoiceSoFar(whole[:cut]),))
         assert told.tokens[0] == whole[cut:]
 
@@ -127,7 +152,12 @@ def test_a_prompt_from_another_engine(engine: Engine) -> None:
 
 def test_it_begins_and_ends_with_two_tokens_of_the_models() -> None:
     with pytest.raises(RequestError, match="reasoning: begins and ends with the same token"):
-        hot(regex("a"), reasoning=Reasoning(END, END))
-    for wrong in (Reasoning(VOCAB_SIZE), Reasoning(END, VOCAB_SIZE)):
+        hot(regex("a"), reasoning=Reasoning(END, (END,)))
+    for wrong in (
+        Reasoning(VOCAB_SIZE),
+        Reasoning(END, (VOCAB_SIZE,)),
+        Reasoning(END, then=(VOCAB_SIZE,)),
+        Reasoning(END, (START,), instead=(VOCAB_SIZE,)),
+    ):
         with pytest.raises(RequestError, match=f"reasoning: token {VOCAB_SIZE}"):
             hot(regex("a"), reasoning=wrong).check_token_ids(VOCAB_SIZE)

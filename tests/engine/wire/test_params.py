@@ -43,8 +43,13 @@ PARAMS = st.builds(
     SamplingParams,
     grammar=st.builds(Grammar, st.sampled_from(GrammarKind), TEXT),
     reasoning=st.none()
-    | st.builds(Reasoning, TOKENS)
-    | st.lists(TOKENS, min_size=2, max_size=2, unique=True).map(lambda pair: Reasoning(*pair)),
+    | st.builds(
+        Reasoning,
+        TOKENS.filter(bool),
+        st.lists(st.just(0), max_size=2).map(tuple),
+        TOKEN_LISTS,
+        TOKEN_LISTS,
+    ),
 )
 REQUESTS = st.builds(
     GenerationRequest,
@@ -79,6 +84,11 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
 def test_requests_come_back_as_they_were(request: GenerationRequest) -> None:
     sent = encode_request(request).SerializeToString()
     assert decode_request(session_pb2.Submit.FromString(sent)) == request
+
+
+def test_one_token_that_begins_reasoning_is_what_earlier_versions_knew() -> None:
+    begins = generation_pb2.Reasoning(start=[7], end=1)
+    assert begins.SerializeToString() == b"\x08\x07\x10\x01"
 
 
 def test_defaults_are_not_sent() -> None:
