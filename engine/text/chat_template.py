@@ -24,14 +24,18 @@ from engine.text.messages import (
     flatten_content,
     prepare,
     split_content,
+    thinking_alone,
     with_content,
+    with_description,
 )
 from engine.text.special_tokens import SpecialTokens
 from engine.text.template_reads import (
     adds_arguments,
+    adds_descriptions,
     asks_for_none,
     asks_for_text,
     reads_parts,
+    refuses_thinking_beside_content,
 )
 
 Message = Mapping[str, Any]
@@ -117,11 +121,14 @@ class ChatTemplate:
         self, template: "_Template", chat: list[dict[str, Any]], options: ChatOptions
     ) -> str:
         of_calls = None if template.asks_for_none else ""
+        tools = options.tools
+        if tools is not None and template.adds_descriptions:
+            tools = [with_description(tool) for tool in tools]
         variables = {
             **self._special_tokens,
             **(options.template_kwargs or {}),
             "messages": [with_content(message, of_calls=of_calls) for message in chat],
-            "tools": options.tools,
+            "tools": tools,
             "documents": options.documents,
             "add_generation_prompt": options.add_generation_prompt,
         }
@@ -157,6 +164,8 @@ class _Template:
     reads_text: bool  # handles content that is a string, beside parts
     asks_for_none: bool  # as content of who only calls
     adds_arguments: bool  # of tool calls to texts; else they are objects
+    adds_descriptions: bool  # of tools to texts; else there may be none
+    has_one_place: bool  # for what a caller of tools says and thinks
     knows_developers: bool  # as a role
     variables: frozenset[str]  # what it reads; the rest would be ignored
 
@@ -171,6 +180,8 @@ class _Template:
             asks_for_text(tree),
             asks_for_none=asks_for_none(tree),
             adds_arguments=adds_arguments(tree),
+            adds_descriptions=adds_descriptions(tree),
+            has_one_place=refuses_thinking_beside_content(tree),
             knows_developers="developer" in words,
             variables=variables,
         )
@@ -182,7 +193,8 @@ class _Template:
             return split_content(message)
         if self.reads_parts and message.get("role") == "user":
             return message
-        return flatten_content(message)
+        message = flatten_content(message)
+        return thinking_alone(message) if self.has_one_place else message
 
 
 def _mark_end(message: dict[str, Any]) -> None:

@@ -38,6 +38,21 @@ def with_content(message: dict[str, Any], *, of_calls: str | None) -> dict[str, 
     return message
 
 
+def thinking_alone(message: dict[str, Any]) -> dict[str, Any]:
+    """For templates that refuse what a caller of tools says beside what it thinks: both as that."""
+    thinking, content = message.get("thinking"), message.get("content")
+    if "tool_calls" in message and thinking and content:
+        message["thinking"] = f"{thinking}\n\n{content}"
+        del message["content"]
+    return message
+
+
+def with_description(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """For templates that take a text: none is an empty one."""
+    function = tool.get("function", {})
+    return {**tool, "function": {**function, "description": function.get("description") or ""}}
+
+
 def flatten_content(message: dict[str, Any]) -> dict[str, Any]:
     """For templates that take a string: the text parts, one per line."""
     content = message.get("content")

@@ -53,6 +53,28 @@ def adds_arguments(tree: nodes.Template) -> bool:
     )
 
 
+def refuses_thinking_beside_content(tree: nodes.Template) -> bool:
+    """Of who calls tools: gpt-oss's template has one place for both."""
+    both = [
+        test.body
+        for test in tree.find_all(nodes.If)
+        if isinstance(test.test, nodes.And)
+        and _is_content(test.test.left)
+        and _is("thinking", test.test.right)
+    ]
+    calls = [call.node for body in both for node in body for call in node.find_all(nodes.Call)]
+    return any(isinstance(node, nodes.Name) and node.name == "raise_exception" for node in calls)
+
+
+def adds_descriptions(tree: nodes.Template) -> bool:
+    """Whether those of tools are put behind other texts, be there any or not."""
+    added = [operand for add in tree.find_all(nodes.Add) for operand in (add.left, add.right)]
+    asked = [test.node for test in tree.find_all(nodes.Test) if test.name == "defined"]
+    return any(_is("description", node) for node in added) and not any(
+        _is("description", node) for node in asked
+    )
+
+
 def asks_for_none(tree: nodes.Template) -> bool:
     """Whether some content is null, as it is beside tool calls."""
     return any(_is_content(test.node) for test in tree.find_all(nodes.Test) if test.name == "none")

@@ -14,7 +14,8 @@ HARMONY = """\
     {%- if tools %}{{- "\\n\\n# Tools\\n\\nnamespace functions {\\n\\n" }}{% endif %}
     {%- for tool in tools or [] %}
         {{- "// " + tool.function.description + "\\ntype " + tool.function.name + " = (_: " }}
-        {{- tool.function.parameters.properties | default({}) | tojson + ") => any;\\n\\n" }}
+        {{- (tool.function.parameters or {}).properties | default({}) | tojson }}
+        {{- ") => any;\\n\\n" }}
     {%- endfor %}
     {{- "<|end|>" }}
 {%- endif %}

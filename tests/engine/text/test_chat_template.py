@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from engine.errors import ModelError, RequestError
 from engine.text.chat_template import ChatOptions, ChatTemplate
 from engine.text.special_tokens import SpecialTokens
+from tests.engine.text.harmony_template import HARMONY
 from tests.engine.text.small_tokenizers import byte_level
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -184,7 +185,7 @@ TOOLS = [
         },
     }
 ]
-TOOL_CHAT = [
+TOOL_CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "Is it raining?"},
     {
         "role": "assistant",
@@ -374,6 +375,46 @@ def test_a_template_of_parts_alone_gets_a_string_as_one(
     assert ours(source).render(chat) == ours(source).render(parts) == expected
     going_on = ChatOptions(add_generation_prompt=False, continue_final_message=True)
     assert ours(source).render(chat, going_on) == "<Why?><Well"
+
+
+def test_what_a_caller_of_tools_says_and_thinks_where_a_template_has_one_place_for_both(
+    oracle: PreTrainedTokenizerFast,
+) -> None:
+    """As gpt-oss's, which refuses what its own answers are sent back as."""
+    asks, calls, hears = TOOL_CHAT
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"reasoning_content": "Hm."}, "Hm."),
+        ({"reasoning_content": "Hm.", "content": "I look."}, "Hm.\n\nI look."),
+        (
+            {"reasoning_content": "Hm.", "content": [{"type": "text", "text": "I look."}]},
+            "Hm.\n\nI look.",
+        ),
+        ({"content": "I look."}, "I look."),
+        ({}, None),
+    ]
+    for fields, thinking in cases:
+        expected = oracle.apply_chat_template(
+            [asks, {**calls, "thinking": thinking}, hears],
+            tools=TOOLS,
+            chat_template=HARMONY,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        chat = [asks, {**calls, **fields}, hears]
+        assert ours(HARMONY).render(chat, ChatOptions(tools=TOOLS)) == expected
+
+
+@pytest.mark.parametrize("described", [{}, {"description": None}])
+def test_a_tool_without_a_description_has_an_empty_one_where_a_template_adds_it(
+    described: dict[str, Any],
+) -> None:
+    """OpenAI leaves it out; other templates are told of none."""
+    quiet = [{"type": "function", "function": {"name": "f", **described}}]
+    empty = [{"type": "function", "function": {"name": "f", "description": ""}}]
+    said = [ours(HARMONY).render(CHATS["one"], ChatOptions(tools=one)) for one in (quiet, empty)]
+    assert said[0] == said[1]
+    assert "// \ntype f = " in said[0]
+    assert json.dumps(quiet[0]) in ours(IM_BLOCKS).render(CHATS["one"], ChatOptions(tools=quiet))
 
 
 @pytest.mark.parametrize("name", ["tools", "documents"])
