@@ -21,6 +21,7 @@ _ENDS = (END, "<|return|>", "<|call|>")
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *_ENDS)
 
 _IN_HEADER = (CHANNEL, CONSTRAIN, MESSAGE, *_ENDS)
+_MAX_END_CHARS = max(map(len, _ENDS))
 _END = re.compile("|".join(map(re.escape, _ENDS)))
 # What a message begins with: the answer's first stands behind `<|start|>assistant` of the prompt.
 _OPENINGS, _FIRST_OPENINGS = (START, CHANNEL), (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")
@@ -144,7 +145,9 @@ class HarmonyMessages:
     def _read_message(self, spans: list[Span]) -> bool:
         end = _END.search(self._text)
         if end is None:
-            keep = max(partial_at_end(self._text, one) for one in _ENDS)
+            keep = 0
+            if "<" in self._text[1 - _MAX_END_CHARS :]:  # seldom: most of what this took
+                keep = max(partial_at_end(self._text, one) for one in _ENDS)
             self._say(len(self._text) - keep, spans)
             return False
         self._say(end.start(), spans)
