@@ -272,6 +272,8 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("<tool_call>\n{{ x }}</tool_call> <think></think>", "hermes", "think"),
         ("<tool_call>\n<function=example>", None, None),
         ("<tool_call>\n<function=example>\n<parameter=one>", "qwen3_coder", None),
+        ("<seed:tool_call>\n<function=example>\n<parameter=one> </seed:think>", "seed_oss", "seed"),
+        ("<minimax:tool_call>\n<invoke name=", "minimax_m2", None),
         ("<tool_call>{name}\n<arg_key>{key}</arg_key></think>", "glm45", "think"),
         ("Environment: ipython <function=example>{", None, None),
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),

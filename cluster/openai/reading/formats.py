@@ -19,7 +19,14 @@ from cluster.openai.reading.parts import Reader
 from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks
 from cluster.openai.reading.sections import DEEPSEEK_V3, KIMI_K2, SectionReader
-from cluster.openai.reading.tagged import ARGUMENT_MARKS, GLM45, QWEN3_CODER, TaggedReader
+from cluster.openai.reading.tagged import (
+    ARGUMENT_MARKS,
+    GLM45,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED_OSS,
+    TaggedReader,
+)
 
 AUTO, NONE, HARMONY = "auto", "none", "harmony"
 _ALPHANUMERIC = string.ascii_letters + string.digits
@@ -46,6 +53,8 @@ class ToolFormat:
 TOOL_FORMATS = {
     "hermes": ToolFormat(lambda tools: HermesReader(), (START,)),
     "qwen3_coder": ToolFormat(lambda tools: TaggedReader(QWEN3_CODER, tools), (START,)),
+    "seed_oss": ToolFormat(lambda tools: TaggedReader(SEED_OSS, tools), SEED_OSS.marks),
+    "minimax_m2": ToolFormat(lambda tools: TaggedReader(MINIMAX_M2, tools), MINIMAX_M2.marks),
     "glm45": ToolFormat(lambda tools: TaggedReader(GLM45, tools), (START, END, *ARGUMENT_MARKS)),
     "mistral": ToolFormat(lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), _short_id),
     "deepseek_v3": ToolFormat(lambda tools: SectionReader(DEEPSEEK_V3), DEEPSEEK_V3.marks),
@@ -58,6 +67,8 @@ TOOL_FORMATS = {
 # Hermes's marks too, and functions in tags of other kinds are nothing that is read here. Llama's
 # templates for Python have all that its others have.
 _SIGNS = (
+    (SEED_OSS.marks[0], "seed_oss"),
+    (MINIMAX_M2.marks[0], "minimax_m2"),
     ("<parameter=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
     ("<function=", NONE),

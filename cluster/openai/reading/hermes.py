@@ -16,7 +16,7 @@ _SURPLUS = re.compile(r"[\s}]*")
 
 
 class HermesReader(MarkedReader):
-    marker = START
+    marker, end = START, END
 
     def _read_marked(self, parts: list[Part]) -> bool:
         self._hold_start()
@@ -31,10 +31,10 @@ class HermesReader(MarkedReader):
     def _read_after(self, parts: list[Part]) -> bool:
         surplus = _SURPLUS.match(self._text)
         self._hold(surplus.end() if surplus else 0)
-        if self._text != END and END.startswith(self._text):
+        if self._text != self.end and self.end.startswith(self._text):
             return False
-        if self._text.startswith(END):
-            self._text = self._text.removeprefix(END)
+        if self._text.startswith(self.end):
+            self._text = self._text.removeprefix(self.end)
             self._held, self._state = Held(), State.CONTENT
         else:
             self._refuse(parts)

@@ -1,5 +1,5 @@
-"""Tool calls between tags, without any JSON but in their values, as Qwen 3 Coder and GLM 4.5 write
-them, the first without its mark at times:
+"""Tool calls between tags, without any JSON but in their values, as Qwen 3 Coder, Seed-OSS, MiniMax
+M2 and GLM 4.5 write them, the first without its mark at times:
 
 <tool_call>
 <function=NAME>
@@ -8,6 +8,18 @@ VALUE
 </parameter>
 </function>
 </tool_call>
+
+<seed:tool_call>
+<function=NAME>
+<parameter=KEY>VALUE</parameter>
+</function>
+</seed:tool_call>
+
+<minimax:tool_call>
+<invoke name="NAME">
+<parameter name="KEY">VALUE</parameter>
+</invoke>
+</minimax:tool_call>
 
 <tool_call>NAME
 <arg_key>KEY</arg_key>
@@ -21,7 +33,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.openai.reading.hermes import END, HermesReader
+from cluster.openai.reading.hermes import END, START, HermesReader
 from cluster.openai.reading.marked import State
 from cluster.openai.reading.parts import Part
 from cluster.openai.reading.tagged_call import TaggedCall, Tags
@@ -35,7 +47,23 @@ QWEN3_CODER = Tags(
     key=re.compile(r"<parameter=([^<>]+)>(?:\n|(?=[^\n]))"),
     value_end="</parameter>",
     end="</function>",
+    marks=(START, END),
     line="\n",
+)
+SEED_OSS = QWEN3_CODER._replace(
+    key=re.compile(r"<parameter=([^<>]+)>"),
+    line="",
+    marks=("<seed:tool_call>", "</seed:tool_call>"),
+)
+MINIMAX_M2 = Tags(
+    start='<invoke name="',
+    name=re.compile(r'\s*<invoke name="([^<>"\s]+)">\s*(?=<parameter name="|</invoke>)'),
+    before_name=re.compile(r"\s*(?:<[^<>]*(?:>\s*(?:<[^<>]*)?)?)?"),
+    key_start='<parameter name="',
+    key=re.compile(r'<parameter name="([^<>"]+)">'),
+    value_end="</parameter>",
+    end="</invoke>",
+    marks=("<minimax:tool_call>", "</minimax:tool_call>"),
 )
 GLM45 = Tags(
     name=re.compile(r"\s*([^<>\s]+)\s*(?=<arg_key>|</tool_call>)"),
@@ -44,12 +72,14 @@ GLM45 = Tags(
     key=re.compile(r"<arg_key>([^<>]+)</arg_key>\s*<arg_value>"),
     value_end="</arg_value>",
     end=END,
+    marks=(START, END),
 )
 
 
 class TaggedReader(HermesReader):
     def __init__(self, tags: Tags, tools: Mapping[str, Any]) -> None:
         super().__init__()
+        self.marker, self.end = tags.marks
         self.unmarked = tags.start
         self._tags = tags
         self._tools = tools

@@ -23,6 +23,7 @@ class Tags(NamedTuple):
     key: re.Pattern[str]
     value_end: str
     end: str  # behind the last argument
+    marks: tuple[str, str]  # around one call, or several that have a `start`
     line: str = ""  # break before `value_end` that is not the value's
     start: str = ""  # of `name`, where no mark need be before it
 

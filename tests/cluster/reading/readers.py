@@ -22,7 +22,13 @@ from cluster.openai.reading.parts import (
 from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
 from cluster.openai.reading.sections import DEEPSEEK_V3, KIMI_K2, SectionReader
-from cluster.openai.reading.tagged import GLM45, QWEN3_CODER, TaggedReader
+from cluster.openai.reading.tagged import (
+    GLM45,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED_OSS,
+    TaggedReader,
+)
 
 Read = tuple[str, str, list[tuple[str, str]]]
 THINK = Marks("<think>", "</think>")
@@ -67,9 +73,11 @@ READERS: dict[str, Callable[[], Reader]] = {
     "hermes": HermesReader,
     "kimi": lambda: SectionReader(KIMI_K2),
     "llama": llama,
+    "minimax": lambda: TaggedReader(MINIMAX_M2, TOOLS),
     "mistral": MistralReader,
     "pythonic": lambda: PythonicReader(["f", "g", "a.b"]),
     "qwen": lambda: TaggedReader(QWEN3_CODER, TOOLS),
+    "seed": lambda: TaggedReader(SEED_OSS, TOOLS),
     "thinking": thinking(PlainReader),
     "thinking already": thinking(HermesReader, is_open=True),
 }
@@ -136,6 +144,24 @@ if a < 1:
 </tool_call>"""
 UNMARKED = QWEN.removeprefix("<tool_call>\n")
 QWEN_READ = ("f", '{"string": "if a < 1:\\n    print(\\"</param\\")\\n", "integer": 12}')
+SEED = """<seed:tool_call>
+<function=f>
+<parameter=string>
+a
+</parameter>
+<parameter=array>[1]</parameter>
+</function>
+</seed:tool_call>"""
+SEED_READ = ("f", '{"string": "\\na\\n", "array": [1]}')
+MINIMAX = """<minimax:tool_call>
+<invoke name="f">
+<parameter name="string">a\"</parameter>
+<parameter name="null">null</parameter>
+</invoke>
+<invoke name="g">
+</invoke>
+</minimax:tool_call>"""
+MINIMAX_READ = [("f", '{"string": "a\\"", "null": null}'), ("g", "{}")]
 F1 = [("f", '{"a": 1}')]
 GLM = """<tool_call>f
 <arg_key>string</arg_key>

@@ -16,11 +16,13 @@ from tests.cluster.reading.readers import (
     FINAL,
     GLM,
     KIMI,
+    MINIMAX,
     OTHER,
     QWEN,
     READERS,
     SECTION,
     SECTION_END,
+    SEED,
     TO_F,
     UNMARKED,
     of_messages,
@@ -47,6 +49,8 @@ fragments = st.sampled_from(
     + ["[f(a=", "'x')", "g()]", '"""']
     + [SECTION, SECTION_END, DEEPSEEK, FENCED, "```json\n", "```"]
     + ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>function"]
+    + [SEED, "<seed:tool_call>", MINIMAX, "<minimax:", '<invoke name="f">', "</invoke>"]
+    + ['<parameter name="string">', "</minimax:tool_call>", "</seed:tool_call>"]
     + [KIMI, "<|tool_call_begin|>functions.f:0", "<|tool_call_argument_begin|>", "<|tool_call_"]
     + ["<arg_key>string", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", GLM]
     + [*MARKS, "assistant", " to=functions.f", "to=g", "analysis", "final", "commentary", " json"]

@@ -14,12 +14,16 @@ from tests.cluster.reading.readers import (
     GLM,
     GLM_READ,
     KIMI,
+    MINIMAX,
+    MINIMAX_READ,
     OTHER,
     QWEN,
     QWEN_READ,
     READERS,
     SECTION,
     SECTION_END,
+    SEED,
+    SEED_READ,
     TO_F,
     UNMARKED,
     WHOLE,
@@ -29,6 +33,12 @@ from tests.cluster.reading.readers import (
 )
 
 CASES: list[tuple[str, str, Read]] = [
+    ("seed", f"I look.\n{SEED}\n{SEED}", ("", "I look.", [SEED_READ] * 2)),
+    ("seed", SEED.removeprefix("<seed:tool_call>\n"), ("", "", [SEED_READ])),
+    ("seed", "<seed:tool_call>what?", ("", "<seed:tool_call>what?", [])),
+    ("minimax", f"I look.\n{MINIMAX}\n", ("", "I look.", MINIMAX_READ)),
+    ("minimax", f"{MINIMAX}So.{MINIMAX}", ("", "So.", MINIMAX_READ * 2)),
+    ("minimax", '<invoke name="h"></invoke>', ("", '<invoke name="h"></invoke>', [])),
     ("deepseek", f"I look.\n{SECTION}{DEEPSEEK}{SECTION_END}", ("", "I look.", [("f", "{}")])),
     (
         "deepseek",
