@@ -37,6 +37,7 @@ class Reading:
     must_call: bool = False  # by a grammar: the answer is calls, as JSON
     only_call: str | None = None  # of this function, and the answer is its arguments
     one_call: bool = False  # further ones are not shown
+    num_calls_before: int = 0  # in the chat
     reasoning_is_open: bool = False  # the prompt began it
     begun: Message | None = None  # of Harmony, in whose text the prompt ends
     shows_reasoning: bool = True
@@ -74,6 +75,7 @@ class ChatFormat:
         choice: ToolChoice,
         *,
         one_call: bool,
+        num_calls_before: int,
         shows_reasoning: bool,
         continued: str = "",
     ) -> Reading | None:
@@ -90,6 +92,7 @@ class ChatFormat:
             must_call=choice.must_call,
             only_call=choice.name,
             one_call=one_call,
+            num_calls_before=num_calls_before,
             reasoning_is_open=is_open,
             begun=None if self.harmony is None else begun_in(prompt, continued),
             shows_reasoning=shows_reasoning,
@@ -166,8 +169,8 @@ class ChatFormat:
             return self._pieces
         return self._pieces_with_tools
 
-    def new_call_id(self) -> str:
-        return self.tools.new_id() if self.tools else long_id()
+    def new_call_id(self, name: str, number: int) -> str:
+        return (self.tools.new_id if self.tools else long_id)(name, number)
 
     @cached_property
     def _pieces(self) -> Pieces:

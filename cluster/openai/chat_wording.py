@@ -146,7 +146,9 @@ class ChatWording:
         return {"content": None if message else "", **message}
 
     def _call_of(self, start: CallStart) -> Json:
-        call_id = start.id or self._format.new_call_id()
+        assert self._reading is not None
+        number = self._reading.num_calls_before + start.call
+        call_id = start.id or self._format.new_call_id(start.name, number)
         function = {"name": start.name, "arguments": ""}
         return {"id": call_id, "type": "function", "function": function}
 

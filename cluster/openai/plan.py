@@ -119,6 +119,7 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
         text,
         request.wanted_calls,
         one_call=request.one_call,
+        num_calls_before=sum(len(message.tool_calls or ()) for message in request.messages),
         shows_reasoning=request.include_reasoning is not False,
         continued=continued,
     )

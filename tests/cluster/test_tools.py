@@ -21,12 +21,21 @@ from cluster.openai.reading.formats import (
 from cluster.served_model import ServedModel
 from cluster.validation import checked
 from engine.errors import ConfigError
+from engine.generation_defaults import GenerationDefaults
 from engine.request import FinishReason, GenerationUpdate
 from engine.text.chat_template import ChatTemplate
 from engine.text.special_tokens import SpecialTokens
 from engine.text.tokenizer import Tokenizer
 from tests.cluster.conftest import Server, make_server
-from tests.cluster.fakes import TEMPLATE, Script, delta, prompt_report, say, small_model
+from tests.cluster.fakes import (
+    TEMPLATE,
+    Script,
+    delta,
+    prompt_report,
+    say,
+    small_model,
+    small_tokenizer,
+)
 from tests.cluster.live_server import LiveServer, live_server
 from tests.engine.text.small_tokenizers import byte_level, wrapped
 
@@ -41,6 +50,7 @@ ANSWER = (
     f"<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{LOOK}\n</tool_call>\n"
     f"<tool_call>{BUY}</tool_call>"
 )
+KIMI = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
 TEMPLATES = TEMPLATE + "{% if tools %}<tool_call>{{ tools[0].function.name }}{% endif %}</think>"
 
 
@@ -314,13 +324,34 @@ async def test_bare_values_have_the_types_of_the_request_s_schemas() -> None:
     assert finish == "tool_calls"
 
 
-async def test_ids_that_the_model_gave_are_kept() -> None:
-    """Kimi's template puts them before what the tools said."""
-    call = "<|tool_call_begin|>functions.look:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    server = server_that_says(call, 3, tool_parser="kimi_k2")
-    message = (await server.ok(PATH, messages=HELLO, tools=TOOLS))["choices"][0]["message"]
-    (said,) = message["tool_calls"]
-    assert (said["id"], said["function"]["name"]) == ("functions.look:3", "look")
+@pytest.mark.parametrize(
+    ("text", "choice", "ids"),
+    [
+        (KIMI.format("functions.look:3"), "auto", ["functions.look:3"]),
+        (KIMI.format("look") * 2, "auto", ["functions.look:1", "functions.look:2"]),
+        (f"[{LOOK}, {BUY}]", "required", ["functions.look:1", "functions.buy:2"]),
+        ("{}", {"type": "function", "function": {"name": "buy"}}, ["functions.buy:1"]),
+    ],
+)
+async def test_ids_say_the_name_where_the_template_says_nothing_else(
+    text: str, choice: Any, ids: list[str]
+) -> None:
+    """Kimi's puts them before a call's arguments, and before what the tool said."""
+    ends = GenerationDefaults(eos_token_ids=(small_tokenizer().eos_token_id or 0,))
+    server = server_that_says(text, 3, tool_parser="kimi_k2", defaults=ends)
+    call = {"id": "functions.look:0", "function": {"name": "look", "arguments": "{}"}}
+    chat = [
+        *HELLO,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "a fox"},
+    ]
+    body = {"messages": chat, "tools": TOOLS, "tool_choice": choice}
+    message = (await server.ok(PATH, **body))["choices"][0]["message"]
+    streamed, _ = message_of_events(await server.events(PATH, **body))
+    for said in (message, streamed):
+        assert [call["id"] for call in said["tool_calls"]] == ids
+        for one in said["tool_calls"]:
+            assert one["function"]["name"] in one["id"]
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,18 @@ AUTO, NONE, HARMONY = "auto", "none", "harmony"
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
-def long_id() -> str:
+def long_id(name: str, number: int) -> str:
     return "call_" + secrets.token_hex(12)
 
 
-def _short_id() -> str:
+def _short_id(name: str, number: int) -> str:
     """Mistral's templates take nothing else back."""
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+
+
+def _telling_id(name: str, number: int) -> str:
+    """Kimi's templates tell the model no more of a call than this and its arguments."""
+    return f"functions.{name}:{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class ToolFormat:
 
     make: Callable[[Mapping[str, Any]], Reader]  # from the parameters of the request's tools
     marks: tuple[str, ...]
-    new_id: Callable[[], str] = long_id
+    new_id: Callable[[str, int], str] = long_id  # of a function, and of the chat's n-th call
 
 
 TOOL_FORMATS = {
@@ -58,7 +63,7 @@ TOOL_FORMATS = {
     "glm45": ToolFormat(lambda tools: TaggedReader(GLM45, tools), (START, END, *ARGUMENT_MARKS)),
     "mistral": ToolFormat(lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), _short_id),
     "deepseek_v3": ToolFormat(lambda tools: SectionReader(DEEPSEEK_V3), DEEPSEEK_V3.marks),
-    "kimi_k2": ToolFormat(lambda tools: SectionReader(KIMI_K2), KIMI_K2.marks),
+    "kimi_k2": ToolFormat(lambda tools: SectionReader(KIMI_K2), KIMI_K2.marks, _telling_id),
     "granite": ToolFormat(lambda tools: GraniteReader(), (MARK, START)),
     "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
     "pythonic": ToolFormat(PythonicReader, ()),

@@ -26,7 +26,8 @@ _FENCE = "```"
 
 
 class Section(NamedTuple):
-    """`head` matches up to the arguments; its groups are `name` and maybe `id`."""
+    """`head` matches up to the arguments; its groups are `name` and maybe `number`, with which what
+    is up to there is an id."""
 
     start: str
     call: str
@@ -59,7 +60,7 @@ KIMI_K2 = Section(
     call_end="<|tool_call_end|>",
     end="<|tool_calls_section_end|>",
     head=re.compile(
-        r"(?P<id>(?:functions\.)?(?P<name>[^\s<>`{}:]+)(?::\d+)?)"
+        r"(?:functions\.)?(?P<name>[^\s<>`{}:]+)(?P<number>:\d+)?"
         r"\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
     ),
 )
@@ -96,7 +97,8 @@ class SectionReader(MarkedReader):
         self._hold(match.end())
         said = match.groupdict()
         fenced = said.get("fenced")
-        self._call = NamedCall(self._num_calls, fenced or said["name"], said.get("id"))
+        call_id = head[: match.end("number")] if said.get("number") else None
+        self._call = NamedCall(self._num_calls, fenced or said["name"], call_id)
         ends = (self._section.call_end, self._section.end)
         self._closing = (_FENCE, *ends) if fenced else ends
         self._state = State.CALL
