@@ -35,6 +35,11 @@ class TransformersClass:
         """Of the text model, where the class has others beside it; mostly the same."""
         return self.config.get_text_config(decoder=True)
 
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whatever else is quantised has been refused."""
+        return getattr(self.config, "quantization_config", None) is not None
+
     def instantiate(self, attention: str, dtype: torch.dtype) -> Any:
         """A model with the weights of transformers' own initialisation, on the current device."""
         with reported(self.architecture):

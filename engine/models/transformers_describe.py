@@ -38,7 +38,7 @@ def describe_transformers(source: ModelSource) -> ModelDescription:
             num_heads=attentions[0].spec.num_heads,
             mlp_size=_mlp_size(model, config),
             max_model_len=max_positions(found.architecture, config),
-            dtype=parse_dtype(source.config, "float32"),
+            dtype=parse_dtype(source.config, "bfloat16" if found.is_mxfp4 else "float32"),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
             groups=attention_groups([attention.spec for attention in attentions]),
             longrope_limit=longrope_limit(config),

@@ -128,14 +128,12 @@ def _from_checkpoint(found: TransformersClass, source: ModelSource, dtype: torch
             where = f"{tensor.file}: {tensor.name}"
             raise ModelError(f"{where}: element type {tensor.dtype} is not supported")
     with reported(found.architecture):
-        # MXFP4, or it would have been refused: widened as it is read.
-        is_quantised = getattr(found.config, "quantization_config", None) is not None
         model, info = found.model_class.from_pretrained(
             source.folder,
             config=found.config,
             dtype=dtype,
             attn_implementation=PAGED,
-            quantization_config=Mxfp4Config(dequantize=True) if is_quantised else None,
+            quantization_config=Mxfp4Config(dequantize=True) if found.is_mxfp4 else None,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,

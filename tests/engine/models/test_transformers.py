@@ -245,15 +245,18 @@ def test_mxfp4_weights_are_widened(tmp_path: Path) -> None:
     save_file(stored, quantised / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((plain / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}
+    del config["dtype"]  # as gpt-oss's
     (quantised / "config.json").write_text(json.dumps(config))
-    tokens, rows_of = prompt_tokens(0), []
+    tokens, rows_of, dtypes = prompt_tokens(0), [], []
     for folder in (plain, quantised):
         source = ModelSource("gpt-oss", folder)
         description = describe(source)
+        dtypes.append(description.dtype)
         loaded = load_model(source, description, load_kernels("reference", CPU), torch.float32, CPU)
         driver = Driver(loaded, description)
         rows_of += driver.step([(driver.start(tokens), len(tokens))])
     assert torch.equal(*rows_of)
+    assert dtypes == ["float32", "bfloat16"]
 
 
 def mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
