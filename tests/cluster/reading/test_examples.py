@@ -73,6 +73,7 @@ CASES: list[tuple[str, str, Read]] = [
     ("granite", f"<|tool_call|>[{CALL}, {OTHER}]", ("", "", WHOLE)),
     ("granite", f"I look.\n<tool_call>[{CALL}]", ("", "I look.", WHOLE[:1])),
     ("granite", "<|tool_call|> none", ("", "<|tool_call|> none", [])),
+    ("granite", "<tool_call>no {}", ("", "<tool_call>no {}", [])),
     ("kimi", f"I look. {KIMI}", ("", "I look.", [("f", '{"a": 1}'), ("a.b", "{}")])),
     ("kimi", KIMI.replace("functions.f:0", "f").partition("\n")[0], ("", "", [("f", '{"a": 1}')])),
     ("harmony", f"{ANALYSIS}<|end|>{FINAL}Hello <b>\n", ("Hm.", "Hello <b>\n", [])),
