@@ -220,8 +220,8 @@ class SessionBackend:
             # gRPC forgets why a call was refused when it is written to, so a refusal is read first.
             if SESSION_OPEN not in tuple(await call.initial_metadata() or ()):
                 await call.read()
-            await call.write(IngressMessage(hello=hello))
-            message = await call.read()
+            # One that takes no session now answers at once, whether it is written to or not.
+            message, _ = await asyncio.gather(call.read(), _say(call, hello))
         if not isinstance(message, DecodeMessage):
             raise UnavailableError("the worker hung up")
         if message.WhichOneof("kind") == "failure":
@@ -281,6 +281,14 @@ class SessionBackend:
             stream.read(news)
             if news.HasField("failure"):
                 stream.fail(decode_failure(news.failure))
+
+
+async def _say(
+    call: grpc.aio.StreamStreamCall[IngressMessage, DecodeMessage], hello: Hello
+) -> None:
+    """The reader learns why a stream broke, as of all that is written."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(IngressMessage(hello=hello))
 
 
 def _too_long(request: GenerationRequest) -> EngineError:

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from cluster.session import FIRST_RETRY_S, LAST_RETRY_S, SessionBackend, SessionBroken
@@ -38,6 +40,7 @@ from protos.port import reserved_port
 from protos.rpc import Plane
 from protos.secret import Secret
 from protos.session_pb2 import IngressMessage
+from protos.session_pb2_grpc import SessionStub
 from protos.worker_pb2 import ROLE_DECODE, WorkerDescription
 from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, session_server
 from tests.decode_worker.local import LocalAnswerer
@@ -310,9 +313,34 @@ async def test_the_prompt_s_report_is_read_with_what_came_after_it(
     assert update.prompt.num_cached_tokens == 2
 
 
+async def test_the_prompt_s_report_waits_for_no_token(
+    pushed: SessionBackend, answerer: PushedAnswerer
+) -> None:
+    stream = pushed.submit(request("long"))
+    await until(lambda: answerer.streams)
+    answerer.streams[0].push(prompt=PromptReport(2))
+    async with asyncio.timeout(30):
+        assert (await anext(stream)).prompt is not None
+
+
 class Silent(SessionService):
     async def _receive(self, session: Session, messages: AsyncIterator[IngressMessage]) -> None:
         await asyncio.Event().wait()
+
+
+class LateCall:
+    """Whose beginning is heard of when more has come."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    async def initial_metadata(self) -> Any:
+        metadata = await self._call.initial_metadata()
+        await asyncio.sleep(0.05)
+        return metadata
 
 
 class TestConnecting:
@@ -365,6 +393,21 @@ class TestConnecting:
         monkeypatch.setattr("cluster.session.WELCOME_TIMEOUT_S", 0.1)
         async with session_server(Silent(PushedAnswerer(), DESCRIPTION)) as address:
             with pytest.raises(UnavailableError, match="no answer within"):
+                await SessionBackend(address, Plane()).start()
+
+    async def test_one_that_refuses_before_it_is_greeted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is draining: its refusal, and the stream's end, may be here before the hello goes."""
+
+        def stub(channel: grpc.aio.Channel) -> SimpleNamespace:
+            return SimpleNamespace(Open=lambda: LateCall(SessionStub(channel).Open()))
+
+        monkeypatch.setattr("cluster.session.SessionStub", stub)
+        service = SessionService(PushedAnswerer(), DESCRIPTION)
+        service.drain()
+        async with session_server(service) as address:
+            with pytest.raises(UnavailableError, match="the worker is draining"):
                 await SessionBackend(address, Plane()).start()
 
     async def test_another_model_where_one_was(self, port: int) -> None:
