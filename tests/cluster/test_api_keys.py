@@ -167,12 +167,15 @@ async def ask(server: Server, key: str | None, path: str = "/v1/completions") ->
 )
 async def test_without_a_key_nothing_is_read_or_told(method: str, path: str) -> None:
     server = guarded()
-    for headers in ({}, {"Authorization": "Bearer wrong-key-1"}, {"Authorization": KEY}):
+    needed, wrong = "an API key is needed", "the API key is not valid"
+    for header, told in ((None, needed), ("Bearer wrong-key-1", wrong), (KEY, needed)):
+        headers = {} if header is None else {"Authorization": header}
         response = await server.client.request(method, path, content=b"{", headers=headers)
         assert response.status_code == 401
         assert response.headers["x-request-id"]
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        assert error["message"].startswith(told)
         assert response.headers["www-authenticate"] == "Bearer"
         assert "wrong-key-1" not in response.text
     headers = {"Authorization": f"Bearer {OTHER}"}
@@ -214,6 +217,12 @@ async def test_requests_are_counted_for_each_key() -> None:
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert 1 <= int(response.headers["retry-after"]) <= 30
     assert (await ask(server, OTHER)).status_code == 200
+
+
+async def test_one_of_two_servers_lets_half_in() -> None:
+    server = guarded(Rates(requests_per_minute=4))
+    server.gate.divide(2)
+    assert [(await ask(server, KEY)).status_code for _ in range(3)] == [200, 200, 429]
 
 
 async def test_tokens_are_counted_read_and_written() -> None:
