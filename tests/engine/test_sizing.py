@@ -16,6 +16,7 @@ from engine.errors import ConfigError, ModelError
 from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.reference import ReferenceKernels
+from engine.machine import num_cpus
 from engine.models.interface import ModelDescription
 from engine.sizing import (
     CPU_CACHE_BYTES,
@@ -25,6 +26,7 @@ from engine.sizing import (
     decide_shape,
     gpu_step_bytes,
     size_cache,
+    table_bytes,
     weight_bytes,
 )
 from engine.slots import SlotTable, slot_bytes
@@ -67,7 +69,9 @@ def test_weights_that_do_not_fit_are_refused_with_both_sizes() -> None:
     assert error.field == "model"
     assert "weights take 4.00 GiB in bfloat16" in str(error)
     assert "3.00 GiB of memory are available" in str(error)
-    assert "of 8192 tokens it needs 4.50 GiB" in str(error)
+    assert str(error).endswith("of 8192 tokens it needs 4.50 GiB")
+    loaded = refusal(EngineConfig(), "cpu", Memory(0, 3 * GIB), 0)
+    assert str(loaded) == "model: nothing is left of the memory beside its weights"
 
 
 def test_half_as_large_a_type_is_named_where_that_fits() -> None:
@@ -82,6 +86,7 @@ def test_a_cache_that_does_not_fit_beside_the_weights() -> None:
     error = refusal(config, "cpu", Memory(5 * GIB, 5 * GIB))
     assert error.field == "kv_cache_memory_bytes"
     assert str(error).endswith("2.00 GiB, and 1.00 GiB are available, beside weights of 4.00 GiB")
+    assert str(refusal(config, "cpu", Memory(GIB, GIB), 0)).endswith("1.00 GiB are available")
 
 
 @pytest.mark.parametrize("to_load_bytes", [WEIGHTS, 0])
@@ -118,6 +123,7 @@ def test_nobody_is_advised_to_ask_for_more_than_there_is() -> None:
     """A quarter of what the weights leave, 256 MiB, is less than one sequence; all would do."""
     error = refusal(EngineConfig(), "cpu", Memory(5 * GIB, 5 * GIB))
     assert error.field == "max_model_len"
+    assert "of cache and 256.0 MiB are there" in str(error)
     least = int(re.findall("kv_cache_memory_bytes to at least ([0-9]+)", str(error))[0])
     config = EngineConfig(kv_cache_memory_bytes=least)
     size_cache(config, shape_of(config, "cpu"), MODEL, Memory(5 * GIB, 5 * GIB), WEIGHTS)
@@ -170,6 +176,18 @@ def test_a_gpu_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ConfigError, match="^device: 'cuda', and torch sees no such device here"):
         decide_shape(EngineConfig(device="cuda"), MODEL)
     assert decide_shape(EngineConfig(), MODEL).device.type == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device in ("auto", "cuda"):
+        assert decide_shape(EngineConfig(device=device), MODEL).device.type == "cuda"
+
+
+def test_what_was_said_counts_for_more_than_what_is_found() -> None:
+    for device, ahead in (("cpu", False), ("cuda", True)):
+        assert shape_of(EngineConfig(), device).async_scheduling is ahead
+        said = EngineConfig(async_scheduling=not ahead, num_threads=num_cpus() + 1)
+        shape = shape_of(said, device)
+        assert (shape.async_scheduling, shape.num_threads) == (not ahead, num_cpus() + 1)
+    assert shape_of(EngineConfig(), "cpu").num_threads == num_cpus()
 
 
 def test_a_step_has_room_for_a_token_of_every_sequence() -> None:
@@ -181,7 +199,8 @@ def test_a_step_has_room_for_a_token_of_every_sequence() -> None:
 
 def test_a_cpus_cache_is_modest() -> None:
     memory = Memory(64 * GIB, 64 * GIB)
-    plan = size_cache(EngineConfig(), shape_of(EngineConfig(), "cpu"), MODEL, memory, WEIGHTS)
+    short = EngineConfig(max_model_len=1024)
+    plan = size_cache(short, shape_of(short, "cpu"), MODEL, memory, WEIGHTS)
     assert plan.num_bytes == pytest.approx(CPU_CACHE_BYTES, rel=0.01)
 
 
@@ -208,18 +227,23 @@ def host_refusal(
     return caught.value
 
 
-@pytest.mark.parametrize(("device", "left"), [("cpu", 3 * GIB // 2), ("cuda", 4 * GIB)])
+@pytest.mark.parametrize(
+    ("device", "beside"),
+    [("cpu", "beside weights and cache"), ("cuda", "to be pinned, in a power of two")],
+)
 def test_swap_space_that_the_host_has_not_is_refused_with_what_it_has(
-    device: str, left: int
+    device: str, beside: str
 ) -> None:
     """6 GiB; on a CPU 4 are the weights', half a GiB is the cache's. A GPU's is a power of two."""
     config = EngineConfig(preemption_mode="swap", swap_space_bytes=7 * GIB)
     error = host_refusal(config, device, MODEL, 6 * GIB)
     assert error.field == "swap_space_bytes"
+    assert f"are available {beside};" in str(error)
     most = int(re.findall("at most ([0-9]+)", str(error))[0])
-    assert most == pytest.approx(left, abs=8 << 20)
     shape = shape_of(config, device)
     plan = size_cache(config, shape, MODEL, Memory(64 * GIB, 64 * GIB), WEIGHTS)
+    left = 2 * GIB - plan.num_bytes - table_bytes(shape, MODEL, 64, 8192)
+    assert most == (left if device == "cpu" else 4 * GIB)
     fitting = replace(config, swap_space_bytes=most)
     check_host(fitting, shape, MODEL, plan, 6 * GIB, WEIGHTS)
     check_host(replace(config, preemption_mode="recompute"), shape, MODEL, plan, 6 * GIB, WEIGHTS)
@@ -269,6 +293,9 @@ def test_tables_that_the_host_has_no_room_for_are_refused_with_what_it_has(devic
     checked(replace(many, max_num_seqs=num_seqs))
     checked(replace(many, max_model_len=fitting))
     checked(replace(many, max_num_seqs=num_seqs + 100), loaded=True)  # rotations are there by then
+    host_bytes = 0
+    with pytest.raises(ConfigError, match="and 0 bytes of .* are available for them$"):
+        checked(many)
 
 
 def test_what_is_counted_of_a_table_is_what_it_takes() -> None:
