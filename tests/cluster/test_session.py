@@ -352,6 +352,8 @@ class TestConnecting:
         with pytest.raises(UnavailableError, match=address):
             await backend.start()
         assert time.monotonic() - started < NOTICED_S
+        assert backend._task is not None
+        assert backend._task.done(), "nobody goes on trying"
         with pytest.raises(UnavailableError):
             await read(backend.submit(request("r")))
 
@@ -423,6 +425,14 @@ class TestConnecting:
             with pytest.raises(UnavailableError, match="no decode worker answers"):
                 backend.check_health()
             await backend.stop()
+
+
+async def test_a_session_that_is_stopped_ends_what_is_under_way(pushed: SessionBackend) -> None:
+    stream = pushed.submit(request("long"))
+    await pushed.stop()
+    with pytest.raises(SessionBroken) as caught:
+        await read(stream)
+    assert caught.value.detail == "the session is closed"
 
 
 async def test_a_worker_that_breaks_the_rules_is_left(

@@ -15,14 +15,14 @@ def unfinished(*blocks: int) -> tuple[Unfinished, FakeRead, TransferHold]:
 
 async def test_blocks_return_when_their_read_ends_and_not_before() -> None:
     returned: list[TransferHold] = []
-    quarantine = Quarantine(3, returned.append)
+    quarantine = Quarantine(2, returned.append)
     (first, first_read, first_hold), (second, second_read, second_hold) = (
         unfinished(1, 2),
         unfinished(3, 4),
     )
     quarantine.keep([first, second], [first_hold, second_hold])
     assert (quarantine.num_reads, quarantine.num_blocks) == (2, 4)
-    assert str(quarantine.problem) == "4 blocks are in quarantine, at most 3 may be"
+    assert str(quarantine.problem) == "4 blocks are in quarantine, at most 2 may be"
     await asyncio.sleep(0)
     assert returned == []
     second_read.finish()
