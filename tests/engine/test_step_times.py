@@ -75,12 +75,13 @@ def test_chunks_have_as_many_pairs_as_the_whole_prompt(chunk: int) -> None:
     assert pairs == 1000**2 / 2
 
 
-def test_a_pause_now_and_then_changes_little() -> None:
+@pytest.mark.parametrize(("every", "longer"), [(40, 100.0), (8, 10.0)])
+def test_a_pause_now_and_then_changes_little(every: int, longer: float) -> None:
     times, noise = StepTimes(), random.Random(2)
-    for number, shape in enumerate(steps(400)):
-        pause = 1.0 if number % 40 == 20 else 0.0
-        times.note(shape, seconds(shape) * noise.uniform(0.95, 1.05) + pause)
-    assert worst_error(times) < 0.25
+    for number, shape in enumerate(steps(400), 1):
+        took_s = seconds(shape, slower=1.0 if number % every else longer)
+        times.note(shape, took_s * noise.uniform(0.95, 1.05))
+    assert worst_error(times) < 0.03
 
 
 def test_it_follows_a_machine_that_becomes_slower() -> None:
@@ -90,6 +91,16 @@ def test_it_follows_a_machine_that_becomes_slower() -> None:
     for shape in steps(700, seed=3):
         times.note(shape, seconds(shape, slower=2.0))
     assert worst_error(times, slower=2.0) < 0.1
+
+
+def test_decoding_alone_is_known_soon_and_followed() -> None:
+    """No prompt comes that would have the costs found anew."""
+    times = StepTimes()
+    for slower, count in ((1.0, 3), (1.0, 100), (2.0, 300)):
+        for number in range(count):
+            shape = StepShape(0, 1000 + number, 8)
+            times.note(shape, seconds(shape, slower))
+        assert times.predict(shape) == pytest.approx(seconds(shape, slower), rel=0.05)
 
 
 def test_prompts_are_remembered_through_a_time_of_decoding() -> None:
