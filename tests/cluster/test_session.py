@@ -343,6 +343,15 @@ class LateCall:
         return metadata
 
 
+class HeldCall(LateCall):
+    """That sends no requests."""
+
+    async def write(self, message: IngressMessage) -> None:
+        if message.HasField("submit"):
+            await asyncio.Event().wait()
+        await self._call.write(message)
+
+
 class TestConnecting:
     async def test_nobody_there(self) -> None:
         async with session_server(SessionService(PushedAnswerer(), DESCRIPTION)) as address:
@@ -504,6 +513,35 @@ class TestFaults:
             await until(lambda: pauses)
             assert pauses[0] == FIRST_RETRY_S
             await backend.stop()
+
+    async def test_what_was_to_be_asked_is_not_asked_in_the_next_session(
+        self, answerer: PushedAnswerer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[Any] = []
+
+        def open_call(channel: grpc.aio.Channel) -> Any:
+            calls.append(SessionStub(channel).Open())
+            return calls[-1] if calls[1:] else HeldCall(calls[-1])
+
+        def stub(channel: grpc.aio.Channel) -> SimpleNamespace:
+            return SimpleNamespace(Open=lambda: open_call(channel))
+
+        monkeypatch.setattr("cluster.session.SessionStub", stub)
+        service = SessionService(answerer, DESCRIPTION)
+        async with session_with(service) as backend:
+            streams = [backend.submit(request("a"))]
+            await until(lambda: not backend._outgoing)
+            streams.append(backend.submit(request("b")))
+            for session in service._sessions:
+                session.fail(Failure(kind=Failure.KIND_BUSY, message="the session was not read"))
+            for stream in streams:
+                with pytest.raises(SessionBroken):
+                    await read(stream)
+            await until(lambda: backend.is_open)
+            backend.submit(request("c"))
+            await until(lambda: answerer.streams)
+            names = [one.submitted.request.request_id for one in answerer.streams]
+            assert [name.rpartition("/")[2] for name in names] == ["c"]
 
     async def test_why_a_worker_was_never_reached_is_told_once(
         self, caplog: pytest.LogCaptureFixture
