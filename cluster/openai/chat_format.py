@@ -42,6 +42,11 @@ class Reading:
     begun: Message | None = None  # of Harmony, in whose text the prompt ends
     shows_reasoning: bool = True
 
+    @property
+    def marked_tools(self) -> Mapping[str, Any] | None:
+        """Whose calls a model marks: not those of an array that a grammar makes it write."""
+        return None if self.must_call and self.only_call is None else self.tools
+
 
 @dataclass(frozen=True)
 class ChatFormat:
@@ -128,7 +133,7 @@ class ChatFormat:
         if self.reasoning is not None:
             reader = ReasoningReader(self.reasoning, reader, is_open=reading.reasoning_is_open)
         if self.harmony is not None:
-            reader = HarmonyReader(self.harmony, reader, _marked_calls(reading), reading.begun)
+            reader = HarmonyReader(self.harmony, reader, reading.marked_tools, reading.begun)
         return reader
 
     @property
@@ -148,7 +153,7 @@ class ChatFormat:
     def reasoning_tokens(self, reading: Reading, pieces: Pieces) -> TokenCount | None:
         """Counts them in an answer whose tokens show `pieces`."""
         if self.harmony is not None and self.harmony.has_reasoning:
-            return HarmonyTokens(self.harmony, pieces, _marked_calls(reading), reading.begun)
+            return HarmonyTokens(self.harmony, pieces, reading.marked_tools, reading.begun)
         if self.reasoning is None:
             return None
         return ReasoningTokens(self.reasoning, pieces, is_open=reading.reasoning_is_open)
@@ -190,8 +195,3 @@ class ChatFormat:
             return self.tokenizer.visible_pieces
         backend = self.tokenizer.pieces.tokenizer
         return pieces_of(backend, hidden=self.tokenizer.special_ids - shown)
-
-
-def _marked_calls(reading: Reading) -> Mapping[str, Any] | None:
-    """The tools whose calls a model marks: not those of an array that a grammar makes it write."""
-    return None if reading.must_call and reading.only_call is None else reading.tools

@@ -20,7 +20,7 @@ from tests.e2e.cluster import Cluster, http
 from tests.e2e.tokens import TokenClient
 
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
-NUM_TOKENS = 256  # a second at least: what is done to a worker meanwhile finds them under way
+NUM_TOKENS = 256  # enough that what is done to a worker meanwhile finds them under way
 MANY_TOKENS = 1200  # under way however long it takes to look at who is at work
 NUM_UNREAD = 4  # long prompts at a time
 _LONG_TEXT = "".join(

@@ -235,6 +235,7 @@ def test_curl_is_answered_as_it_was_announced(cluster: Cluster) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout.decode()
 
+    # Without a limit the model may go on for as long as its context is.
     announced = line.removeprefix("  try:   curl ").replace("{", '{"max_tokens": 20, ', 1)
     assert json.loads(curl(announced))["choices"][0]["message"]["content"]
     said = json.dumps(body(PROMPTS[0], max_tokens=5, stream=True))

@@ -107,19 +107,20 @@ class SectionReader(MarkedReader):
     def _read_after(self, parts: list[Part]) -> bool:
         self._hold_start()
         call = self._section.call
-        for mark in (*self._closing, call):
-            if self._text.startswith(mark):
-                self._text, self._held = self._text.removeprefix(mark), Held()
-                break
-        else:
-            if any(mark.startswith(self._text) for mark in (*self._closing, call)):
+        expected = (*self._closing, call)
+        mark = next((one for one in expected if self._text.startswith(one)), None)
+        if mark is None:
+            if any(one.startswith(self._text) for one in expected):
                 return False
             self._refuse(parts)
             return True
+        self._held = Held()
         if mark == call:
-            self._held.add(call)
+            self._hold(len(call))
             self._found, self._state = call, State.MARKED
-        elif mark == self._section.end:
+            return True
+        self._text = self._text.removeprefix(mark)
+        if mark == self._section.end:
             self._state = State.CONTENT
         else:
             self._closing = self._closing[self._closing.index(mark) + 1 :]

@@ -39,10 +39,12 @@ from cluster.openai.reading.parts import Part
 from cluster.openai.reading.tagged_call import TaggedCall, Tags
 
 ARGUMENT_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+# A tag, and as much as may be of the one behind it.
+_TAG_AND_MORE = re.compile(r"\s*(?:<[^<>]*(?:>\s*(?:<[^<>]*)?)?)?")
 QWEN3_CODER = Tags(
     start="<function=",
     name=re.compile(r"\s*<function=([^<>\s]+)>\s*(?=<parameter=|</function>)"),
-    before_name=re.compile(r"\s*(?:<[^<>]*(?:>\s*(?:<[^<>]*)?)?)?"),
+    before_name=_TAG_AND_MORE,
     key_start="<parameter=",
     key=re.compile(r"<parameter=([^<>]+)>(?:\n|(?=[^\n]))"),
     value_end="</parameter>",
@@ -58,7 +60,7 @@ SEED_OSS = QWEN3_CODER._replace(
 MINIMAX_M2 = Tags(
     start='<invoke name="',
     name=re.compile(r'\s*<invoke name="([^<>"\s]+)">\s*(?=<parameter name="|</invoke>)'),
-    before_name=re.compile(r"\s*(?:<[^<>]*(?:>\s*(?:<[^<>]*)?)?)?"),
+    before_name=_TAG_AND_MORE,
     key_start='<parameter name="',
     key=re.compile(r'<parameter name="([^<>"]+)">'),
     value_end="</parameter>",
