@@ -14,12 +14,37 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-# In the environment of every process of the cluster: PID-FOLDER, of the command and of the files.
-_MARK = "KVRELAY_CLUSTER"
+_MARK = "KVRELAY_CLUSTER"  # in the environment of every process of the cluster
 _KILL_S = 2.0
+
+
+class _Cluster(NamedTuple):
+    """By what its processes are known."""
+
+    pid: str  # of the command
+    since: str  # as Ray would name the folder of a session that began then, but for the pid
+    folder: str  # of its front's files
+
+    @classmethod
+    def of(cls, mark: str) -> _Cluster | None:
+        parts = mark.split(" ", 2)
+        return cls(*parts) if len(parts) == len(cls._fields) else None
+
+    def has(self, process: Path) -> bool:
+        """By its environment, where several variables have the folder, or by the logs that it has
+        open: the titles that Ray's agents give themselves lie over all or most of an
+        environment."""
+        if self.folder.encode() in (process / "environ").read_bytes():
+            return True
+        return any(map(self._is_session, _open_folders(process)))
+
+    def _is_session(self, name: str) -> bool:
+        """A name with the same pid may be an older one's, of a cluster that is there still."""
+        return name >= self.since and name.endswith(f"_{self.pid}")
 
 
 @contextmanager
@@ -31,10 +56,12 @@ def own_processes(files: Iterable[Path] = ()) -> Iterator[Path]:
 
     remove_left()
     folder, lock = new_folder()
+    since = datetime.now().strftime("session_%Y-%m-%d_%H-%M-%S_%f")
+    mark = " ".join(_Cluster(str(os.getpid()), since, str(folder)))
     # Not isolated, it would take `cluster/http.py` for Python's; without the mark, it stays.
-    words = [sys.executable, "-I", "-S", __file__, str(folder), *map(str, files)]
+    words = [sys.executable, "-I", "-S", __file__, mark, *map(str, files)]
     guard = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[lock])
-    os.environ[_MARK] = f"{os.getpid()}-{folder}"
+    os.environ[_MARK] = mark
     try:
         yield folder
     finally:
@@ -46,8 +73,8 @@ def own_processes(files: Iterable[Path] = ()) -> Iterator[Path]:
 def kill_processes() -> set[int]:
     """Of a cluster of our own, whatever they wait for, and those that have lost their parents;
     and the files of its front. The ids of those that were there."""
-    pid, _, folder = os.environ.get(_MARK, "").partition("-")
-    return _end(folder) if folder and pid == str(os.getpid()) else set()
+    own = _Cluster.of(os.environ.get(_MARK, ""))
+    return _end(own) if own is not None and own.pid == str(os.getpid()) else set()
 
 
 def begin_again(environment: Mapping[str, str]) -> NoReturn:
@@ -62,12 +89,12 @@ def begin_again(environment: Mapping[str, str]) -> NoReturn:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], dict(environment))
 
 
-def _end(folder: str) -> set[int]:
+def _end(own: _Cluster) -> set[int]:
     found: set[int] = set()
     deadline = time.monotonic() + _KILL_S
     # Whoever was started by one that was killed a moment later is found the next time.
     # To look may take longer than that where many cores' worth is asked of few.
-    while left := _of_cluster(folder.encode()):
+    while left := _processes(own):
         found |= left
         for pid in left:
             with suppress(ProcessLookupError):
@@ -75,31 +102,39 @@ def _end(folder: str) -> set[int]:
         if time.monotonic() > deadline:
             break
         time.sleep(_KILL_S / 100)
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(own.folder, ignore_errors=True)
     return found
 
 
-def _of_cluster(folder: bytes) -> set[int]:
-    """Those that have it anywhere in their environment, and their children: the titles that Ray's
-    agents give themselves lie over a part, and several variables have it."""
+def _processes(own: _Cluster) -> set[int]:
+    """And their children; not the command, nor who is looking."""
     parents, found = {}, set()
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         try:
             parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            if folder in (entry / "environ").read_bytes():
+            if own.has(entry):
                 found.add(pid)
         except OSError:
             continue  # somebody else's, or it has ended meanwhile
-    found.discard(os.getpid())
+    apart = {os.getpid(), int(own.pid)}
+    found -= apart
     while children := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= children
-    return found - {os.getpid()}
+    return found - apart
+
+
+def _open_folders(process: Path) -> Iterator[str]:
+    """The names of all those that its open files are in."""
+    for entry in (process / "fd").iterdir():
+        with suppress(OSError):  # it is closed meanwhile
+            yield from Path(os.readlink(entry)).parts[:-1]
 
 
 if __name__ == "__main__":
     sys.stdin.read()  # until the command has ended
-    _end(sys.argv[1])
+    if own := _Cluster.of(sys.argv[1]):
+        _end(own)
     for file in sys.argv[2:]:
         with suppress(OSError):  # of a folder that cannot be written
             Path(file).unlink(missing_ok=True)

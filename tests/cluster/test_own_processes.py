@@ -49,6 +49,25 @@ with own_processes():
     environment["CHILD"] = str(child.pid)
     begin_again(environment)
 """
+# Of nobody's children, whose environments say nothing, as of Ray's agents: one that logs into the
+# folder of a session of the command's, as it does itself, and one of an older command's of the same
+# number.
+AGENTS = """
+import os, subprocess, sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from cluster.own_processes import own_processes
+
+with own_processes():
+    for age in (timedelta(), timedelta(days=1)):
+        began = (datetime.now() - age).strftime("session_%Y-%m-%d_%H-%M-%S_%f")
+        logs = Path(sys.argv[1], f"{began}_{os.getpid()}", "logs")
+        logs.mkdir(parents=True)
+        with open(logs / "agent.log", "w") as log:
+            subprocess.run(["sh", "-c", "sleep 1000 & echo $!"], env={}, stderr=log)
+    own = open(max(Path(sys.argv[1]).glob("session_*/logs/*")))
+    sys.stdin.readline()
+"""
 GONE_S = 60.0
 NODE_ID = "a" * 56  # of Ray's: Serve puts a folder of its name between
 HAPROXY_TAKES = 97  # letters, of a path that it binds
@@ -71,6 +90,30 @@ def test_what_a_command_started_ends_with_it(is_killed: bool, status: int, tmp_p
     assert command.returncode == status
     assert not folder.exists()
     assert not file.exists()
+
+
+@pytest.mark.parametrize(("is_killed", "status"), [(True, -9), (False, 0)])
+def test_a_process_with_nothing_of_ours_but_its_logs_ends_too(
+    is_killed: bool, status: int, tmp_path: Path
+) -> None:
+    words, pipe = [sys.executable, "-c", AGENTS, str(tmp_path)], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as command:
+        assert command.stdin is not None
+        assert command.stdout is not None
+        agents = [os.pidfd_open(int(command.stdout.readline())) for _ in range(2)]
+        ours, older = agents
+        try:
+            if is_killed:
+                command.kill()
+            command.stdin.close()
+            assert command.wait(GONE_S) == status
+            assert select.select([ours], [], [], GONE_S)[0]
+            assert not select.select([older], [], [], 0)[0]
+        finally:
+            for agent in agents:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(agent, signal.SIGKILL)
+                os.close(agent)
 
 
 def test_a_folder_whose_guard_is_killed_too_goes_with_the_next_start(

@@ -124,7 +124,7 @@ import os, signal, subprocess, sys, time
 from cluster.commands import serve_stop
 
 serve_stop.END_S = float(sys.argv[2])
-os.environ["KVRELAY_CLUSTER"] = f"{os.getpid()}-of-a-test"
+os.environ["KVRELAY_CLUSTER"] = f"{os.getpid()} session of-a-test"
 with serve_stop.stop_signals() as stop, serve_stop.ended_in_time(stop):
     subprocess.Popen(["sleep", "100"], start_new_session=True)
     # One whose environment cannot be read, as of some of Ray's.

@@ -86,9 +86,14 @@ class Cluster:
             if pid != self.process.pid and _command_line(pid).startswith(title)
         ]
 
+    def remaining(self) -> list[int]:
+        """Of its processes, when it has ended: also those whose titles lie over their
+        environment, as they may over that of Ray's agents, by the logs that they have open."""
+        return [*self.pids(), *logging_for(self.process.pid)]
+
     def left(self) -> str:
         """Its processes, for whoever wants to know why there are any."""
-        return "\n".join(f"{pid} {_command_line(pid)[:200]}" for pid in self.pids())
+        return "\n".join(f"{pid} {_command_line(pid)[:200]}" for pid in self.remaining())
 
     def matching(self, part: str) -> list[int]:
         """Of processes of the cluster whose command line has the part in it."""
@@ -190,7 +195,7 @@ class Cluster:
         """The command's status, once it and all that it has started have ended."""
         deadline = time.monotonic() + timeout_s
         status = self.process.wait(timeout_s)
-        wait_until(lambda: not self.pids(), deadline - time.monotonic(), self.left)
+        wait_until(lambda: not self.remaining(), deadline - time.monotonic(), self.left)
         return status
 
     def kill(self) -> None:
@@ -201,7 +206,7 @@ class Cluster:
         for pid in set(self.pids()) - set(self.matching(own_processes.__file__)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not self.pids(), _KILL_S, self.left)
+        wait_until(lambda: not self.remaining(), _KILL_S, self.left)
 
 
 def marked(variable: str) -> list[int]:
@@ -213,6 +218,17 @@ def marked(variable: str) -> list[int]:
                 found.append(int(entry.name))
         except OSError:
             continue  # it has ended meanwhile
+    return found
+
+
+def logging_for(command: int) -> list[int]:
+    """Processes with an open file in a session of Ray's that this one has begun."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            names = [os.readlink(file) for file in (entry / "fd").iterdir()]
+            if any(re.search(rf"/session_[^/]+_{command}/", name) for name in names):
+                found.append(int(entry.name))
     return found
 
 

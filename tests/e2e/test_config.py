@@ -412,7 +412,7 @@ def test_a_head_that_is_killed_ends_all_of_it_soon(cluster: Cluster) -> None:
         assert cpu_s(cluster.process.pid) - taken_s < WATCHING_S
         assert cluster.process.wait(ENDED_S) == 1
     assert "Ray's gcs_server was ended by SIGKILL, and nothing goes on without it" in cluster.said()
-    wait_until(lambda: not cluster.pids(), 10, cluster.left)
+    wait_until(lambda: not cluster.remaining(), 10, cluster.left)
     assert not folder.exists()
 
 
