@@ -15,6 +15,7 @@ from cluster.openai.reading.harmony_messages import START as MESSAGE_START
 from cluster.openai.reading.hermes import END, START, HermesReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
+from cluster.openai.reading.nemotron import LIST_END, LIST_START, NemotronReader
 from cluster.openai.reading.parts import Reader
 from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks
@@ -65,6 +66,7 @@ TOOL_FORMATS = {
     "deepseek_v3": ToolFormat(lambda tools: SectionReader(DEEPSEEK_V3), DEEPSEEK_V3.marks),
     "kimi_k2": ToolFormat(lambda tools: SectionReader(KIMI_K2), KIMI_K2.marks, _telling_id),
     "granite": ToolFormat(lambda tools: GraniteReader(), (MARK, START)),
+    "nemotron": ToolFormat(lambda tools: NemotronReader(), (LIST_START, LIST_END)),
     "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
     "pythonic": ToolFormat(PythonicReader, ()),
 }
@@ -78,6 +80,7 @@ _SIGNS = (
     ("<arg_key>", "glm45"),
     ("<function=", NONE),
     (MARK, "granite"),
+    (LIST_START, "nemotron"),
     (START, "hermes"),
     (MARKER, "mistral"),
     (DEEPSEEK_V3.call, "deepseek_v3"),

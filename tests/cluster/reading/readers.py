@@ -11,6 +11,7 @@ from cluster.openai.reading.harmony_messages import HarmonyMessages, Message
 from cluster.openai.reading.hermes import HermesReader
 from cluster.openai.reading.llama3 import Llama3Reader
 from cluster.openai.reading.mistral import MistralReader
+from cluster.openai.reading.nemotron import NemotronReader
 from cluster.openai.reading.parts import (
     CallArguments,
     CallStart,
@@ -75,6 +76,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "llama": llama,
     "minimax": lambda: TaggedReader(MINIMAX_M2, TOOLS),
     "mistral": MistralReader,
+    "nemotron": NemotronReader,
     "pythonic": lambda: PythonicReader(["f", "g", "a.b"]),
     "qwen": lambda: TaggedReader(QWEN3_CODER, TOOLS),
     "seed": lambda: TaggedReader(SEED_OSS, TOOLS),
