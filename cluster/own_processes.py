@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 _MARK = "KVRELAY_CLUSTER"  # in the environment of every process of the cluster
+_TITLE = b"ray::"
 _KILL_S = 2.0
 
 
@@ -35,12 +36,13 @@ class _Cluster(NamedTuple):
         return cls(*parts) if len(parts) == len(cls._fields) else None
 
     def has(self, process: Path) -> bool:
-        """By its environment, where several variables have the folder, or by the logs that it has
-        open: the titles that Ray's agents give themselves lie over all or most of an
-        environment."""
+        """By its environment, where several variables have the folder. The titles that Ray's
+        agents give themselves lie over all or most of one; they are told by the logs that they
+        have open, as whoever reads those has, who has no such title."""
         if self.folder.encode() in (process / "environ").read_bytes():
             return True
-        return any(map(self._is_session, _open_folders(process)))
+        is_ray_s = (process / "cmdline").read_bytes().startswith(_TITLE)
+        return is_ray_s and any(map(self._is_session, _open_folders(process)))
 
     def _is_session(self, name: str) -> bool:
         """A name with the same pid may be an older one's, of a cluster that is there still."""

@@ -49,22 +49,23 @@ with own_processes():
     environment["CHILD"] = str(child.pid)
     begin_again(environment)
 """
-# Of nobody's children, whose environments say nothing, as of Ray's agents: one that logs into the
-# folder of a session of the command's, as it does itself, and one of an older command's of the same
-# number.
+# Whose environments say nothing, as of Ray's agents: one that logs into the folder of a session of
+# the command's, as it does itself, one of an older command's of the same number, and somebody who
+# reads the log.
 AGENTS = """
-import os, subprocess, sys
+import os, shutil, subprocess, sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from cluster.own_processes import own_processes
 
 with own_processes():
-    for age in (timedelta(), timedelta(days=1)):
-        began = (datetime.now() - age).strftime("session_%Y-%m-%d_%H-%M-%S_%f")
+    for age, title in ((0, "ray::Agent"), (1, "ray::Agent"), (0, "tail")):
+        began = (datetime.now() - timedelta(days=age)).strftime("session_%Y-%m-%d_%H-%M-%S_%f")
         logs = Path(sys.argv[1], f"{began}_{os.getpid()}", "logs")
         logs.mkdir(parents=True)
         with open(logs / "agent.log", "w") as log:
-            subprocess.run(["sh", "-c", "sleep 1000 & echo $!"], env={}, stderr=log)
+            words, program = [title, "1000"], shutil.which("sleep")
+            print(subprocess.Popen(words, executable=program, env={}, stderr=log).pid, flush=True)
     own = open(max(Path(sys.argv[1]).glob("session_*/logs/*")))
     sys.stdin.readline()
 """
@@ -100,15 +101,15 @@ def test_a_process_with_nothing_of_ours_but_its_logs_ends_too(
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as command:
         assert command.stdin is not None
         assert command.stdout is not None
-        agents = [os.pidfd_open(int(command.stdout.readline())) for _ in range(2)]
-        ours, older = agents
+        agents = [os.pidfd_open(int(command.stdout.readline())) for _ in range(3)]
+        ours, *others = agents
         try:
             if is_killed:
                 command.kill()
             command.stdin.close()
             assert command.wait(GONE_S) == status
             assert select.select([ours], [], [], GONE_S)[0]
-            assert not select.select([older], [], [], 0)[0]
+            assert not select.select(others, [], [], 0)[0]
         finally:
             for agent in agents:
                 with suppress(ProcessLookupError):
