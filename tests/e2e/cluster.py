@@ -120,7 +120,8 @@ class Cluster:
         return Path(self._flag_of_raylet("raylet_socket_name")).parents[1] / "logs"
 
     def _flag_of_raylet(self, name: str) -> str:
-        (raylet,) = self.pids(f"{Path(ray.__file__).parent}/core/src/ray/raylet/raylet")
+        # A process that it starts has its command line for a moment.
+        raylet = min(self.pids(f"{Path(ray.__file__).parent}/core/src/ray/raylet/raylet"))
         words = _command_line(raylet).split("\0")
         (value,) = [word.split("=")[1] for word in words if word.startswith(f"--{name}=")]
         return value
