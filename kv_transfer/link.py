@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import grpc
 
@@ -60,6 +61,7 @@ class Link:
         self.heard_at = time.monotonic()  # of it, or of the peer at all
         self._channel = channel
         self._watch: asyncio.Task[None] | None = None
+        self._improving: asyncio.Task[None] | None = None
         self._check = LoadCheck(address)
         self._stub = HandOffStub(channel)
         self._calls: set[HandOffCall] = set()
@@ -104,6 +106,15 @@ class Link:
         if self._check.believes(load):
             self.load, self.heard_at = load, time.monotonic()
 
+    def improve(self, improving: Coroutine[Any, Any, None]) -> None:
+        """Looks for a better way to read the pool, until the link ends."""
+        self._improving = asyncio.ensure_future(improving)
+
+    def read_by(self, connector: str, pool: PeerPool, figures: LinkFigures) -> None:
+        """From now on; reads that are under way end where they began."""
+        self.pool.disconnect()
+        self.connector, self.pool, self.figures = connector, pool, figures
+
     def lose(self, reason: str) -> None:
         """The next one who asks for the peer makes the link anew."""
         if self.lost is None:
@@ -114,8 +125,9 @@ class Link:
         if self.lost is None:
             self.lost = reason
             self.pool.disconnect()
-            if self._watch is not None:
-                self._watch.cancel()
+            for task in (self._watch, self._improving):
+                if task is not None:
+                    task.cancel()
         self._close_if_unused()
 
     def _close_if_unused(self) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
@@ -11,14 +11,26 @@ from kv_transfer.compatible import check_holder
 from kv_transfer.connector import Connector, PeerPool
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
 from kv_transfer.link import Link, LoadCall, report_load
-from kv_transfer.probe import LinkFigures, probe
+from kv_transfer.probe import LinkFigures, NotEnded, probe
 from protos.limits import shortened
 from protos.worker_pb2 import DescribeRequest, WorkerDescription
 from protos.worker_pb2_grpc import WorkerStub
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 2.0  # a peer that is stopped takes the connection and says nothing
+FIRST_RETRY_S, LONGEST_RETRY_S = 30.0, 600.0  # of a connector that failed beside one that did not
+
+
+class _Choice(NamedTuple):
+    connector: str
+    pool: PeerPool
+    figures: LinkFigures
+
+
+_Failures = dict[str, TransferError]  # by connector
 
 
 class LinkMaker:
@@ -43,12 +55,19 @@ class LinkMaker:
             description = await self._describe(address, channel)
             check_holder(self._me.format, description)
             reports = report_load(channel)
-            link = await _while_it_lives(self._connect(address, channel, description), reports)
+            choice, failures = await _while_it_lives(
+                self._choose(address, channel, description, self._connectors), reports
+            )
+            if choice is None:
+                raise self._none(address, description, failures)
         except BaseException:  # a link that is given up while it is made leaves nothing behind
             await channel.close()
             raise
+        link = Link(address, channel, description, *choice)
         link.watch(reports)
         self._report(link)
+        if _worth_retrying(failures):
+            link.improve(self._improve(link, channel, failures))
         return link
 
     async def incarnation(self, address: str) -> int:
@@ -72,14 +91,18 @@ class LinkMaker:
             raise TransferError(f"{address}: what it says of itself is unreadable", retryable=False)
         return said
 
-    async def _connect(
-        self, address: str, channel: grpc.aio.Channel, description: WorkerDescription
-    ) -> Link:
-        """By the first connector that can. One that fails while the peer still answers, as behind
+    async def _choose(
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        description: WorkerDescription,
+        connectors: Sequence[Connector],
+    ) -> tuple[_Choice | None, _Failures]:
+        """The first connector that can. One that fails while the peer still answers, as behind
         a firewall, leads to the next like one that is refused."""
         offers = {offer.name: offer for offer in description.connectors}
-        failures: dict[str, TransferError] = {}
-        for connector in self._connectors:
+        failures: _Failures = {}
+        for connector in connectors:
             offer = offers.get(connector.name)
             if offer is None:
                 continue
@@ -94,8 +117,33 @@ class LinkMaker:
                 if (await self._describe(address, channel)).incarnation != description.incarnation:
                     raise
             else:
-                return Link(address, channel, description, connector.name, pool, figures)
-        raise self._none(f"{address} offers {shortened(str(sorted(offers)))}", failures)
+                return _Choice(connector.name, pool, figures), failures
+        return None, failures
+
+    async def _improve(self, link: Link, channel: grpc.aio.Channel, failures: _Failures) -> None:
+        """What failed may have done so in passing, and the link lives as long as its peer.
+
+        A READ that has not ended is waited for: there is never more than one to look after.
+        """
+        pause_s = FIRST_RETRY_S
+        while names := _worth_retrying(failures):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+            unended = {e.ended for e in failures.values() if isinstance(e, NotEnded)}
+            if unended:
+                await asyncio.wait(unended)
+            better = [connector for connector in self._connectors if connector.name in names]
+            try:
+                description = await self._describe(link.address, channel)
+                if description.incarnation != link.incarnation:
+                    return  # as the link's reports will find out
+                choice, failures = await self._choose(link.address, channel, description, better)
+            except TransferError as error:  # the link ends soon, or the peer will be heard again
+                logger.info("%s: no other way than %s: %s", link.address, link.connector, error)
+                continue
+            if choice is not None:
+                link.read_by(*choice)
+                self._report(link)
 
     async def _try(
         self, connector: Connector, incarnation: int, metadata: bytes
@@ -107,16 +155,19 @@ class LinkMaker:
             pool.disconnect()
             raise
 
-    def _none(self, offered: str, failures: Mapping[str, TransferError]) -> TransferError:
+    def _none(
+        self, address: str, description: WorkerDescription, failures: _Failures
+    ) -> TransferError:
         broken = {n: e for n, e in failures.items() if not isinstance(e, OneSidedRefused)}
         if len(broken) == 1:
             return next(iter(broken.values()))
         if broken:
             reasons = "; ".join(f"{name}: {error}" for name, error in broken.items())
             return TransferError(reasons, retryable=any(e.retryable for e in broken.values()))
+        offered = shortened(str(sorted(offer.name for offer in description.connectors)))
         ours = [connector.name for connector in self._connectors]
         return IncompatiblePeer(
-            "connectors", f"{offered}, tried {[*failures]}, this worker has {ours}"
+            "connectors", f"{address} offers {offered}, tried {[*failures]}, this worker has {ours}"
         )
 
     def _blob_bytes(self) -> int:
@@ -143,7 +194,16 @@ class LinkMaker:
             )
 
 
-async def _while_it_lives(making: Coroutine[Any, Any, Link], reports: LoadCall) -> Link:
+def _worth_retrying(failures: _Failures) -> set[str]:
+    """A peer that cannot be read in one way never can."""
+    return {
+        name
+        for name, error in failures.items()
+        if error.retryable and not isinstance(error, OneSidedRefused)
+    }
+
+
+async def _while_it_lives(making: Coroutine[Any, Any, T], reports: LoadCall) -> T:
     """Unreachable as soon as the peer's reports break off: a READ from one that is stopped does
     not end."""
     ended = asyncio.Event()

@@ -12,6 +12,14 @@ PROBE_BYTES = 16 << 20
 SCRATCH_BLOCK = 0  # of every group: no sequence ever has it
 
 
+class NotEnded(TransferError):
+    """A READ took too long. Until it has `ended`, its connector has to look after it."""
+
+    def __init__(self, ended: asyncio.Future[None]) -> None:
+        super().__init__(f"the first READ did not end within {FIRST_READ_TIMEOUT_S:.0f} s")
+        self.ended = ended
+
+
 @dataclass(slots=True)
 class LinkFigures:
     """Measured when the link was made, and by the reads since."""
@@ -46,6 +54,6 @@ async def _timed(pool: PeerPool, count: int) -> float:
         if not read.ended.done():
             read.give_up()
     if not done:
-        raise TransferError(f"the first READ did not end within {FIRST_READ_TIMEOUT_S:.0f} s")
+        raise NotEnded(read.ended)
     read.ended.result()
     return time.perf_counter() - started

@@ -8,6 +8,8 @@ from kv_transfer.errors import TransferError
 from kv_transfer.links import Links
 from protos.events_pb2 import LoadReport, SubscribeRequest, WorkerEvent
 from protos.events_pb2_grpc import WorkerEventsServicer, add_WorkerEventsServicer_to_server
+from protos.handoff_pb2 import HolderMessage
+from protos.handoff_pb2_grpc import HandOffServicer, add_HandOffServicer_to_server
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import (
     CacheFormat,
@@ -60,6 +62,14 @@ class Reporter(WorkerEventsServicer):
             yield WorkerEvent(load=await self.reports.get())
 
 
+class Holder(HandOffServicer):
+    """Opens hand-offs, and says nothing."""
+
+    async def Open(self, messages: object, context: object) -> AsyncIterator[HolderMessage]:  # noqa: N802
+        await asyncio.Event().wait()
+        yield HolderMessage()
+
+
 class FakeConnector:
     """Its peers' reads end as the test says."""
 
@@ -68,7 +78,7 @@ class FakeConnector:
         self.by_hand = by_hand
         self.outcome = outcome
         self.refusal: TransferError | None = None
-        self.pools: list[FakePeerPool] = []
+        self.pools: list[_Pool] = []
 
     def metadata(self) -> bytes:
         return b""
@@ -94,11 +104,11 @@ class _Pool(FakePeerPool):
     def __init__(self, outcome: Exception | None, by_hand: bool) -> None:
         super().__init__(Memory(2), Memory(2), by_hand=True)
         self._outcome = outcome
-        self._leave = by_hand
+        self.leave = by_hand
 
     def read(self, *pairs: object) -> FakeRead:
         read = super().read(*pairs)  # type: ignore[arg-type]
-        if self._leave:
+        if self.leave:
             return read
         if self._outcome is None:
             read.finish()
@@ -119,6 +129,7 @@ class Peer:
         self._server = Plane().server()
         add_WorkerServicer_to_server(self.describer, self._server)
         add_WorkerEventsServicer_to_server(self.reporter, self._server)
+        add_HandOffServicer_to_server(Holder(), self._server)
         self.address = Plane().listen(self._server, self.address)
         await self._server.start()
 

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from kv_transfer import link_maker, probe
 from kv_transfer import links as links_module
-from kv_transfer import probe
 from kv_transfer.errors import IncompatiblePeer, OneSidedRefused, TransferError, Unreachable
+from kv_transfer.link import Link
 from protos.events_pb2 import LoadReport, StepTimes, WorkerEvent
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import CacheFormat, WorkerDescription
@@ -53,6 +54,105 @@ async def test_a_connect_that_fails_leads_to_the_next_connector(
     fast, plain = FakeConnector("fast"), FakeConnector("plain")
     fast.refusal = TransferError("no port is open")
     assert (await make_links(fast, plain).get(peer.address)).connector == "plain"
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again at once."""
+    monkeypatch.setattr(link_maker, "FIRST_RETRY_S", 0.0)
+
+
+async def read_by(link: Link, connector: str) -> None:
+    async with asyncio.timeout(30):
+        while link.connector != connector:
+            await asyncio.sleep(0.001)
+
+
+async def tried(connector: FakeConnector) -> int:
+    """How often, once it is tried no more."""
+    num_pools = 0
+    async with asyncio.timeout(10):
+        while num_pools != len(connector.pools):
+            num_pools = len(connector.pools)
+            await asyncio.sleep(0.05)
+    return num_pools
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_connector_that_failed_in_passing_is_used_once_it_can(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast, plain = FakeConnector("fast", TransferError("busy")), FakeConnector("plain")
+    link = await make_links(fast, plain).get(peer.address)
+    plain.pools[0].leave = True
+    under_way = link.begin_read(0, [1], [1])
+    while len(fast.pools) < 3:
+        await asyncio.sleep(0.001)
+    assert link.connector == "plain"
+    fast.outcome = None
+    await read_by(link, "fast")
+    assert link.lost is None
+    assert plain.pools[0].disconnected
+    assert not under_way.ended.done(), "it ends where it began"
+    await link.begin_read(0, [1], [1]).ended
+    assert fast.pools[-1].reads[-1].ended.done()
+    assert [pool.disconnected for pool in fast.pools[-2:]] == [True, False]
+    num_pools = len(fast.pools)
+    assert await tried(fast) == num_pools, "there is no better one"
+
+
+@pytest.mark.usefixtures("soon")
+async def test_what_was_refused_is_not_tried_again(peer: Peer, make_links: MakeLinks) -> None:
+    never = FakeConnector("never", OneSidedRefused("emulated"))
+    fast, plain = FakeConnector("fast", TransferError("busy")), FakeConnector("plain")
+    peer.describer.description.connectors.add(name="never")
+    link = await make_links(never, fast, plain).get(peer.address)
+    while len(fast.pools) < 3:
+        await asyncio.sleep(0.001)
+    fast.outcome = OneSidedRefused("emulated")
+    await tried(fast)
+    assert (link.connector, len(never.pools)) == ("plain", 1)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_first_read_that_has_not_ended_is_waited_for_before_the_next(
+    peer: Peer, make_links: MakeLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "FIRST_READ_TIMEOUT_S", 0.01)
+    fast, plain = FakeConnector("fast", by_hand=True), FakeConnector("plain")
+    link = await make_links(fast, plain).get(peer.address)
+    assert await tried(fast) == 1
+    fast.by_hand = False
+    fast.pools[0].reads[0].fail()
+    await read_by(link, "fast")
+
+
+@pytest.mark.usefixtures("soon")
+async def test_another_incarnation_is_read_by_no_old_link(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast, plain = FakeConnector("fast", TransferError("busy")), FakeConnector("plain")
+    link = await make_links(fast, plain).get(peer.address)
+    peer.describer.description.incarnation += 1
+    num_pools = await tried(fast)
+    fast.outcome = None
+    assert await tried(fast) == num_pools
+    assert link.connector == "plain"
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_link_that_is_lost_is_not_improved_though_a_hand_off_is_left(
+    peer: Peer, make_links: MakeLinks
+) -> None:
+    fast, plain = FakeConnector("fast", TransferError("busy")), FakeConnector("plain")
+    link = await make_links(fast, plain).get(peer.address)
+    call = link.open_handoff()
+    link.lose("a test")
+    num_pools = await tried(fast)
+    fast.outcome = None
+    assert await tried(fast) == num_pools
+    assert not call.done()
+    call.cancel()
 
 
 async def test_a_peer_that_goes_during_the_first_read_is_not_tried_otherwise(
