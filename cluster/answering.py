@@ -68,15 +68,8 @@ class Answer:
         plan, wording = self._plan, self._wording
         num_tokens = 0
         for number, prompt in enumerate(plan.prompts):
-            request = GenerationRequest(
-                RequestId(f"{self._id}-{number}"),
-                prompt.token_ids,
-                plan.params_of(number),
-                priority=plan.priority,
-                cache_salt=plan.cache_salt,
-                timeout_s=timeout_s,
-                tenant=self._exchange.caller,
-            )
+            name = RequestId(f"{self._id}-{number}")
+            request = plan.request_of(number, name, timeout_s, self._exchange.caller)
             stream = submit(request)
             first = number * plan.params.n
             self._generations.append(

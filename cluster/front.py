@@ -5,9 +5,10 @@ import json
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from cluster.answering import Answer
-from cluster.backend import Backend, Pooled, Refusing
+from cluster.backend import Backend, Pooled, Refusing, Submit
 from cluster.drawn import new_request_id
 from cluster.gate import Gate
 from cluster.http_exchange import HttpExchange, HttpLimits
@@ -24,10 +25,12 @@ from cluster.openai.errors import ApiError, api_error, bad_request, not_in_time
 from cluster.openai.events import dump, dump_long
 from cluster.openai.plan import Plan, plan_chat, plan_completion
 from cluster.openai.request_limits import RequestLimits
+from cluster.openai.responses.request import ResponsesRequest, plan_response
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from cluster.openai.wording import Json
 from cluster.request_ids import HEADER as REQUEST_ID
 from cluster.request_ids import is_request_id
+from cluster.response_answer import ResponseAnswer
 from cluster.served_model import ServedModel
 from cluster.under_way import LEAST_S, OVERTIME_S, UnderWay
 from engine.errors import DeadlineError, EngineError, RequestError, UnavailableError
@@ -38,6 +41,15 @@ from protos.version import version
 
 _READY_TIMEOUT_S = 30.0
 _READY_PROMPT = 100  # tokens: more than a block
+
+
+class Answering(Protocol):
+    """An answer that is still to be written."""
+
+    async def write(self, submit: Submit, timeout_s: float) -> None: ...
+
+    @property
+    def num_output_tokens(self) -> int: ...
 
 
 class Front:
@@ -65,20 +77,31 @@ class Front:
         self._under_way = UnderWay()
 
     async def completions(self, exchange: HttpExchange) -> None:
-        def prepare(body: bytes) -> tuple[Plan, CompletionWording]:
+        def prepare(body: bytes) -> tuple[Plan, Answering]:
             request = parse(CompletionRequest, body)
             self._model.check_name(request.model)
             plan = plan_completion(request, self._model, self._request_limits)
-            return plan, CompletionWording(self._model.tokenizer, plan.options)
+            wording = CompletionWording(self._model.tokenizer, plan.options)
+            return plan, Answer(plan, wording, self._model, exchange)
 
         await self._generate(exchange, prepare)
 
     async def chat_completions(self, exchange: HttpExchange) -> None:
-        def prepare(body: bytes) -> tuple[Plan, ChatWording]:
+        def prepare(body: bytes) -> tuple[Plan, Answering]:
             request = parse(ChatRequest, body)
             self._model.check_name(request.model)
             plan = plan_chat(request, self._model, self._request_limits)
-            return plan, ChatWording(self._model.chat_format, plan.options)
+            wording = ChatWording(self._model.chat_format, plan.options)
+            return plan, Answer(plan, wording, self._model, exchange)
+
+        await self._generate(exchange, prepare)
+
+    async def responses(self, exchange: HttpExchange) -> None:
+        def prepare(body: bytes) -> tuple[Plan, Answering]:
+            request = parse(ResponsesRequest, body)
+            self._model.check_name(request.model)
+            plan = plan_response(request, self._model, self._request_limits)
+            return plan, ResponseAnswer(plan, request, self._model, exchange)
 
         await self._generate(exchange, prepare)
 
@@ -163,7 +186,7 @@ class Front:
     async def _generate(
         self,
         exchange: HttpExchange,
-        prepare: Callable[[bytes], tuple[Plan, CompletionWording | ChatWording]],
+        prepare: Callable[[bytes], tuple[Plan, Answering]],
     ) -> None:
         origin = Origin(_request_id(exchange), time.monotonic())
         self._under_way.check_goes_on()
@@ -177,11 +200,10 @@ class Front:
         deadline = time.monotonic() + timeout_s
 
         async def work() -> None:
-            plan, wording = await off_loop(lambda: prepare(body), len(body))
+            plan, answer = await off_loop(lambda: prepare(body), len(body))
             if plan.named_grammar is not None:
                 await self._model.check_grammar(plan.named_grammar, exchange.caller)
             self._gate.spend(exchange, plan.num_prompt_tokens)
-            answer = Answer(plan, wording, self._model, exchange)
             left_s = max(LEAST_S, deadline - time.monotonic())
             try:
                 await answer.write(observed.submit, left_s)

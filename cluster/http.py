@@ -59,6 +59,7 @@ def build_app(
     routes = [
         route("POST", "/v1/completions", gate.limited(front.completions)),
         route("POST", "/v1/chat/completions", gate.limited(front.chat_completions)),
+        route("POST", "/v1/responses", gate.limited(front.responses)),
         route("POST", "/v1/embeddings", gate.guarded(front.no_embeddings)),
         route("GET", "/v1/models", gate.guarded(front.models)),
         route("GET", "/v1/models/{name:path}", gate.guarded(front.model)),

@@ -20,7 +20,7 @@ log = logging.getLogger("kvrelay.http")
 
 Handler = Callable[["HttpExchange"], Awaitable[None]]
 Work = Coroutine[Any, Any, None]
-DONE = b"data: [DONE]\n\n"  # the end of every stream, also of one that failed
+DONE = b"data: [DONE]\n\n"  # the end of a stream, also of one that failed
 _LAST_WORDS_S = 3.0  # for a client to take them; then it is as good as gone
 _PART_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
@@ -29,6 +29,10 @@ _EVENTS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect the events otherwise
 )
+
+
+def _last_event(error: ApiError) -> bytes:
+    return error.event() + DONE
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class HttpExchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
-        self._streams = False
+        self._last_words: Callable[[ApiError], bytes] | None = None  # of a stream that has begun
         self._is_half_out = False  # an answer in whose middle no error can be told
         self._failure: ApiError | None = None
         # That runs the work; None once its end has been asked for.
@@ -126,9 +130,10 @@ class HttpExchange:
         await self._start(200, [(b"content-type", content_type.encode()), length])
         await self._send({"type": "http.response.body", "body": body})
 
-    async def start_events(self) -> None:
+    async def start_events(self, last_words: Callable[[ApiError], bytes] = _last_event) -> None:
+        """`last_words`: how the stream ends if it fails."""
         await self._start(200, list(_EVENTS))
-        self._streams = True
+        self._last_words = last_words
 
     async def send_events(self, frames: bytes, *, last: bool = False) -> None:
         await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
@@ -144,8 +149,8 @@ class HttpExchange:
             raise Disconnected
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
-                if self._streams:
-                    await self.send_events(error.event() + DONE, last=True)
+                if self._last_words is not None:
+                    await self.send_events(self._last_words(error), last=True)
                 else:
                     await self.send_json(error.body(), error.status, error.headers)
         except TimeoutError as timeout:

@@ -91,6 +91,7 @@ class Body(BaseModel):
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
+AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
@@ -103,6 +104,14 @@ def from_fields(kind: type[AnyBody], fields: Mapping[str, Any]) -> AnyBody:
     return _checked(lambda: kind.model_validate(fields))
 
 
+def part_of(kind: type[AnyPart], value: Any, path: str) -> AnyPart:
+    """An object that is read by what one of its fields says; `path` is where it stands."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error.errors(include_url=False), path) from error
+
+
 def _checked(read: Callable[[], AnyBody]) -> AnyBody:
     try:
         body = read()
@@ -112,10 +121,10 @@ def _checked(read: Callable[[], AnyBody]) -> AnyBody:
     return body
 
 
-def _explain(errors: Sequence[ErrorDetails]) -> ApiError:
+def _explain(errors: Sequence[ErrorDetails], root: str = "") -> ApiError:
     """The first of them; one is enough to send a client back."""
     first = errors[0]
-    path = _path(first["loc"])
+    path = _path(first["loc"], root)
     match first["type"]:
         case "json_invalid" if "recursion limit" in first["ctx"]["error"]:
             return bad_request(None, f"the body is nested more than {_DEEPEST} deep")
@@ -160,7 +169,8 @@ def _given(value: Any) -> str:
             return "an object"
 
 
-def _path(location: Sequence[int | str]) -> str:
+def _path(location: Sequence[int | str], root: str = "") -> str:
     """messages[0].content"""
     parts = [f"[{step}]" if _NUMBER.fullmatch(str(step)) else f".{step}" for step in location]
-    return "".join(part for part in parts if part != ".[key]").removeprefix(".")
+    steps = "".join(part for part in parts if part != ".[key]")
+    return f"{root}{steps}".removeprefix(".")

@@ -113,7 +113,7 @@ Messages = Annotated[
     Field(max_length=MAX_MESSAGES, fail_fast=True),
     AfterValidator(_check_arguments),
 ]
-_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Document = Annotated[dict[str, str], Field(fail_fast=True)]
 
 
@@ -143,7 +143,7 @@ class ChatRequest(SamplingFields):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    reasoning_effort: _Effort | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: No = False
     documents: Annotated[list[_Document], Field(fail_fast=True)] | None = None

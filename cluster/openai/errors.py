@@ -33,13 +33,13 @@ class ApiError(Exception):
         return f"{self.status} {self.message}"
 
     def body(self) -> bytes:
-        return json.dumps({"error": self._fields()}).encode()
+        return json.dumps({"error": self.fields()}).encode()
 
     def event(self) -> bytes:
         """As the last event of a stream whose headers are out."""
         return b"data: " + self.body() + b"\n\n"
 
-    def _fields(self) -> dict[str, str | None]:
+    def fields(self) -> dict[str, str | None]:
         return {
             "message": _short(self.message),
             "type": self.type,

@@ -12,12 +12,14 @@ from typing import Any
 from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.responses.request import ResponsesRequest
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from protos.version import version
 
 BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

@@ -20,6 +20,7 @@ from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar
 from cluster.served_model import ServedModel, no_room, too_long
 from engine.errors import RequestError
+from engine.request import GenerationRequest, RequestId
 from engine.sampling import SamplingParams
 from engine.text.messages import flatten_content
 
@@ -64,6 +65,19 @@ class Plan:
     def params_of(self, number: int) -> SamplingParams:
         """Of one prompt: with one seed, equal prompts would get equal answers."""
         return replace(self.params, seed=self.seeds[number]) if self.seeds else self.params
+
+    def request_of(
+        self, number: int, request_id: RequestId, timeout_s: float, tenant: str
+    ) -> GenerationRequest:
+        return GenerationRequest(
+            request_id,
+            self.prompts[number].token_ids,
+            self.params_of(number),
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            timeout_s=timeout_s,
+            tenant=tenant,
+        )
 
 
 _NO_LIMITS = RequestLimits()

@@ -1,4 +1,4 @@
-"""The parameters that completions and chat share, and what they are where a client is silent."""
+"""The parameters that APIs share, and what they are where a client is silent."""
 
 import re
 from functools import cached_property
@@ -69,8 +69,32 @@ def _check_bias_keys(value: Any) -> Any:
     return {int(key): bias for key, bias in value.items()}
 
 
-class SamplingFields(Body):
-    """Fields stand by the names that OpenAI and vLLM give them; None is "not said"."""
+class SharedFields(Body):
+    """Of every API that generates, by the names that OpenAI and vLLM give them; None is "not
+    said"."""
+
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    priority: Annotated[int, Field(ge=LEAST_PRIORITY, lt=2**31), unless_null(0)] = 0
+    cache_salt: Annotated[
+        str | None, Field(max_length=MAX_SALT_CHARS), BeforeValidator(_check_salt)
+    ] = None
+    # Clients send them for records that are not kept here; they never change an answer.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class SamplingFields(SharedFields):
+    """Of completions and chat."""
 
     # Real parameters of OpenAI's or vLLM's that would change the answer.
     not_supported: ClassVar = {
@@ -98,19 +122,10 @@ class SamplingFields(Body):
         "vllm_xargs": ({},),
     }
 
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: Annotated[_Bias | None, BeforeValidator(_check_bias_keys, _Bias | None)] = None
     allowed_token_ids: Ids | None = None
-    seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_check_stop, str | list[str] | None)] = None
@@ -127,15 +142,6 @@ class SamplingFields(Body):
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    priority: Annotated[int, Field(ge=LEAST_PRIORITY, lt=2**31), unless_null(0)] = 0
-    cache_salt: Annotated[
-        str | None, Field(max_length=MAX_SALT_CHARS), BeforeValidator(_check_salt)
-    ] = None
-    # Clients send them for records that are not kept here; they never change an answer.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     def asks_for_nothing(self, name: str, value: Any) -> bool:
         """The best of as many as are asked for are all of them."""

@@ -11,12 +11,14 @@ from openai.types.chat.completion_create_params import (
     CompletionCreateParamsBase as ChatCreateParamsBase,
 )
 from openai.types.completion_create_params import CompletionCreateParamsBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from cluster.http_exchange import HttpLimits
 from cluster.openai.body import Body
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.request_limits import RequestLimits
+from cluster.openai.responses.request import ResponsesRequest
 from cluster.openai.token_requests import TokenizeRequest
 from engine.errors import EngineError, RequestError, UnavailableError
 from engine.text.chat_template import ChatTemplate
@@ -24,7 +26,7 @@ from engine.text.special_tokens import SpecialTokens
 from tests.cluster.conftest import Server, make_server
 from tests.cluster.fakes import MAX_MODEL_LEN, FakeBackend, say
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 HELLO = [{"role": "user", "content": "Hello"}]
 TEXT = {"type": "text", "text": "Hello"}
 NOT_IDS = "logit_bias: must be an object whose names are token ids"
@@ -55,7 +57,7 @@ async def refused(server: Server, path: str, body: Any, status: int = 400) -> di
     return error_of(response)
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize(
     "body",
     [
@@ -294,10 +296,13 @@ OF_CHAT = words("""
     [
         (CompletionRequest, COMMON + OF_COMPLETIONS, CompletionCreateParamsBase),
         (ChatRequest, COMMON + OF_CHAT, ChatCreateParamsBase),
+        (ResponsesRequest, [], ResponseCreateParamsBase),
     ],
 )
 def test_every_parameter_that_clients_know_is_taken_or_refused_as_such(
-    kind: type[CompletionRequest | ChatRequest], names: list[str], of_client: type
+    kind: type[CompletionRequest | ChatRequest | ResponsesRequest],
+    names: list[str],
+    of_client: type,
 ) -> None:
     """OpenAI's, by the official client, and vLLM's: none of them is "unknown"."""
     for name in {*names, *of_client.__annotations__}:
@@ -324,6 +329,7 @@ async def test_values_that_ask_for_nothing_are_taken(server: Server) -> None:
     [
         (COMPLETIONS, CompletionRequest, {"prompt": "x"}),
         (CHAT, ChatRequest, {"messages": HELLO}),
+        (RESPONSES, ResponsesRequest, {"input": "x"}),
         ("/tokenize", TokenizeRequest, {"prompt": "x"}),
     ],
 )

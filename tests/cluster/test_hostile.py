@@ -19,6 +19,7 @@ from cluster.openai.completion_request import CompletionRequest
 from cluster.openai.crowd import check_crowd
 from cluster.openai.errors import ApiError
 from cluster.openai.request_limits import MAX_CONTAINERS, MAX_NAMES, MAX_VALUES
+from cluster.openai.responses.request import ResponsesRequest
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from engine.errors import RequestError
 from tests.cluster.conftest import Server, check_left, lasting
@@ -26,6 +27,17 @@ from tests.cluster.test_bad_input import error_of
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/embeddings")
 GOOD: dict[str, dict[str, Any]] = {
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Grüße"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "1"},
+        ],
+        "instructions": "Be brief.",
+        "max_output_tokens": 4,
+        "text": {"format": {"type": "text"}},
+    },
     "/v1/completions": {"prompt": "Hello", "max_tokens": 4, "logit_bias": {"1": 1.5}, "stop": "x"},
     "/v1/chat/completions": {
         "messages": [
@@ -109,6 +121,7 @@ def test_depth_in_any_place(depth: int, text: str) -> None:
     kinds: dict[str, type[Body]] = {
         "/v1/completions": CompletionRequest,
         "/v1/chat/completions": ChatRequest,
+        "/v1/responses": ResponsesRequest,
         "/tokenize": TokenizeRequest,
     }
     for path, kind in kinds.items():

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.completion_request import CompletionRequest
+from cluster.openai.responses.request import ResponsesRequest
 from cluster.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from tests.cluster.conftest import check_left, lasting
-from tests.cluster.test_bad_input import CHAT, COMPLETIONS, error_of
+from tests.cluster.test_bad_input import CHAT, COMPLETIONS, RESPONSES, error_of
 
 # Values of every kind that JSON has, small ones and absurd ones.
 scalars = st.one_of(
@@ -43,9 +44,29 @@ messages = st.lists(
     ),
     max_size=3,
 )
+items = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(
+                ["message", "function_call", "function_call_output", "reasoning"]
+            )
+        },
+        optional={
+            "role": st.sampled_from(["user", "assistant", "bad"]),
+            "content": st.one_of(st.text(max_size=20), values),
+            "call_id": st.text(max_size=3),
+            "name": st.text(max_size=3),
+            "arguments": values,
+            "output": values,
+            "summary": values,
+        },
+    ),
+    max_size=3,
+)
 FIELDS: dict[str, tuple[list[str], dict[str, st.SearchStrategy[Any]]]] = {
     COMPLETIONS: ([*CompletionRequest.model_fields, "suffix", "best_of"], {"prompt": st.text()}),
     CHAT: ([*ChatRequest.model_fields, "echo", "functions"], {"messages": messages}),
+    RESPONSES: ([*ResponsesRequest.model_fields, "store"], {"input": st.one_of(st.text(), items)}),
     "/tokenize": ([*TokenizeRequest.model_fields], {"prompt": st.text()}),
     "/detokenize": ([*DetokenizeRequest.model_fields], {"tokens": values}),
 }

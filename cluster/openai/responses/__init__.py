@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: a chat in other words, of which nothing is kept."""

@@ -1,0 +1,196 @@
+"""What a model is told in /v1/responses: items, and the turns of a chat that they are."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from cluster.openai.body import Part, part_of
+from cluster.openai.chat_request import MAX_MESSAGES
+from cluster.openai.errors import bad_request
+from cluster.openai.wording import Json
+from engine.errors import RequestError
+
+_SEALED = "text:"  # of what stands for `encrypted_content`
+
+
+class _Item(Part):
+    """`id` and `status` are those of an answer's items, which clients send back as they got them,
+    with null for what they do not have."""
+
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: one for name, one in value.items() if one is not None}
+
+
+class _Message(_Item):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Any
+
+
+class _Call(_Item):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _CallOutput(_Item):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Any
+    name: str | None = None
+
+
+class _ReasoningText(Part):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class _Reasoning(_Item):
+    type: Literal["reasoning"]
+    summary: list[_ReasoningText] | None = None
+    content: list[_ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+KINDS: dict[str, type[_Item]] = {
+    "message": _Message,
+    "function_call": _Call,
+    "function_call_output": _CallOutput,
+    "reasoning": _Reasoning,
+}
+
+
+class _Text(_Item):
+    """Of a message's content; the last two as an answer has them."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class _Refusal(Part):
+    type: Literal["refusal"]
+    refusal: str
+
+
+def seal(reasoning: str) -> str:
+    """What clients hand back in its place who want reasoning as something that they do not read."""
+    return _SEALED + base64.b64encode(reasoning.encode(errors="replace")).decode()
+
+
+def messages_of(instructions: str | None, given: str | Sequence[Any]) -> list[Json]:
+    """ApiError for an item that cannot be. Templates know one message of the system's, at the
+    beginning: instructions stand before what the first item says in its place."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if len(items) > MAX_MESSAGES:
+        raise RequestError("input", f"must have at most {MAX_MESSAGES} elements")
+    chat = _Chat()
+    for number, item in enumerate(items):
+        chat.add(_read(item, path := f"input[{number}]"), path)
+    messages = chat.messages
+    if instructions:
+        if messages and messages[0]["role"] in ("system", "developer"):
+            first = messages.pop(0)
+            instructions = "\n\n".join((instructions, first["content"]))
+        messages.insert(0, {"role": "system", "content": instructions})
+    return messages
+
+
+def _read(item: Any, path: str) -> _Item:
+    if not isinstance(item, dict):
+        raise bad_request(path, f"{path}: must be an object", "invalid_value")
+    kind = item.get("type") or "message"
+    if kind == "item_reference":
+        message = f"{path}: nothing is kept here that an item could refer to"
+        raise bad_request(path, message, "unsupported_parameter")
+    if not isinstance(kind, str) or kind not in KINDS:
+        known = ", ".join(map(repr, KINDS))
+        message = f"{path}.type: must be one of {known}"
+        raise bad_request(f"{path}.type", message, "invalid_value")
+    return part_of(KINDS[kind], {**item, "type": kind}, path)
+
+
+class _Chat:
+    """Turns as they are put together: reasoning, text and calls of a model's are one."""
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self._turn: Json | None = None  # the model's, that the next item may go on with
+
+    def add(self, item: _Item, path: str) -> None:
+        match item:
+            case _Message(role="assistant", content=content):
+                turn = self._turn_for("content", "tool_calls")
+                turn["content"] = _text_of(content, f"{path}.content")
+            case _Message(role=role, content=content):
+                self._add_other({"role": role, "content": _text_of(content, f"{path}.content")})
+            case _Call(call_id=call_id, name=name, arguments=arguments):
+                function = {"name": name, "arguments": arguments}
+                calls = self._turn_for().setdefault("tool_calls", [])
+                calls.append({"id": call_id, "type": "function", "function": function})
+            case _CallOutput(call_id=call_id, output=output):
+                text = _text_of(output, f"{path}.output")
+                self._add_other({"role": "tool", "tool_call_id": call_id, "content": text})
+            case _Reasoning():
+                text = _reasoning_of(item, path)
+                if text:
+                    turn = self._turn_for("reasoning_content", "content", "tool_calls")
+                    turn["reasoning_content"] = text
+
+    def _add_other(self, message: Json) -> None:
+        self._turn = None
+        self.messages.append(message)
+
+    def _turn_for(self, *before: str) -> Json:
+        """A new one if that under way has something of these, which come before."""
+        if self._turn is None or any(name in self._turn for name in before):
+            self._turn = {"role": "assistant"}
+            self.messages.append(self._turn)
+        return self._turn
+
+
+def _text_of(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        message = f"{path}: must be a string or an array of text parts"
+        raise bad_request(path, message, "invalid_value")
+    texts = [_text_of_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+    return "".join(texts)
+
+
+def _text_of_part(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_image", "input_file", "input_audio"):
+        message = f"{path}: {kind} is not supported"
+        raise bad_request(path, message, "unsupported_parameter")
+    if kind == "refusal":
+        return part_of(_Refusal, part, path).refusal
+    return part_of(_Text, part, path).text
+
+
+def _reasoning_of(item: _Reasoning, path: str) -> str:
+    """The summary is of other servers' answers: ours have none."""
+    if item.content or not item.encrypted_content:
+        return "".join(part.text for part in item.content or item.summary or ())
+    sealed = item.encrypted_content
+    try:
+        if not sealed.startswith(_SEALED):
+            raise ValueError
+        return base64.b64decode(sealed.removeprefix(_SEALED), validate=True).decode()
+    except (binascii.Error, ValueError):
+        path = f"{path}.encrypted_content"
+        message = f"{path}: must be as an answer of this server's had it"
+        raise bad_request(path, message, "invalid_value") from None

@@ -1,0 +1,208 @@
+"""What /v1/responses takes, and the chat that it asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from cluster.openai.body import Part, from_fields
+from cluster.openai.chat_request import ChatRequest, Effort
+from cluster.openai.errors import ApiError
+from cluster.openai.plan import Plan, plan_chat
+from cluster.openai.request_limits import RequestLimits
+from cluster.openai.responses.items import messages_of
+from cluster.openai.sampling_fields import SharedFields
+from cluster.openai.structured import NamedGrammar
+from cluster.openai.wording import Json
+from cluster.served_model import ServedModel
+from engine.errors import RequestError
+from engine.sampling import MAX_LOGPROBS
+
+T = TypeVar("T")
+
+LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+
+
+def _check_input(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("input", "a string or an array of items")
+    return value
+
+
+class FunctionTool(Part):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Part):
+    """`strict` changes nothing: an answer always fits the schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Part):
+    format: TextFormat | None = None
+    verbosity: None = None
+
+
+class ReasoningOptions(Part):
+    """Reasoning comes as it is, and no summary of it."""
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class StreamOptions(Part):
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(SharedFields):
+    not_supported: ClassVar = {
+        "access_programs": ({},),
+        "background": (False,),
+        "background_options": ({},),
+        "context_management": ([],),
+        "conversation": (),
+        "image": ({},),
+        "max_tool_calls": (),
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "prompt_cache_options": ({},),
+        "prompt_cache_retention": ("in_memory",),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "truncation": ("disabled",),
+    }
+
+    input: Annotated[Any, BeforeValidator(_check_input, str | list[dict[str, Any]])]
+    instructions: str | None = None
+    include: Annotated[list[Literal[LOGPROBS, SEALED_REASONING]] | None, Field(fail_fast=True)] = (  # type: ignore[valid-type]
+        None
+    )
+    max_output_tokens: int | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    stream_options: StreamOptions | None = None
+    text: TextOptions | None = None
+    tool_choice: Any = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def seals_reasoning(self) -> bool:
+        return SEALED_REASONING in (self.include or ())
+
+    def as_chat(self) -> ChatRequest:
+        """ApiError and RequestError by the names that the chat has."""
+        if self.top_logprobs and not self.wants_logprobs:
+            raise RequestError("top_logprobs", f"needs {LOGPROBS!r} in include")
+        said = self.model_fields_set
+        fields = {name: getattr(self, name) for name in (*_OF_CHAT, "model") if name in said}
+        fields["messages"] = messages_of(self.instructions, self.input)
+        if self.wants_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        if self.stream:
+            fields["stream_options"] = {"include_usage": True}
+        if self.max_output_tokens is not None:
+            fields["max_completion_tokens"] = self.max_output_tokens
+        if self.reasoning is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
+        if self.tools:
+            fields["tools"] = [_tool(tool) for tool in self.tools]
+        fields["tool_choice"] = _tool_choice(self.tool_choice)
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = _response_format(self.text.format)
+        return from_fields(ChatRequest, fields)
+
+
+_OF_CHAT = (*SharedFields.model_fields, "parallel_tool_calls", "chat_template_kwargs")
+
+
+def plan_response(request: ResponsesRequest, model: ServedModel, limits: RequestLimits) -> Plan:
+    plan = _in_its_words(lambda: plan_chat(request.as_chat(), model, limits))
+    named = plan.named_grammar
+    return plan if named is None else replace(plan, named_grammar=_renamed(named))
+
+
+def _in_its_words(plan: Callable[[], T]) -> T:
+    """Errors name the fields that the client wrote."""
+    try:
+        return plan()
+    except RequestError as error:
+        raise error.renamed(_name(error.field)) from None
+    except ApiError as error:
+        if error.param is None:
+            raise
+        name = _name(error.param)
+        raise replace(error, param=name, message=error.message.replace(error.param, name)) from None
+
+
+_NAMES: Mapping[str, str] = {
+    r"messages\b.*": "input",
+    r"max_(completion_)?tokens$": "max_output_tokens",
+    r"response_format\.json_schema\b": "text.format",
+    r"response_format\b": "text.format",
+    r"reasoning_effort$": "reasoning.effort",
+}
+
+
+def _name(field: str) -> str:
+    for pattern, name in _NAMES.items():
+        if re.match(pattern, field):
+            return re.sub(pattern, name, field, count=1)
+    return re.sub(r"^(tools\[\d+\])\.function\b", r"\1", field)
+
+
+def _renamed(named: NamedGrammar) -> NamedGrammar:
+    parts = tuple(_renamed(part) for part in named.parts)
+    return named._replace(field=_name(named.field), parts=parts)
+
+
+def _tool(tool: FunctionTool) -> Json:
+    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+def _tool_choice(choice: Any) -> Any:
+    match choice:
+        case None | "none" | "auto" | "required":
+            return choice
+        case {"type": "function", "name": str(name), **rest} if not rest:
+            return {"type": "function", "function": {"name": name}}
+    raise RequestError(
+        "tool_choice",
+        "must be 'none', 'auto', 'required' or {\"type\": \"function\", \"name\": ...}",
+    )
+
+
+def _response_format(wanted: TextFormat) -> Json:
+    if wanted.type != "json_schema":
+        if wanted.schema_ is not None:
+            raise RequestError("text.format.schema", "needs the type 'json_schema'")
+        return {"type": wanted.type}
+    if wanted.schema_ is None:
+        raise RequestError("text.format.schema", "is required with the type 'json_schema'")
+    return {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
+
+
+def tools_of(tools: Sequence[FunctionTool] | None) -> list[Json]:
+    """As an answer repeats them."""
+    return [tool.model_dump() for tool in tools or ()]
