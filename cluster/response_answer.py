@@ -15,7 +15,7 @@ from cluster.openai.events import dump
 from cluster.openai.generation import ChoicePart, Generation
 from cluster.openai.plan import Plan
 from cluster.openai.responses.output import Output
-from cluster.openai.responses.request import ResponsesRequest, tools_of
+from cluster.openai.responses.request import ResponsesRequest
 from cluster.openai.wording import Json
 from cluster.served_model import ServedModel
 from engine.request import FinishReason, RequestId
@@ -31,7 +31,7 @@ class ResponseAnswer:
         self._plan = plan
         self._exchange = exchange
         self._wording = ChatWording(model.chat_format, plan.options)
-        self._output = Output(uid, seals_reasoning=request.seals_reasoning)
+        self._output = Output(uid, request.known_tools, seals_reasoning=request.seals_reasoning)
         self._response = _begun(f"resp_{uid}", plan, request, model)
         self._generation: Generation | None = None
         self._status: Literal["completed", "incomplete"] = "completed"
@@ -168,7 +168,7 @@ def _begun(response_id: str, plan: Plan, request: ResponsesRequest, model: Serve
         "temperature": plan.params.temperature,
         "text": {"format": form},
         "tool_choice": request.tool_choice or "auto",
-        "tools": tools_of(request.tools),
+        "tools": request.tools or [],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": plan.params.top_p,
         "truncation": "disabled",

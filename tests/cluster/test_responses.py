@@ -11,6 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from cluster.openai.responses.items import messages_of, seal
+from cluster.openai.responses.tools import Tools
 from engine.errors import EngineError, UnavailableError
 from engine.request import GenerationRequest
 from tests.cluster.conftest import Server, make_server
@@ -117,10 +118,7 @@ async def test_streamed_and_not_the_items_are_the_same(per_step: int) -> None:
     assert (buy["name"], buy["arguments"]) == ("buy", BUY)
     assert len({item["id"] for item in whole["output"]} | {look["call_id"], buy["call_id"]}) == 6
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
-    assert (whole["tools"], whole["tool_choice"]) == (
-        [{**tool, "description": None} for tool in TOOLS],
-        "auto",
-    )
+    assert (whole["tools"], whole["tool_choice"]) == (TOOLS, "auto")
 
     events = await events_of(server, **asked)
     kinds = [event["type"] for event in events]
@@ -218,7 +216,7 @@ def test_items_are_the_turns_of_a_chat() -> None:
     ("given", "expected"),
     [
         ("x", [("system", "s"), ("user", "x")]),
-        ([{"role": "developer", "content": "d"}], [("system", "s\n\nd")]),
+        ([{"role": "developer", "content": one} for one in "de"], [("system", "s\n\nd\n\ne")]),
         (
             [{"role": "user", "content": "x"}, {"role": "system", "content": "d"}],
             [("system", "s"), ("user", "x"), ("system", "d")],
@@ -228,6 +226,38 @@ def test_items_are_the_turns_of_a_chat() -> None:
 def test_instructions_come_first(given: Any, expected: list[tuple[str, str]]) -> None:
     turns = [(turn["role"], turn["content"]) for turn in messages_of("s", given)]
     assert turns == expected
+
+
+def test_what_the_system_says_at_the_beginning_is_one_message() -> None:
+    said = [{"role": role, "content": role[:1]} for role in ("developer", "system", "user")]
+    assert [turn["content"] for turn in messages_of(None, said)] == ["d\n\ns", "u"]
+    assert messages_of(None, said[:1]) == [{"role": "developer", "content": "d"}]
+
+
+SPACE: Any = {"type": "namespace", "name": "shop", "description": "A shop.", "tools": TOOLS}
+IN_SPACE = THOUGHTS_AND_CALLS.replace('"look"', '"shop.look"').replace('"buy"', '"shop.buy"')
+
+
+async def test_functions_of_a_namespace_are_called_by_both_names() -> None:
+    server = server_that_says(IN_SPACE)
+    tools = [{"type": "function", "name": "look"}, SPACE]
+    answer = await server.ok(PATH, input="Hello", tools=tools)
+    Response.model_validate(answer)
+    look, buy = answer["output"][2:]
+    assert (look["namespace"], look["name"]) == ("shop", "look")
+    assert (buy["namespace"], buy["name"]) == ("shop", "buy")
+    assert "look" in prompt_of(server)
+    (turn,) = messages_of(None, [look, buy])
+    names = [call["function"]["name"] for call in turn["tool_calls"]]
+    assert names == ["shop.look", "shop.buy"]
+    assert [one["function"].get("description") for one in Tools.read(tools).functions] == [
+        None,
+        "A shop.",
+        None,
+    ]
+    wrong: Any = {**SPACE, "tools": [TOOLS[0], {"type": "function", "name": "a b"}]}
+    error = await refused(server, PATH, {"input": "x", "tools": [TOOLS[0], wrong]})
+    assert error["param"] == "tools[1].tools[1].name"
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -281,7 +311,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"tools": [{"name": "a"}]}, "tools[0].type"),
+    ({"tools": [{**TOOLS[0], "unheard": 1}]}, "tools[0].unheard"),
+    ({"tools": [{"type": "namespace", "name": "a", "tools": [1]}]}, "tools[0].tools[0]"),
+    ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tools": TOOLS}, "tools"),  # of which this model's template knows nothing
     ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),

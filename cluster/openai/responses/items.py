@@ -3,6 +3,7 @@
 import base64
 import binascii
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -10,9 +11,11 @@ from pydantic import model_validator
 from cluster.openai.body import Part, part_of
 from cluster.openai.chat_request import MAX_MESSAGES
 from cluster.openai.errors import bad_request
+from cluster.openai.responses.tools import in_namespace
 from cluster.openai.wording import Json
 from engine.errors import RequestError
 
+_OF_SYSTEM = ("system", "developer")
 _SEALED = "text:"  # of what stands for `encrypted_content`
 
 
@@ -41,6 +44,7 @@ class _Call(_Item):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -92,20 +96,22 @@ def seal(reasoning: str) -> str:
 
 def messages_of(instructions: str | None, given: str | Sequence[Any]) -> list[Json]:
     """ApiError for an item that cannot be. Templates know one message of the system's, at the
-    beginning: instructions stand before what the first item says in its place."""
+    beginning: instructions, and all that its messages say there, are that one."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if len(items) > MAX_MESSAGES:
         raise RequestError("input", f"must have at most {MAX_MESSAGES} elements")
     chat = _Chat()
     for number, item in enumerate(items):
         chat.add(_read(item, path := f"input[{number}]"), path)
-    messages = chat.messages
-    if instructions:
-        if messages and messages[0]["role"] in ("system", "developer"):
-            first = messages.pop(0)
-            instructions = "\n\n".join((instructions, first["content"]))
-        messages.insert(0, {"role": "system", "content": instructions})
-    return messages
+    return _with_one_beginning(instructions, chat.messages)
+
+
+def _with_one_beginning(instructions: str | None, messages: Sequence[Json]) -> list[Json]:
+    said = list(takewhile(lambda message: message["role"] in _OF_SYSTEM, messages))
+    texts = [*([instructions] if instructions else ()), *(message["content"] for message in said)]
+    if len(texts) < 2 and not instructions:
+        return [*messages]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[len(said) :]]
 
 
 def _read(item: Any, path: str) -> _Item:
@@ -136,8 +142,8 @@ class _Chat:
                 turn["content"] = _text_of(content, f"{path}.content")
             case _Message(role=role, content=content):
                 self._add_other({"role": role, "content": _text_of(content, f"{path}.content")})
-            case _Call(call_id=call_id, name=name, arguments=arguments):
-                function = {"name": name, "arguments": arguments}
+            case _Call(call_id=call_id, name=name, namespace=namespace, arguments=arguments):
+                function = {"name": in_namespace(namespace, name), "arguments": arguments}
                 calls = self._turn_for().setdefault("tool_calls", [])
                 calls.append({"id": call_id, "type": "function", "function": function})
             case _CallOutput(call_id=call_id, output=output):

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from cluster.openai.responses.items import seal
+from cluster.openai.responses.tools import Tools
 from cluster.openai.wording import Json
 
 
 class Output:
     """Made of a chat's deltas. Its events still lack their numbers."""
 
-    def __init__(self, uid: str, *, seals_reasoning: bool) -> None:
+    def __init__(self, uid: str, tools: Tools, *, seals_reasoning: bool) -> None:
         self.items: list[Json] = []
         self._uid = uid
+        self._tools = tools
         self._seals_reasoning = seals_reasoning
         self._open: _Item | None = None
 
@@ -31,7 +33,8 @@ class Output:
             events += self._grow(text, logprobs)
         for call in delta.get("tool_calls", ()):
             if "id" in call:
-                events += self._begin(_Call(call["id"], call["function"]["name"]))
+                name = self._tools.name_of(call["function"]["name"])
+                events += self._begin(_Call(call["id"], name))
             events += self._grow(call["function"]["arguments"])
         return events
 
@@ -99,10 +102,8 @@ class _Item:
 class _Call(_Item):
     prefix, grows = "fc", "function_call_arguments"
 
-    def __init__(self, call_id: str, name: str) -> None:
-        super().__init__(
-            {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
-        )
+    def __init__(self, call_id: str, name: Json) -> None:
+        super().__init__({"type": "function_call", "call_id": call_id, **name, "arguments": ""})
 
     def ended(self, status: str) -> list[Json]:
         name, text = self.fields["name"], self._text

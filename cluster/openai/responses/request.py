@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -16,14 +17,13 @@ from cluster.openai.errors import ApiError
 from cluster.openai.plan import Plan, plan_chat
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.responses.items import messages_of
+from cluster.openai.responses.tools import Tools, chat_tool_choice
 from cluster.openai.sampling_fields import SharedFields
 from cluster.openai.structured import NamedGrammar
 from cluster.openai.wording import Json
 from cluster.served_model import ServedModel
 from engine.errors import RequestError
 from engine.sampling import MAX_LOGPROBS
-
-T = TypeVar("T")
 
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 
@@ -32,14 +32,6 @@ def _check_input(value: Any) -> Any:
     if not isinstance(value, str | list):
         raise PydanticCustomError("input", "a string or an array of items")
     return value
-
-
-class FunctionTool(Part):
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class TextFormat(Part):
@@ -99,9 +91,14 @@ class ResponsesRequest(SharedFields):
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     tool_choice: Any = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     chat_template_kwargs: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None  # for records, as `metadata`
+
+    @cached_property
+    def known_tools(self) -> Tools:
+        return Tools.read(self.tools)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -126,9 +123,8 @@ class ResponsesRequest(SharedFields):
             fields["max_completion_tokens"] = self.max_output_tokens
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
-        if self.tools:
-            fields["tools"] = [_tool(tool) for tool in self.tools]
-        fields["tool_choice"] = _tool_choice(self.tool_choice)
+        fields["tools"] = [*self.known_tools.functions] or None
+        fields["tool_choice"] = chat_tool_choice(self.tool_choice)
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = _response_format(self.text.format)
         return from_fields(ChatRequest, fields)
@@ -138,22 +134,19 @@ _OF_CHAT = (*SharedFields.model_fields, "parallel_tool_calls", "chat_template_kw
 
 
 def plan_response(request: ResponsesRequest, model: ServedModel, limits: RequestLimits) -> Plan:
-    plan = _in_its_words(lambda: plan_chat(request.as_chat(), model, limits))
-    named = plan.named_grammar
-    return plan if named is None else replace(plan, named_grammar=_renamed(named))
-
-
-def _in_its_words(plan: Callable[[], T]) -> T:
     """Errors name the fields that the client wrote."""
+    paths = request.known_tools.paths
     try:
-        return plan()
+        plan = plan_chat(request.as_chat(), model, limits)
     except RequestError as error:
-        raise error.renamed(_name(error.field)) from None
+        raise error.renamed(_name(error.field, paths)) from None
     except ApiError as error:
         if error.param is None:
             raise
-        name = _name(error.param)
+        name = _name(error.param, paths)
         raise replace(error, param=name, message=error.message.replace(error.param, name)) from None
+    named = plan.named_grammar
+    return plan if named is None else replace(plan, named_grammar=_renamed(named, paths))
 
 
 _NAMES: Mapping[str, str] = {
@@ -163,34 +156,21 @@ _NAMES: Mapping[str, str] = {
     r"response_format\b": "text.format",
     r"reasoning_effort$": "reasoning.effort",
 }
+_TOOL = re.compile(r"tools\[(\d+)\](\.function\b)?(?P<rest>.*)")
 
 
-def _name(field: str) -> str:
+def _name(field: str, tools: Sequence[str]) -> str:
+    """`tools`: where each of them is."""
     for pattern, name in _NAMES.items():
         if re.match(pattern, field):
             return re.sub(pattern, name, field, count=1)
-    return re.sub(r"^(tools\[\d+\])\.function\b", r"\1", field)
+    tool = _TOOL.fullmatch(field)
+    return field if tool is None else tools[int(tool[1])] + tool["rest"]
 
 
-def _renamed(named: NamedGrammar) -> NamedGrammar:
-    parts = tuple(_renamed(part) for part in named.parts)
-    return named._replace(field=_name(named.field), parts=parts)
-
-
-def _tool(tool: FunctionTool) -> Json:
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-
-
-def _tool_choice(choice: Any) -> Any:
-    match choice:
-        case None | "none" | "auto" | "required":
-            return choice
-        case {"type": "function", "name": str(name), **rest} if not rest:
-            return {"type": "function", "function": {"name": name}}
-    raise RequestError(
-        "tool_choice",
-        "must be 'none', 'auto', 'required' or {\"type\": \"function\", \"name\": ...}",
-    )
+def _renamed(named: NamedGrammar, tools: Sequence[str]) -> NamedGrammar:
+    parts = tuple(_renamed(part, tools) for part in named.parts)
+    return named._replace(field=_name(named.field, tools), parts=parts)
 
 
 def _response_format(wanted: TextFormat) -> Json:
@@ -201,8 +181,3 @@ def _response_format(wanted: TextFormat) -> Json:
     if wanted.schema_ is None:
         raise RequestError("text.format.schema", "is required with the type 'json_schema'")
     return {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
-
-
-def tools_of(tools: Sequence[FunctionTool] | None) -> list[Json]:
-    """As an answer repeats them."""
-    return [tool.model_dump() for tool in tools or ()]
