@@ -65,16 +65,18 @@ def _ended_children() -> Iterator[tuple[str, str]]:
     """That nobody has waited for yet, which is left to Ray."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words, _, rest = (entry / "stat").read_text().rpartition(")")
+            # Names are any bytes, of processes that are none of ours, too.
+            words, _, rest = (entry / "stat").read_bytes().rpartition(b")")
             state, parent = rest.split()[:2]
-            if state != "Z" or int(parent) != os.getpid():
+            if state != b"Z" or int(parent) != os.getpid():
                 continue
             seen = os.waitid(os.P_PID, int(entry.name), os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except OSError:
             continue  # it has ended meanwhile, or Ray has waited for it
         if seen is not None:
             is_exit = seen.si_code == os.CLD_EXITED
-            yield words.partition("(")[2], _how(seen.si_status if is_exit else -seen.si_status)
+            name = os.fsdecode(words.partition(b"(")[2])
+            yield name, _how(seen.si_status if is_exit else -seen.si_status)
 
 
 def _how(status: int) -> str:

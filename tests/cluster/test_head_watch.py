@@ -43,6 +43,16 @@ def test_a_head_that_ends_before_ray_is_there_is_told(tmp_path: Path) -> None:
     assert told.empty()
 
 
+def test_it_looks_past_processes_whose_names_are_no_text(tmp_path: Path) -> None:
+    told: list[str] = []
+    with child(os.fsdecode(b"wei\xdfer"), tmp_path, "sleep", "1000"):
+        watch = HeadWatch(told.append)
+        with child("raylet", tmp_path, "true") as raylet:
+            os.waitid(os.P_PID, raylet.pid, os.WEXITED | os.WNOWAIT)
+            assert watch.stop()
+    assert told == ["Ray's raylet ended with status 0"]
+
+
 def test_a_head_that_has_just_ended_is_found_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
