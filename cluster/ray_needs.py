@@ -1,15 +1,17 @@
-"""What Ray needs before it starts: a folder that is good for it."""
+"""What Ray needs of its user before it starts: a folder that is good for it, and a token."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from ray._common.utils import get_default_ray_temp_dir
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
 from engine.errors import ConfigError
 
-FOLDER = "RAY_TMPDIR"
+FOLDER, TOKEN, MODE = "RAY_TMPDIR", "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"
 # What is behind the folder's own in the path of a socket, and how long Linux lets that be.
 _SOCKET = "/session_2026-11-29_10-20-30_123456_4194304/sockets/plasma_store"
 _MOST_LETTERS = 107
@@ -44,3 +46,22 @@ def _problem(folder: Path) -> str | None:
     if disk.f_bavail * disk.f_frsize < _LEAST_BYTES:
         return f"is on a full disk ({disk.f_bavail * disk.f_frsize >> 20} MiB are left)"
     return None
+
+
+def make_token() -> None:
+    """Where this user has none yet. Ray would write it for everybody to read, and would not start
+    where there is no home to write it to: there the cluster has one of its own."""
+    loader = AuthenticationTokenLoader.instance()
+    if os.environ.get(MODE, "token").lower() != "token" or loader.has_token(ignore_auth_mode=True):
+        return
+    token = secrets.token_hex(32)
+    try:
+        file = Path.home() / ".ray" / "auth_token"
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+            new.write(token)
+    except FileExistsError:
+        pass  # another start was faster, or Ray makes a good one of it
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
+        os.environ[TOKEN] = token
+    loader.reset_cache()

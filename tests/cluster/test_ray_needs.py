@@ -1,14 +1,33 @@
-"""What a machine lacks for Ray is told before Ray starts."""
+"""What a machine or its user may lack for Ray is told, or made, before Ray starts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-from cluster.ray_needs import FOLDER, check_folder
+from cluster.ray_needs import FOLDER, MODE, TOKEN, check_folder, make_token
 from engine.errors import ConfigError
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of a user for whom nothing is set. Ray's library remembers what it has found."""
+    for name in (TOKEN, f"{TOKEN}_PATH", MODE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    loader = AuthenticationTokenLoader.instance()
+    loader.reset_cache()
+    yield tmp_path
+    monkeypatch.undo()
+    loader.reset_cache()
+
+
+def has_token() -> bool:
+    return bool(AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
 
 
 @pytest.mark.parametrize(
@@ -46,3 +65,33 @@ def test_a_disk_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(FOLDER, "/tmp")
     with pytest.raises(ConfigError, match=r"full disk \(2 MiB are left\)"):
         check_folder()
+
+
+def test_a_token_is_its_users_alone(home: Path) -> None:
+    """Whoever has it runs what they like as this user."""
+    file = home / ".ray/auth_token"
+    before = os.umask(0o022)
+    try:
+        make_token()
+    finally:
+        os.umask(before)
+    assert has_token()
+    assert file.stat().st_mode & 0o777 == 0o600
+    token = file.read_text()
+    make_token()
+    assert file.read_text() == token, "other clusters of this user's have it"
+
+
+def test_without_a_home_a_cluster_has_a_token_of_its_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/proc/self")
+    monkeypatch.setenv(TOKEN, "")  # so that it is taken away again
+    make_token()
+    assert has_token()
+
+
+def test_where_none_is_asked_for_none_is_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODE, "disabled")
+    make_token()
+    assert not has_token()
