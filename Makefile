@@ -9,6 +9,8 @@ TESTS ?= tests
 JOBS ?= 2
 
 BIN := .venv/bin
+IS_NEW := import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, and \
+this is %d.%d: rm -rf .venv; make setup PYTHON=python3.12" % sys.version_info[:2])
 
 # Every process compiles what it imports anew where this is set, as it is in many containers.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,12 +29,16 @@ help:
 
 setup: .venv/installed
 
+# An older Python is told of before torch is fetched for it. Where Debian's lacks python3-venv it
+# leaves a .venv without pip, which is completed the next time.
+#
 # torch comes by pip, which knows where this machine has it from; the rest by uv, in a fifth of pip's
 # time, or by pip where uv cannot reach what pip is told of. A quarter of the modules is ever
 # imported, and compiled then. Kernels are compiled here, so that the first start finds them; where
 # that fails, it does so itself.
 .venv/installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@python=$(BIN)/python; test -x $$python || python='$(PYTHON)'; $$python -c '$(IS_NEW)'
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile uv '$(TORCH)'
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --editable '.[dev]' || \
 		$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --editable '.[dev]'
