@@ -2,8 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from kv_transfer.link import Link
 from protos.events_pb2 import LoadReport, StepTimes, WorkerEvent
 from protos.rpc import PROTOCOL, Plane
 from protos.worker_pb2 import CacheFormat, WorkerDescription
+from tests.kv_transfer.fakes import FakePeerPool, FakeRead, Memory
 from tests.kv_transfer.linked_peers import Describer, FakeConnector, MakeLinks, Peer, begun
 
 
@@ -34,6 +36,24 @@ async def test_a_first_read_that_fails_leads_to_the_next_connector(
     fast, plain = FakeConnector("fast", TransferError("broken")), FakeConnector("plain")
     assert (await make_links(fast, plain).get(peer.address)).connector == "plain"
     assert fast.pools[0].disconnected
+
+
+async def test_a_read_that_is_held_up_says_nothing_of_the_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or it would be taken for slow, and passed by, for as long as it lives."""
+    now, held_up = 0.0, [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5]  # the first of each figure
+
+    class Pool(FakePeerPool):
+        def read(self, group: int, remote: Sequence[int], local: Sequence[int]) -> FakeRead:
+            nonlocal now
+            now += 1e-6 * len(remote) + (held_up.pop(0) if held_up else 0.0)
+            return super().read(group, remote, local)
+
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: now))
+    figures = await probe.probe(Pool(Memory(1), Memory(1)), 4096)
+    assert figures.latency_s == pytest.approx(1e-6)
+    assert figures.bytes_per_s == pytest.approx(4096e6)
 
 
 async def test_a_first_read_that_does_not_end_leads_to_the_next_connector(
