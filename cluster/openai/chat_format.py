@@ -114,7 +114,7 @@ class ChatFormat:
         marks = self.reasoning
         if marks is None:
             return None
-        start, end = map(self.tokenizer.token_id, marks)
+        start, end = map(self.tokenizer.token_id, (marks.start, marks.end))
         if marks.is_open_in(prompt, continued):
             if end is None:
                 raise RequestError(
@@ -126,7 +126,8 @@ class ChatFormat:
             return Reasoning(end)
         if start is None or end is None or not marks.may_begin_after(prompt, continued):
             return None
-        return Reasoning(end, (start,))
+        opening = self.tokenizer.encode(marks.opening, add_special_tokens=False)
+        return Reasoning(end, tuple(opening))
 
     def reader(self, reading: Reading) -> Reader:
         reader = self._content_reader(reading)

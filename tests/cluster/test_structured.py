@@ -295,6 +295,18 @@ async def test_an_answer_that_must_fit_may_begin_with_reasoning(
     model.grammar_trial.close()
 
 
+async def test_reasoning_begins_with_all_that_its_mark_always_has_behind_it() -> None:
+    model = replace(thinking_model("<|channel>", "<channel|>"), reasoning_parser="gemma4")
+    server = make_server(model=model)
+    async with server.client:
+        await server.ok(CHAT, **HI, guided_regex="a")
+        end = model.tokenizer.token_id("<channel|>")
+        assert end is not None
+        opening = model.tokenizer.encode("<|channel>thought", add_special_tokens=False)
+        assert server.backend.last.params.reasoning == Reasoning(end, tuple(opening))
+    model.grammar_trial.close()
+
+
 async def test_reasoning_whose_end_is_no_token_does_not_go_with_a_grammar() -> None:
     model = thinking_model()
     server = make_server(model=model)

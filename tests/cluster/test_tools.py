@@ -18,6 +18,7 @@ from cluster.openai.reading.formats import (
     reasoning_format,
     tool_format,
 )
+from cluster.openai.reading.gemma import GEMMA4
 from cluster.served_model import ServedModel
 from cluster.validation import checked
 from engine.errors import ConfigError
@@ -280,6 +281,7 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
     [
         ("{{ messages }}", None, None),
         ("<tool_call>\n{{ x }}</tool_call> <think></think>", "hermes", "think"),
+        ("<|channel>thought\n<channel|> {{ '<|tool_call>call:' }}", "gemma4", "gemma4"),
         ("<tool_call>\n<function=example>", None, None),
         ("<tool_call>\n<function=example>\n<parameter=one>", "qwen3_coder", None),
         ("<seed:tool_call>\n<function=example>\n<parameter=one> </seed:think>", "seed_oss", "seed"),
@@ -323,6 +325,35 @@ async def test_bare_values_have_the_types_of_the_request_s_schemas() -> None:
     streamed, finish = message_of_events(await server.events(PATH, messages=HELLO, tools=tools))
     assert [call["function"] for call in streamed["tool_calls"]] == calls
     assert finish == "tool_calls"
+
+
+@pytest.mark.parametrize("per_step", [1, 3, 1000])
+async def test_gemma_s_marks_are_read_though_they_are_special_tokens(per_step: int) -> None:
+    backend = byte_level()
+    backend.add_special_tokens([*GEMMA4, "<|channel>", "<channel|>", "<|tool_response>"])
+    tokenizer = wrapped(backend)
+    text = (
+        "<|channel>thought\nHm.\n<channel|>I look."
+        '<|tool_call>call:look{at:<|"|>🦊<|"|>}<tool_call|><|tool_call>call:buy{}<tool_call|>'
+    )
+    parsers = {"tool_parser": "gemma4", "reasoning_parser": "gemma4"}
+    model = model_that_thinks(tokenizer, **parsers)
+    server = make_server(say(f"{text}<|tool_response>", per_step, tokenizer), model)
+    for tools, calls in (
+        (TOOLS, [("look", '{"at": "🦊"}'), ("buy", "{}")]),
+        (None, []),
+    ):
+        body = {"messages": HELLO} | ({"tools": tools} if tools else {})
+        answer = await server.ok(PATH, **body)
+        message = answer["choices"][0]["message"]
+        streamed, _ = message_of_events(await server.events(PATH, **body))
+        for said in (message, streamed):
+            assert said["reasoning_content"] == "Hm."
+            assert said["content"].startswith("I look.")
+            called = [one["function"] for one in said.get("tool_calls", ())]
+            assert [(one["name"], one["arguments"]) for one in called] == calls
+        num = len(tokenizer.encode("\nHm.\n"))
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": num}
 
 
 @pytest.mark.parametrize(

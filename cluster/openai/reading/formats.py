@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.openai.reading.gemma import GEMMA4, GemmaReader
 from cluster.openai.reading.granite import MARK, GraniteReader
 from cluster.openai.reading.harmony import Harmony
 from cluster.openai.reading.harmony_messages import CHANNEL, MESSAGE
@@ -67,6 +68,7 @@ TOOL_FORMATS = {
     "kimi_k2": ToolFormat(lambda tools: SectionReader(KIMI_K2), KIMI_K2.marks, _telling_id),
     "granite": ToolFormat(lambda tools: GraniteReader(), (MARK, START)),
     "nemotron": ToolFormat(lambda tools: NemotronReader(), (LIST_START, LIST_END)),
+    "gemma4": ToolFormat(lambda tools: GemmaReader(GEMMA4, tools), GEMMA4),
     "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
     "pythonic": ToolFormat(PythonicReader, ()),
 }
@@ -81,6 +83,7 @@ _SIGNS = (
     ("<function=", NONE),
     (MARK, "granite"),
     (LIST_START, "nemotron"),
+    (GEMMA4.start, "gemma4"),
     (START, "hermes"),
     (MARKER, "mistral"),
     (DEEPSEEK_V3.call, "deepseek_v3"),
@@ -94,6 +97,7 @@ REASONING_FORMATS = {
     "mistral": Marks("[THINK]", "[/THINK]"),
     "seed": Marks("<seed:think>", "</seed:think>"),
     "kimi": Marks("◁think▷", "◁/think▷"),
+    "gemma4": Marks("<|channel>", "<channel|>", "thought"),
 }
 # Harmony is a format of both, and neither a mark before calls nor marks around reasoning.
 TOOL_PARSERS, REASONING_PARSERS = (*TOOL_FORMATS, HARMONY), (*REASONING_FORMATS, HARMONY)

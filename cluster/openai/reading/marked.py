@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from cluster.openai.reading.call_object import CallObject, NamedCall
+from cluster.openai.reading.gemma_call import GemmaCall
 from cluster.openai.reading.parts import Content, Held, Part, partial_at_end
 from cluster.openai.reading.tagged_call import TaggedCall
 
@@ -39,7 +40,7 @@ class MarkedReader(ABC):
         self._found = ""  # the mark, or `unmarked`, that was read last
         self._num_calls = 0
         self._said_any = False
-        self._call: CallObject | NamedCall | TaggedCall | None = None
+        self._call: CallObject | NamedCall | TaggedCall | GemmaCall | None = None
 
     def push(self, text: str) -> list[Part]:
         parts: list[Part] = []

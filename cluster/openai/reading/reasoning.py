@@ -11,13 +11,18 @@ from cluster.openai.reading.parts import Held, Part, Reader, Reasoning, partial_
 class Marks(NamedTuple):
     start: str
     end: str
+    title: str = ""  # what always stands behind the first
+
+    @property
+    def opening(self) -> str:
+        return self.start + self.title
 
     def is_open_in(self, prompt: str, continued: str = "") -> bool:
         """Whether the answer begins within: the prompt's last words are the mark, or the message
         that it continues, with which the prompt ends, began with it and has no end of it."""
-        if prompt.rstrip().endswith(self.start):
+        if prompt.rstrip().endswith(self.opening):
             return True
-        return continued.lstrip().startswith(self.start) and self.end not in continued
+        return continued.lstrip().startswith(self.opening) and self.end not in continued
 
     def may_begin_after(self, prompt: str, continued: str = "") -> bool:
         """Whether the answer may begin with it: not where the prompt has ended it, as templates do
@@ -76,7 +81,7 @@ class ReasoningReader:
         return parts + self._content.finish()
 
     def _open(self) -> None:
-        start = self._marks.start
+        start = self._marks.opening
         self._text = self._space.add_start(self._text)
         if self._text.startswith(start):
             self._state, self._text = _State.INSIDE, self._text[len(start) :]

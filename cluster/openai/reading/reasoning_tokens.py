@@ -34,7 +34,7 @@ class ReasoningTokens:
         """`is_open`: the prompt ended within."""
         self.num_tokens = 0
         self._pieces = pieces
-        self._start, self._end = marks.start.encode(), marks.end.encode()
+        self._start, self._end = marks.opening.encode(), marks.end.encode()
         self._is_open = is_open
         self._is_inside = self._is_past = False
         self._judged = b""  # the end of what was counted, where a mark may begin

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.openai.reading.forced import ArrayReader, NamedReader
+from cluster.openai.reading.formats import REASONING_FORMATS
+from cluster.openai.reading.gemma import GEMMA4, GemmaReader
 from cluster.openai.reading.granite import GraniteReader
 from cluster.openai.reading.harmony import Harmony, HarmonyReader
 from cluster.openai.reading.harmony_messages import HarmonyMessages, Message
@@ -61,6 +63,7 @@ def harmony(
 READERS: dict[str, Callable[[], Reader]] = {
     "array": ArrayReader,
     "deepseek": lambda: SectionReader(DEEPSEEK_V3),
+    "gemma": lambda: GemmaReader(GEMMA4, TOOLS),
     "glm": lambda: TaggedReader(GLM45, TOOLS),
     "granite": GraniteReader,
     "harmony": harmony(),
@@ -81,6 +84,9 @@ READERS: dict[str, Callable[[], Reader]] = {
     "qwen": lambda: TaggedReader(QWEN3_CODER, TOOLS),
     "seed": lambda: TaggedReader(SEED_OSS, TOOLS),
     "thinking": thinking(PlainReader),
+    "thinking in a channel": lambda: ReasoningReader(
+        REASONING_FORMATS["gemma4"], GemmaReader(GEMMA4, TOOLS), is_open=False
+    ),
     "thinking already": thinking(HermesReader, is_open=True),
 }
 
@@ -173,6 +179,15 @@ GLM = """<tool_call>f
 <arg_value>{"ü": [1, {"b": "</arg_key>"}]}</arg_value>
 </tool_call>"""
 GLM_READ = ("f", '{"string": "12\\n", "object": {"ü": [1, {"b": "</arg_key>"}]}}')
+GEMMA = (
+    '<|tool_call>call:f{string:<|"|>a "b" {c}, <tool_call|>\n<|"|>,integer:12,boolean:true,'
+    'null:None,array:[1,<|"|>x<|"|>,[],{a:<|"|>]<|"|>,b c:-1.5}],object:{}}<tool_call|>'
+)
+GEMMA_READ = (
+    "f",
+    '{"string": "a \\"b\\" {c}, <tool_call|>\\n", "integer": 12, "boolean": true, "null": null, '
+    '"array": [1, "x", [], {"a": "]", "b c": -1.5}], "object": {}}',
+)
 DEEPSEEK = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 FENCED = """<｜tool▁call▁begin｜>function<｜tool▁sep｜>f
 ```json

@@ -14,6 +14,7 @@ from tests.cluster.reading.readers import (
     DEEPSEEK,
     FENCED,
     FINAL,
+    GEMMA,
     GLM,
     KIMI,
     MINIMAX,
@@ -55,6 +56,8 @@ fragments = st.sampled_from(
     + ["<arg_key>string", "</arg_key>", "<arg_value>", "</arg_value>", "<parameter=", GLM]
     + [*MARKS, "assistant", " to=functions.f", "to=g", "analysis", "final", "commentary", " json"]
     + [f"<|end|>{FINAL}", f"<|end|><|start|>assistant{ANALYSIS}", TO_F, "<|end", "<|start|"]
+    + [GEMMA, "<|tool_call>", "<tool_call|>", "call:f{", '<|"|>', 'string:<|"|>', "<|", ":", "'"]
+    + ["integer:1", "array:[", '"a":', '"\\\n"', "<|channel>thought\n", "<channel|>"]
     + [" " * 40, "\n" * 300, "\u3000" * 1500]
 )
 texts = st.lists(st.one_of(fragments, st.text(max_size=3)), max_size=12).map("".join)

@@ -11,6 +11,8 @@ from tests.cluster.reading.readers import (
     FENCED,
     FENCED_READ,
     FINAL,
+    GEMMA,
+    GEMMA_READ,
     GLM,
     GLM_READ,
     KIMI,
@@ -305,6 +307,68 @@ CASES: list[tuple[str, str, Read]] = [
         f"<tool_call><function=g><parameter={'k' * 300}>1</parameter>",
         ("", f"<parameter={'k' * 300}>1</parameter>", [("g", "{}")]),
     ),
+    ("gemma", f"I look.\n{GEMMA}{GEMMA}", ("", "I look.", [GEMMA_READ] * 2)),
+    ("gemma", f"{GEMMA}\n\nDone. {GEMMA} So.", ("", "Done. So.", [GEMMA_READ] * 2)),
+    ("gemma", "<|tool_call>call:g{}<tool_call|>", ("", "", [("g", "{}")])),
+    *(
+        ("gemma", f"<|tool_call>{written}{{}}", ("", "", [(name, "{}")]))
+        for written, name in (
+            ("\ncall:a.b-c", "a.b-c"),
+            ("call:a:b", "a:b"),
+            (":g", "g"),
+            (":call:g", "g"),
+            ("g", "g"),
+        )
+    ),
+    *(
+        ("gemma", f"<|tool_call>call:f{{{written}}}<tool_call|>", ("", "", [("f", arguments)]))
+        for written, arguments in (
+            ('<|"|>string<|"|>:<|"|><|"|>', '{"string": ""}'),
+            ("string:12, x:12", '{"string": "12", "x": 12}'),
+            ("string:a < b,\n x : No", '{"string": "a < b", "x": "No"}'),
+            ('"string": "\\u00fc", x: ["a", true,],', '{"string": "\\u00fc", "x": ["a", true]}'),
+            ("integer:,x:[", '{"integer": "", "x": []}'),
+            ("x:[1,{a:2]", '{"x": [1, {"a": 2}]}'),
+            ("x:1e999,y:NaN", '{"x": "1e999", "y": "NaN"}'),
+        )
+    ),
+    (
+        "gemma",
+        '<|tool_call>call:f{string:\'it\\\'s "so"\', x="a, \\"b\\" \\d\n"}',
+        ("", "", [("f", '{"string": "it\'s \\"so\\"", "x": "a, \\"b\\" \\\\d\\n"}')]),
+    ),
+    ("gemma", "<|tool_call>call:f{x:Paris<tool_call|>", ("", "", [("f", '{"x": "Paris"}')])),
+    ("gemma", "<|tool_call>call:f{x:[a<tool_call|>So", ("", "So", [("f", '{"x": ["a"]}')])),
+    ("gemma", "<|tool_call>call:f{x:[1, <tool_call|>", ("", "", [("f", '{"x": [1]}')])),
+    (
+        "gemma",
+        "<|tool_call>call:f{x:Hello, world!}<tool_call|>",
+        ("", "world!}<tool_call|>", [("f", '{"x": "Hello"}')]),
+    ),
+    ("gemma", GEMMA[: GEMMA.index("{c}")], ("", "", [("f", '{"string": "a \\"b\\" ')])),
+    ("gemma", "<|tool_call>call:f{x:1", ("", "", [("f", '{"x": ')])),
+    ("gemma", "<|tool_call>call:g{}<tool_", ("", "", [("g", "{}")])),
+    ("gemma", "<|tool_call>call:g{}<|tool_call>call:g{}", ("", "", [("g", "{}")] * 2)),
+    *(
+        ("gemma", text, ("", text, []))
+        for text in (
+            "<|tool_call>call:g",
+            "<|tool_call>call:{}",
+            "<|tool_call>what is it {",
+            "<|tool_call>call:g()<tool_call|>",
+            f"<|tool_call>call:{'f' * 300}{{}}",
+            f"<tool_call>{CALL}</tool_call>",
+            "call:g{}",
+            "a <|tool_",
+        )
+    ),
+    (
+        "thinking in a channel",
+        f"<|channel>thought\nHm.\n<channel|>I look.{GEMMA}",
+        ("Hm.", "I look.", [GEMMA_READ]),
+    ),
+    ("thinking in a channel", "<|channel>thought\n<channel|>Yes.", ("", "Yes.", [])),
+    ("thinking in a channel", "<|channel>final\nYes.", ("", "<|channel>final\nYes.", [])),
     ("glm", GLM, ("", "", [GLM_READ])),
     ("glm", f"I look.\n{GLM}\n{GLM} Well", ("", "I look. Well", [GLM_READ] * 2)),
     ("glm", "<tool_call>g\n</tool_call>\n", ("", "", [("g", "{}")])),

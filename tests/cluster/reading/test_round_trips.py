@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cluster.openai.reading.gemma import GEMMA4, GemmaReader
 from cluster.openai.reading.tagged import GLM45, QWEN3_CODER, TaggedReader
 from tests.cluster.reading.readers import (
     READERS,
@@ -91,6 +92,47 @@ def test_arguments_without_json_come_out_as_they_went_in(arguments: dict[str, An
         reasoning, content, found = read(TaggedReader(tags, tools), [text])
         assert (reasoning, content) == ("", "")
         assert [(name, json.loads(written)) for name, written in found] == [("f", arguments)]
+
+
+def quoted(value: Any) -> str:
+    """As Gemma's template prints a value."""
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case dict():
+            return "{" + ",".join(f"{key}:{quoted(one)}" for key, one in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(quoted, value)) + "]"
+        case bool():
+            return str(value).lower()
+    return str(value)
+
+
+bare_keys = st.from_regex(r"[abü]([abü .-]*[a-b.-])?", fullmatch=True)
+gemma_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(GEMMA4[:2]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(bare_keys, inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60)
+@given(
+    calls=st.lists(
+        st.tuples(st.sampled_from("fg"), st.dictionaries(bare_keys, gemma_values)),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_calls_between_gemma_s_marks_come_out_as_they_went_in(
+    calls: list[tuple[str, dict[str, Any]]],
+) -> None:
+    text = "".join(
+        f"<|tool_call>call:{name}{quoted(arguments)}<tool_call|>" for name, arguments in calls
+    )
+    reasoning, content, found = read(GemmaReader(GEMMA4, {}), [text])
+    assert (reasoning, content) == ("", "")
+    assert [(name, json.loads(written)) for name, written in found] == calls
 
 
 calls_by_words = st.lists(
