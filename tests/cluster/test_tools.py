@@ -281,6 +281,7 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
     [
         ("{{ messages }}", None, None),
         ("<tool_call>\n{{ x }}</tool_call> <think></think>", "hermes", "think"),
+        ("{{ '<start_function_call>call:' }}", "functiongemma", None),
         ("<|channel>thought\n<channel|> {{ '<|tool_call>call:' }}", "gemma4", "gemma4"),
         ("<tool_call>\n<function=example>", None, None),
         ("<tool_call>\n<function=example>\n<parameter=one>", "qwen3_coder", None),

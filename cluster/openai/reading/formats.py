@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.openai.reading.gemma import GEMMA4, GemmaReader
+from cluster.openai.reading.gemma import FUNCTION_GEMMA, GEMMA4, GemmaReader
 from cluster.openai.reading.granite import MARK, GraniteReader
 from cluster.openai.reading.harmony import Harmony
 from cluster.openai.reading.harmony_messages import CHANNEL, MESSAGE
@@ -69,6 +69,7 @@ TOOL_FORMATS = {
     "granite": ToolFormat(lambda tools: GraniteReader(), (MARK, START)),
     "nemotron": ToolFormat(lambda tools: NemotronReader(), (LIST_START, LIST_END)),
     "gemma4": ToolFormat(lambda tools: GemmaReader(GEMMA4, tools), GEMMA4),
+    "functiongemma": ToolFormat(lambda tools: GemmaReader(FUNCTION_GEMMA, tools), FUNCTION_GEMMA),
     "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
     "pythonic": ToolFormat(PythonicReader, ()),
 }
@@ -84,6 +85,7 @@ _SIGNS = (
     (MARK, "granite"),
     (LIST_START, "nemotron"),
     (GEMMA4.start, "gemma4"),
+    (FUNCTION_GEMMA.start, "functiongemma"),
     (START, "hermes"),
     (MARKER, "mistral"),
     (DEEPSEEK_V3.call, "deepseek_v3"),

@@ -1,6 +1,8 @@
-"""Tool calls as Gemma 4 writes them:
+"""Tool calls as Gemma 4 and FunctionGemma write them:
 
 <|tool_call>call:NAME{key:<|"|>value<|"|>,other:[1,{inner:true}]}<tool_call|>
+
+<start_function_call>call:NAME{key:<escape>value<escape>}<end_function_call>
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from cluster.openai.reading.marked import State
 from cluster.openai.reading.parts import Part
 
 GEMMA4 = Notation(start="<|tool_call>", end="<tool_call|>", quote='<|"|>')
+FUNCTION_GEMMA = Notation("<start_function_call>", "<end_function_call>", "<escape>")
 
 
 class GemmaReader(HermesReader):

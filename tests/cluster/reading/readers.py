@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.openai.reading.forced import ArrayReader, NamedReader
 from cluster.openai.reading.formats import REASONING_FORMATS
-from cluster.openai.reading.gemma import GEMMA4, GemmaReader
+from cluster.openai.reading.gemma import FUNCTION_GEMMA, GEMMA4, GemmaReader
 from cluster.openai.reading.granite import GraniteReader
 from cluster.openai.reading.harmony import Harmony, HarmonyReader
 from cluster.openai.reading.harmony_messages import HarmonyMessages, Message
@@ -63,6 +63,7 @@ def harmony(
 READERS: dict[str, Callable[[], Reader]] = {
     "array": ArrayReader,
     "deepseek": lambda: SectionReader(DEEPSEEK_V3),
+    "function gemma": lambda: GemmaReader(FUNCTION_GEMMA, TOOLS),
     "gemma": lambda: GemmaReader(GEMMA4, TOOLS),
     "glm": lambda: TaggedReader(GLM45, TOOLS),
     "granite": GraniteReader,
@@ -187,6 +188,15 @@ GEMMA_READ = (
     "f",
     '{"string": "a \\"b\\" {c}, <tool_call|>\\n", "integer": 12, "boolean": true, "null": null, '
     '"array": [1, "x", [], {"a": "]", "b c": -1.5}], "object": {}}',
+)
+FUNCTION_GEMMA_SAYS = (
+    "<start_function_call>\ncall:f{string:<escape>a {b}, <end_function_call><escape>, integer:12,"
+    "array:[1,<escape>x<escape>],object:{a:None}}\n<end_function_call>"
+)
+FUNCTION_GEMMA_READ = (
+    "f",
+    '{"string": "a {b}, <end_function_call>", "integer": 12, "array": [1, "x"], '
+    '"object": {"a": null}}',
 )
 DEEPSEEK = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 FENCED = """<｜tool▁call▁begin｜>function<｜tool▁sep｜>f
