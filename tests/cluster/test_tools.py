@@ -291,6 +291,8 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("Environment: ipython <function=example>{", None, None),
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
         ("respond only with <|tool_call|> and not <tool_call>", "granite", None),
+        ("respond with <|tool_call|>{call}<|/tool_call|>", "phi4_mini", None),
+        ("prefix function calls with functools[{call}]", "phi4_mini", None),
         ("{{ '<TOOLCALL>[' }}{{ call }}]</TOOLCALL> </think>", "nemotron", "think"),
         ("<｜tool▁call▁begin｜>{{ call }}<｜tool▁sep｜> </think>", "deepseek_v3", "think"),
         ("<|tool_call_begin|>{{ call }}<|tool_call_argument_begin|>", "kimi_k2", None),

@@ -18,6 +18,7 @@ from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
 from cluster.openai.reading.nemotron import LIST_END, LIST_START, NemotronReader
 from cluster.openai.reading.parts import Reader
+from cluster.openai.reading.phi4_mini import MARK_END, WORD, Phi4MiniReader
 from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks
 from cluster.openai.reading.sections import DEEPSEEK_V3, KIMI_K2, SectionReader
@@ -68,6 +69,7 @@ TOOL_FORMATS = {
     "kimi_k2": ToolFormat(lambda tools: SectionReader(KIMI_K2), KIMI_K2.marks, _telling_id),
     "granite": ToolFormat(lambda tools: GraniteReader(), (MARK, START)),
     "nemotron": ToolFormat(lambda tools: NemotronReader(), (LIST_START, LIST_END)),
+    "phi4_mini": ToolFormat(lambda tools: Phi4MiniReader(), (MARK, MARK_END)),
     "gemma4": ToolFormat(lambda tools: GemmaReader(GEMMA4, tools), GEMMA4),
     "functiongemma": ToolFormat(lambda tools: GemmaReader(FUNCTION_GEMMA, tools), FUNCTION_GEMMA),
     "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
@@ -82,6 +84,8 @@ _SIGNS = (
     ("<parameter=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
     ("<function=", NONE),
+    (MARK_END, "phi4_mini"),
+    (WORD, "phi4_mini"),
     (MARK, "granite"),
     (LIST_START, "nemotron"),
     (GEMMA4.start, "gemma4"),

@@ -15,7 +15,7 @@ LIST_START, LIST_END = "<TOOLCALL>", "</TOOLCALL>"
 class NemotronReader(GraniteReader):
     """The mark of the end may be missing."""
 
-    marker, unmarked = LIST_START, ""
+    marker, unmarked, end = LIST_START, "", LIST_END
 
     def _read_after(self, parts: list[Part]) -> bool:
         if self._in_array:
@@ -25,10 +25,10 @@ class NemotronReader(GraniteReader):
                 self._in_array, self._state = False, State.AFTER
             return is_read
         self._hold_start()
-        if self._text != LIST_END and LIST_END.startswith(self._text):
+        if self._text != self.end and self.end.startswith(self._text):
             return False
-        if self._text.startswith(LIST_END):
-            self._text, self._held = self._text.removeprefix(LIST_END), Held()
+        if self._text.startswith(self.end):
+            self._text, self._held = self._text.removeprefix(self.end), Held()
             self._state = State.CONTENT
         else:
             self._refuse(parts)

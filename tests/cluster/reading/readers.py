@@ -22,6 +22,7 @@ from cluster.openai.reading.parts import (
     Reader,
     Reasoning,
 )
+from cluster.openai.reading.phi4_mini import Phi4MiniReader
 from cluster.openai.reading.pythonic import PythonicReader
 from cluster.openai.reading.reasoning import Marks, ReasoningReader
 from cluster.openai.reading.sections import DEEPSEEK_V3, KIMI_K2, SectionReader
@@ -81,6 +82,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "minimax": lambda: TaggedReader(MINIMAX_M2, TOOLS),
     "mistral": MistralReader,
     "nemotron": NemotronReader,
+    "phi": Phi4MiniReader,
     "pythonic": lambda: PythonicReader(["f", "g", "a.b"]),
     "qwen": lambda: TaggedReader(QWEN3_CODER, TOOLS),
     "seed": lambda: TaggedReader(SEED_OSS, TOOLS),

@@ -89,6 +89,37 @@ CASES: list[tuple[str, str, Read]] = [
     ),
     ("nemotron", "<TOOLCALL>none</TOOLCALL>", ("", "<TOOLCALL>none</TOOLCALL>", [])),
     ("nemotron", "<TOOLCALL>[]</TOOLCALL>", ("", "", [])),
+    ("phi", f"I look.\n<|tool_call|>[{CALL}, {OTHER}]<|/tool_call|>\n", ("", "I look.", WHOLE)),
+    (
+        "phi",
+        f"<|tool_call|>{CALL}<|/tool_call|><|tool_call|>{OTHER}<|/tool_call|>",
+        ("", "", WHOLE),
+    ),
+    (
+        "phi",
+        f'<|tool_call|>[{{"type": "function", "function": {OTHER}}}]<|/tool_call|>',
+        ("", "", WHOLE[1:]),
+    ),
+    ("phi", f"I look.\nfunctools[{CALL}, {OTHER}]\nSo.", ("", "I look.\nSo.", WHOLE)),
+    ("phi", f"functools[\n  {CALL},\n  {OTHER}", ("", "", WHOLE)),
+    ("phi", f"functools[{CALL}, oops]", ("", ", oops]", WHOLE[:1])),
+    (
+        "phi",
+        f"functools[{CALL} oops <|tool_call|>{OTHER}, {CALL}",
+        ("", f"oops, {CALL}", WHOLE),
+    ),
+    *(
+        ("phi", text, ("", text, []))
+        for text in (
+            "import functools\nfunctools[0]",
+            "functools[] This is just text",
+            "functools[[]]",
+            'functools[{"nme": 1}]',
+            'functools{"name": "f"}',
+            "<|tool_call|>none<|/tool_call|>",
+            "a functools",
+        )
+    ),
     ("kimi", f"I look. {KIMI}", ("", "I look.", [("f", '{"a": 1}'), ("a.b", "{}")])),
     ("kimi", KIMI.replace("functions.f:0", "f").partition("\n")[0], ("", "", [("f", '{"a": 1}')])),
     ("harmony", f"{ANALYSIS}<|end|>{FINAL}Hello <b>\n", ("Hm.", "Hello <b>\n", [])),
