@@ -291,6 +291,7 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("Environment: ipython <function=example>{", None, None),
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
         ("respond only with <|tool_call|> and not <tool_call>", "granite", None),
+        ("wrapped in <function_calls></function_calls> </think>", "olmo3", "think"),
         ("respond with <|tool_call|>{call}<|/tool_call|>", "phi4_mini", None),
         ("prefix function calls with functools[{call}]", "phi4_mini", None),
         ("{{ '<TOOLCALL>[' }}{{ call }}]</TOOLCALL> </think>", "nemotron", "think"),

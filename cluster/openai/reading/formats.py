@@ -17,6 +17,7 @@ from cluster.openai.reading.hermes import END, START, HermesReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
 from cluster.openai.reading.nemotron import LIST_END, LIST_START, NemotronReader
+from cluster.openai.reading.olmo3 import LINES_END, LINES_START, Olmo3Reader
 from cluster.openai.reading.parts import Reader
 from cluster.openai.reading.phi4_mini import MARK_END, WORD, Phi4MiniReader
 from cluster.openai.reading.pythonic import PythonicReader
@@ -72,6 +73,7 @@ TOOL_FORMATS = {
     "phi4_mini": ToolFormat(lambda tools: Phi4MiniReader(), (MARK, MARK_END)),
     "gemma4": ToolFormat(lambda tools: GemmaReader(GEMMA4, tools), GEMMA4),
     "functiongemma": ToolFormat(lambda tools: GemmaReader(FUNCTION_GEMMA, tools), FUNCTION_GEMMA),
+    "olmo3": ToolFormat(lambda tools: Olmo3Reader(), (LINES_START, LINES_END)),
     "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
     "pythonic": ToolFormat(PythonicReader, ()),
 }
@@ -90,6 +92,7 @@ _SIGNS = (
     (LIST_START, "nemotron"),
     (GEMMA4.start, "gemma4"),
     (FUNCTION_GEMMA.start, "functiongemma"),
+    (LINES_START, "olmo3"),
     (START, "hermes"),
     (MARKER, "mistral"),
     (DEEPSEEK_V3.call, "deepseek_v3"),

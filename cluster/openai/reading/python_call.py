@@ -28,15 +28,23 @@ class PythonCall(NamedTuple):
         return cls(_name(node.func), json.dumps(values, ensure_ascii=False, allow_nan=False))
 
 
-def python_calls(code: str) -> list[PythonCall] | None:
-    """Of a call or a list of calls; None for anything else."""
+def python_calls(code: str, *, in_lines: bool = False) -> list[PythonCall] | None:
+    """Of a call or a list of calls, or of several with lines of their own; None for anything
+    else."""
     try:
-        node = ast.parse(code, mode="eval").body
-        return [
-            PythonCall.read(one) for one in (node.elts if isinstance(node, ast.List) else [node])
-        ]
+        statements = ast.parse(code).body
+        if len(statements) > 1 and not in_lines:
+            return None
+        return [call for one in statements for call in _calls(one)]
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _calls(statement: ast.stmt) -> list[PythonCall]:
+    if not isinstance(statement, ast.Expr):
+        raise TypeError("a statement that is no expression")
+    node = statement.value
+    return [PythonCall.read(one) for one in (node.elts if isinstance(node, ast.List) else [node])]
 
 
 class _JsonWords(ast.NodeTransformer):

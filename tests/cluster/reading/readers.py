@@ -14,6 +14,7 @@ from cluster.openai.reading.hermes import HermesReader
 from cluster.openai.reading.llama3 import Llama3Reader
 from cluster.openai.reading.mistral import MistralReader
 from cluster.openai.reading.nemotron import NemotronReader
+from cluster.openai.reading.olmo3 import Olmo3Reader
 from cluster.openai.reading.parts import (
     CallArguments,
     CallStart,
@@ -82,6 +83,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "minimax": lambda: TaggedReader(MINIMAX_M2, TOOLS),
     "mistral": MistralReader,
     "nemotron": NemotronReader,
+    "olmo": Olmo3Reader,
     "phi": Phi4MiniReader,
     "pythonic": lambda: PythonicReader(["f", "g", "a.b"]),
     "qwen": lambda: TaggedReader(QWEN3_CODER, TOOLS),
@@ -200,6 +202,15 @@ FUNCTION_GEMMA_READ = (
     '{"string": "a {b}, <end_function_call>", "integer": 12, "array": [1, "x"], '
     '"object": {"a": null}}',
 )
+OLMO = """<function_calls>
+f(string='it\\'s </function_calls>', integer=1, boolean=true, null=None)
+a.b(x=[1, {"ü": null}],
+    y="<function_calls>")
+</function_calls>"""
+OLMO_READ = [
+    ("f", '{"string": "it\'s </function_calls>", "integer": 1, "boolean": true, "null": null}'),
+    ("a.b", '{"x": [1, {"ü": null}], "y": "<function_calls>"}'),
+]
 DEEPSEEK = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 FENCED = """<｜tool▁call▁begin｜>function<｜tool▁sep｜>f
 ```json

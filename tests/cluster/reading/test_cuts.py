@@ -19,6 +19,7 @@ from tests.cluster.reading.readers import (
     GLM,
     KIMI,
     MINIMAX,
+    OLMO,
     OTHER,
     QWEN,
     READERS,
@@ -59,6 +60,7 @@ fragments = st.sampled_from(
     + [f"<|end|>{FINAL}", f"<|end|><|start|>assistant{ANALYSIS}", TO_F, "<|end", "<|start|"]
     + [GEMMA, "<|tool_call>", "<tool_call|>", "call:f{", '<|"|>', 'string:<|"|>', "<|", ":", "'"]
     + ["integer:1", "array:[", '"a":', '"\\\n"', "<|channel>thought\n", "<channel|>"]
+    + [OLMO, "<function_calls>", "</function_calls>", "g()\n", "f(a='", '"</function_', "')"]
     + ["functools[", "functools", "<|/tool_call|>"]
     + [FUNCTION_GEMMA_SAYS, "<start_function_call>", "<end_function_call>", "string:<escape>"]
     + [" " * 40, "\n" * 300, "\u3000" * 1500]

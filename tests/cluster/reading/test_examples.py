@@ -20,6 +20,8 @@ from tests.cluster.reading.readers import (
     KIMI,
     MINIMAX,
     MINIMAX_READ,
+    OLMO,
+    OLMO_READ,
     OTHER,
     QWEN,
     QWEN_READ,
@@ -89,6 +91,35 @@ CASES: list[tuple[str, str, Read]] = [
     ),
     ("nemotron", "<TOOLCALL>none</TOOLCALL>", ("", "<TOOLCALL>none</TOOLCALL>", [])),
     ("nemotron", "<TOOLCALL>[]</TOOLCALL>", ("", "", [])),
+    ("olmo", f"I look.\n{OLMO}\n{OLMO}\nSo.", ("", "I look.\nSo.", OLMO_READ * 2)),
+    ("olmo", OLMO.removesuffix("</function_calls>"), ("", "", OLMO_READ)),
+    (
+        "olmo",
+        "<function_calls>  g()\n  h()  </function_calls>",
+        ("", "", [*WHOLE[1:], ("h", "{}")]),
+    ),
+    ("olmo", "<function_calls>[g(), g()]</function_calls>", ("", "", WHOLE[1:] * 2)),
+    (
+        "olmo",
+        f"<function_calls>f(a='it's')\n</function_calls>\n{OLMO}",
+        ("", "<function_calls>f(a='it's')\n</function_calls>", OLMO_READ),
+    ),
+    *(
+        ("olmo", text, ("", text, []))
+        for text in (
+            "<function_calls></function_calls>",
+            "<function_calls>\nf(a=1)\ng(\n</function_calls> So. ",
+            "<function_calls>f(a=b)</function_calls>",
+            "<function_calls>f(1)</function_calls>",
+            "<function_calls>import os</function_calls>",
+            "<function_calls>f(a=1e999)</function_calls>",
+            "<function_calls>f(a='</function_calls>",
+            "<function_calls>f(a='\\",
+            "<function_calls>f(a=1)\n</function_",
+            "<function_calls>",
+            "a <function_",
+        )
+    ),
     ("phi", f"I look.\n<|tool_call|>[{CALL}, {OTHER}]<|/tool_call|>\n", ("", "I look.", WHOLE)),
     (
         "phi",

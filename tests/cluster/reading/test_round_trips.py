@@ -152,6 +152,11 @@ def test_calls_in_python_come_out_as_they_went_in(calls: list[tuple[str, dict[st
         f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
         for name, arguments in calls
     ]
-    reasoning, content, found = read(READERS["pythonic"](), [f"[{', '.join(written)}]"])
-    assert (reasoning, content) == ("", "")
-    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+    lines = "\n".join(written)
+    for reader, text in (
+        ("pythonic", f"[{', '.join(written)}]"),
+        ("olmo", f"<function_calls>\n{lines}\n</function_calls>"),
+    ):
+        reasoning, content, found = read(READERS[reader](), [text])
+        assert (reasoning, content) == ("", "")
+        assert [(name, json.loads(arguments)) for name, arguments in found] == calls
