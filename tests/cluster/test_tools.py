@@ -292,6 +292,7 @@ async def test_calls_and_reasoning_go_back_into_a_prompt() -> None:
         ("{{ '[TOOL_CALLS]' }} [THINK] [/THINK]", "mistral", "mistral"),
         ("respond only with <|tool_call|> and not <tool_call>", "granite", None),
         ("wrapped in <function_calls></function_calls> </think>", "olmo3", "think"),
+        ("within <tool_call></tool_call>:\n<tool_calls>[{'name':", "hunyuan_a13b", None),
         ("respond with <|tool_call|>{call}<|/tool_call|>", "phi4_mini", None),
         ("prefix function calls with functools[{call}]", "phi4_mini", None),
         ("{{ '<TOOLCALL>[' }}{{ call }}]</TOOLCALL> </think>", "nemotron", "think"),

@@ -14,6 +14,7 @@ from cluster.openai.reading.harmony import Harmony
 from cluster.openai.reading.harmony_messages import CHANNEL, MESSAGE
 from cluster.openai.reading.harmony_messages import START as MESSAGE_START
 from cluster.openai.reading.hermes import END, START, HermesReader
+from cluster.openai.reading.hunyuan import CALLS_END, CALLS_START, HunyuanReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
 from cluster.openai.reading.nemotron import LIST_END, LIST_START, NemotronReader
@@ -70,6 +71,7 @@ TOOL_FORMATS = {
     "kimi_k2": ToolFormat(lambda tools: SectionReader(KIMI_K2), KIMI_K2.marks, _telling_id),
     "granite": ToolFormat(lambda tools: GraniteReader(), (MARK, START)),
     "nemotron": ToolFormat(lambda tools: NemotronReader(), (LIST_START, LIST_END)),
+    "hunyuan_a13b": ToolFormat(lambda tools: HunyuanReader(), (CALLS_START, CALLS_END)),
     "phi4_mini": ToolFormat(lambda tools: Phi4MiniReader(), (MARK, MARK_END)),
     "gemma4": ToolFormat(lambda tools: GemmaReader(GEMMA4, tools), GEMMA4),
     "functiongemma": ToolFormat(lambda tools: GemmaReader(FUNCTION_GEMMA, tools), FUNCTION_GEMMA),
@@ -93,6 +95,7 @@ _SIGNS = (
     (GEMMA4.start, "gemma4"),
     (FUNCTION_GEMMA.start, "functiongemma"),
     (LINES_START, "olmo3"),
+    (CALLS_START + "[{", "hunyuan_a13b"),
     (START, "hermes"),
     (MARKER, "mistral"),
     (DEEPSEEK_V3.call, "deepseek_v3"),

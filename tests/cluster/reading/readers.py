@@ -11,6 +11,7 @@ from cluster.openai.reading.granite import GraniteReader
 from cluster.openai.reading.harmony import Harmony, HarmonyReader
 from cluster.openai.reading.harmony_messages import HarmonyMessages, Message
 from cluster.openai.reading.hermes import HermesReader
+from cluster.openai.reading.hunyuan import HunyuanReader
 from cluster.openai.reading.llama3 import Llama3Reader
 from cluster.openai.reading.mistral import MistralReader
 from cluster.openai.reading.nemotron import NemotronReader
@@ -78,6 +79,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "harmony of calls": harmony(of=Harmony(has_reasoning=False)),
     "harmony without tools": harmony(tools=None),
     "hermes": HermesReader,
+    "hunyuan": HunyuanReader,
     "kimi": lambda: SectionReader(KIMI_K2),
     "llama": llama,
     "minimax": lambda: TaggedReader(MINIMAX_M2, TOOLS),

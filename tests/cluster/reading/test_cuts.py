@@ -61,6 +61,7 @@ fragments = st.sampled_from(
     + [GEMMA, "<|tool_call>", "<tool_call|>", "call:f{", '<|"|>', 'string:<|"|>', "<|", ":", "'"]
     + ["integer:1", "array:[", '"a":', '"\\\n"', "<|channel>thought\n", "<channel|>"]
     + [OLMO, "<function_calls>", "</function_calls>", "g()\n", "f(a='", '"</function_', "')"]
+    + ["<tool_calls>", "</tool_calls>"]
     + ["functools[", "functools", "<|/tool_call|>"]
     + [FUNCTION_GEMMA_SAYS, "<start_function_call>", "<end_function_call>", "string:<escape>"]
     + [" " * 40, "\n" * 300, "\u3000" * 1500]

@@ -151,6 +151,9 @@ CASES: list[tuple[str, str, Read]] = [
             "a functools",
         )
     ),
+    ("hunyuan", f"I look.\n<tool_calls>[{CALL}, {OTHER}]</tool_calls>\n", ("", "I look.", WHOLE)),
+    ("hunyuan", f"<tool_calls>[\n{CALL}\n]", ("", "", WHOLE[:1])),
+    ("hunyuan", "<tool_calls>\n- name: f", ("", "<tool_calls>\n- name: f", [])),
     ("kimi", f"I look. {KIMI}", ("", "I look.", [("f", '{"a": 1}'), ("a.b", "{}")])),
     ("kimi", KIMI.replace("functions.f:0", "f").partition("\n")[0], ("", "", [("f", '{"a": 1}')])),
     ("harmony", f"{ANALYSIS}<|end|>{FINAL}Hello <b>\n", ("Hm.", "Hello <b>\n", [])),

@@ -48,6 +48,7 @@ def test_calls_come_out_as_they_went_in(
         "mistral": f"[TOOL_CALLS][{', '.join(plain)}]",
         "granite": f"<|tool_call|>[{', '.join(plain)}]",
         "nemotron": f"<TOOLCALL>[{', '.join(plain)}]</TOOLCALL>",
+        "hunyuan": f"<tool_calls>[{', '.join(plain)}]</tool_calls>",
         "phi": f"functools[{', '.join(plain)}]",
         "deepseek": "\n".join(
             f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{spell(arguments)}<｜tool▁call▁end｜>"
