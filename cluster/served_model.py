@@ -90,10 +90,15 @@ class ServedModel:
             raise RequestError(param, f"token {wrong}, must be in 0..{self.vocab_size - 1}")
 
 
+# By these words, OpenAI's and others', clients know that it is the length: LiteLLM and LangChain
+# read the message alone.
+_MOST = "this model's maximum context length is {} tokens"
+
+
 def too_long(param: str, num_tokens: str, max_model_len: int) -> ApiError:
     message = (
-        f"{param}: {num_tokens} tokens, and the model takes {max_model_len} tokens, prompt and "
-        "answer together"
+        f"{param}: the prompt is too long: {num_tokens} tokens, and {_MOST.format(max_model_len)},"
+        " prompt and answer together"
     )
     return bad_request(param, message, "context_length_exceeded")
 
@@ -101,7 +106,7 @@ def too_long(param: str, num_tokens: str, max_model_len: int) -> ApiError:
 def no_room(param: str, num_tokens: int, room: int, max_model_len: int) -> ApiError:
     """For an answer that may be longer than what the prompt leaves."""
     message = (
-        f"{param}: {num_tokens}, but the model takes {max_model_len} tokens and the prompt leaves "
-        f"room for {room}"
+        f"{param}: {num_tokens}, but {_MOST.format(max_model_len)}, and the prompt leaves room for"
+        f" {room}"
     )
     return bad_request(param, message, "context_length_exceeded")

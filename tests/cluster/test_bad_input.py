@@ -429,9 +429,11 @@ async def test_operators_may_ask_for_tighter_bounds() -> None:
 async def test_context_that_does_not_fit_has_openais_code(server: Server) -> None:
     error = await refused(server, COMPLETIONS, {"prompt": [1] * (MAX_MODEL_LEN + 1)})
     assert error["code"] == "context_length_exceeded"
-    assert str(MAX_MODEL_LEN) in error["message"]
+    most = f"this model's maximum context length is {MAX_MODEL_LEN} tokens"  # clients look for it
+    assert f"prompt is too long: {MAX_MODEL_LEN + 1} tokens, and {most}" in error["message"]
     error = await refused(server, COMPLETIONS, {"prompt": [1], "max_tokens": MAX_MODEL_LEN})
     assert error["code"] == "context_length_exceeded"
+    assert most in error["message"]
     assert f"room for {MAX_MODEL_LEN - 1}" in error["message"]
 
 

@@ -174,7 +174,7 @@ def test_sizes_that_are_none(text: str) -> None:
         ),
         (
             ["generate", "bundled", "--prompt", "x", "--max-model-len", "8", "--max-tokens", "9"],
-            "--max-tokens: 9, but the model takes 8 tokens",
+            "--max-tokens: 9, but this model's maximum context length is 8 tokens",
         ),
         (["generate", "bundled", "--prompt", "x", "--logprobs", "21"], "--logprobs: 21, must be"),
         (["generate", "bundled", "--prompt", "x", "--min-tokens", "300"], "--min-tokens: 300, "),
