@@ -52,13 +52,13 @@ def _check_names(tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
 
 
 def _as_written(value: Any, check: Callable[[Any], Any]) -> Any:
-    check(value)
-    return value
+    """None for no tools, as frameworks send them that were given none."""
+    return value if check(value) else None
 
 
 Tools = Annotated[
     list[ToolDefinition],
-    Field(min_length=1, fail_fast=True),
+    Field(fail_fast=True),
     AfterValidator(_check_names),
     WrapValidator(_as_written),
 ]

@@ -169,7 +169,6 @@ async def test_wrong_values_name_their_parameter(server: Server, param: str, val
         ("messages", [{"role": "user", "content": "x " * MAX_MODEL_LEN}]),
         ("top_logprobs", 3),
         ("logprobs", 3),
-        ("tools", []),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
@@ -353,7 +352,7 @@ async def test_what_is_for_messages_does_not_go_with_a_prompt(server: Server) ->
     ):
         assert (await refused(server, "/tokenize", {"prompt": "x", name: value}))["param"] == name
     nothing: dict[str, Any] = {
-        "tools": None,
+        "tools": [],
         "chat_template_kwargs": {},
         "add_generation_prompt": False,
     }

@@ -8,6 +8,7 @@ import pytest
 from cluster.openai.body import parse
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.errors import ApiError
+from engine.errors import RequestError
 
 FUNCTION = "tools[0].function"
 
@@ -61,3 +62,11 @@ def test_tools_are_kept_as_they_were_written() -> None:
         {"name": "mcp/g.h:i-j", "parameters": {"type": "array"}},
     )
     assert request(said).wanted_calls.tools == said["tools"]
+
+
+def test_no_tools_are_as_none_said() -> None:
+    """Templates ask whether there is a list, and not what it holds."""
+    for choice in (None, "auto", "none"):
+        assert request({"tools": [], "tool_choice": choice}).wanted_calls.tools is None
+    with pytest.raises(RequestError, match="needs tools"):
+        _ = request({"tools": [], "tool_choice": "required"}).wanted_calls
