@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import RequestError
+from engine.grammar.formats import BY_NAME, NO_SCHEMAS
 
 Tool = Mapping[str, Any]
 _ANY_OBJECT = {"type": "object"}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-# Keywords whose values are schemas by names, which may be those of keywords.
-_BY_NAME = frozenset(
-    ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
-)
 
 
 class ToolChoice(NamedTuple):
@@ -111,9 +108,9 @@ def _moved(schema: Any, root: str) -> Any:
         match key:
             case "$ref" if isinstance(value, str) and _starts_at_root(value):
                 moved[key] = root + value[1:]
-            case "const" | "enum" | "default" | "examples":
+            case _ if key in NO_SCHEMAS:
                 moved[key] = value
-            case _ if key in _BY_NAME and isinstance(value, dict):
+            case _ if key in BY_NAME and isinstance(value, dict):
                 moved[key] = {name: _moved(one, root) for name, one in value.items()}
             case _:
                 moved[key] = _moved(value, root)

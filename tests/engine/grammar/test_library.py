@@ -1,8 +1,12 @@
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from engine.errors import RequestError
+from engine.grammar.formats import without_other_formats
 from engine.grammar.library import Vocabulary
 from engine.grammar.table import GrammarTable
 from engine.grammar.value import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
@@ -39,6 +43,7 @@ def allowed(mask: np.ndarray) -> set[int]:
         (schema({"$ref": "http://127.0.0.1/x.json"}), "retriev"),
         (schema({"type": "integer", "minimum": 5, "maximum": 4}), "Unsatisfiable"),
         (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (schema({"type": "string", "format": "uri-reference"}), "Unknown format: uri-reference"),
         (schema({"x-guidance": {"lenient": True}, "not": {}}), "not"),
         (schema({"properties": {f"p{i}": {} for i in range(3000)}}), "too big"),
         (Grammar(GrammarKind.JSON_SCHEMA, "{"), "EOF"),
@@ -56,6 +61,25 @@ def test_what_cannot_be_compiled_is_explained(grammar: Grammar, why: str) -> Non
         vocabulary().compile(grammar)
     assert caught.value.field == "grammar"
     assert len(str(caught.value)) < 400
+
+
+def test_a_format_that_json_schema_does_not_define_says_nothing() -> None:
+    """As Pydantic (paths, secrets), Zod and OpenAPI write them."""
+    string, secret = {"type": "string"}, {"type": "string", "format": "password"}
+    names = {"format": secret, "const": secret}  # of properties
+    enum = {"enum": [{"format": "password"}]}
+    other = {"type": "array", "items": {"anyOf": [secret, enum]}}
+    vocabulary().compile(schema({"type": "object", "properties": names, "$defs": {"x": other}}))
+
+    def text(value: dict[str, Any]) -> str:
+        return without_other_formats(schema(value).text)
+
+    assert json.loads(text(other)) == {**other, "items": {"anyOf": [string, enum]}}
+    assert json.loads(text({"properties": names})) == {
+        "properties": {"format": string, "const": string}
+    }
+    date = {"type": "string", "format": "date"}
+    assert json.loads(text(date)) == date
 
 
 @pytest.mark.parametrize("text", ["", "x" * (MAX_GRAMMAR_BYTES + 1), "\ud800"])
