@@ -21,6 +21,7 @@ log = logging.getLogger("kvrelay.http")
 Handler = Callable[["HttpExchange"], Awaitable[None]]
 Work = Coroutine[Any, Any, None]
 DONE = b"data: [DONE]\n\n"  # the end of a stream, also of one that failed
+_AS_IT_IS = "identity"  # of a body: not compressed
 _LAST_WORDS_S = 3.0  # for a client to take them; then it is as good as gone
 _PART_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
@@ -70,6 +71,8 @@ class HttpExchange:
         return None if value is None else value.decode("latin-1")
 
     async def read_body(self, limits: HttpLimits) -> bytes:
+        if (coding := self.header("content-encoding") or _AS_IT_IS).lower() != _AS_IT_IS:
+            raise ApiError(415, f"a body's Content-Encoding must be {_AS_IT_IS}, not {coding}")
         if _declared_bytes(self.header("content-length")) > limits.max_body_bytes:
             raise _too_large(limits)
         try:

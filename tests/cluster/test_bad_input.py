@@ -1,6 +1,7 @@
 """Whatever a client sends: never a 5xx, never silence, and errors in OpenAI's shape."""
 
 import asyncio
+import gzip
 import json
 from dataclasses import replace
 from typing import Any
@@ -459,6 +460,18 @@ async def test_routes_that_are_not_there(server: Server) -> None:
 async def test_embeddings_are_refused_by_name(server: Server) -> None:
     error = await refused(server, "/v1/embeddings", {"input": "x", "model": "small"})
     assert "embeddings are not supported" in error["message"]
+
+
+async def test_compressed_bodies_are_refused_as_such(server: Server) -> None:
+    body = json.dumps({"prompt": "x"}).encode()
+    for path in (COMPLETIONS, "/tokenize"):
+        headers = {"content-encoding": "gzip"}
+        packed = gzip.compress(body)
+        response = await server.client.post(path, content=packed, headers=headers)
+        assert response.status_code == 415
+        assert "Content-Encoding" in error_of(response)["message"]
+        headers = {"content-encoding": "Identity"}
+        assert (await server.client.post(path, content=body, headers=headers)).status_code == 200
 
 
 async def test_large_bodies_are_cut_off_early() -> None:
