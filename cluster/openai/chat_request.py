@@ -131,7 +131,7 @@ class ChatRequest(SamplingFields):
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "web_search_options": (),
     }
 

@@ -312,6 +312,7 @@ def test_every_parameter_that_clients_know_is_taken_or_refused_as_such(
 async def test_values_that_ask_for_nothing_are_taken(server: Server) -> None:
     await server.ok(COMPLETIONS, prompt="x", best_of=1, suffix="", use_beam_search=False)
     plain = {"type": "text"}
+    await server.ok(CHAT, messages=HELLO, verbosity="medium", service_tier="auto")
     await server.ok(CHAT, messages=HELLO, response_format=plain, parallel_tool_calls=True)
     await server.ok(COMPLETIONS, prompt="x", n=3, best_of=3)
     assert (await refused(server, COMPLETIONS, {"prompt": "x", "best_of": 3}))["param"] == "best_of"
