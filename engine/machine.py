@@ -1,7 +1,8 @@
 """What this machine has to offer: memory and threads, as a container sees them."""
 
 import os
-from math import ceil
+import resource
+from math import ceil, inf
 from pathlib import Path
 
 from engine.control_groups import ControlGroups
@@ -11,8 +12,9 @@ GROUPS = ControlGroups()
 
 def available_memory(groups: ControlGroups = GROUPS) -> int:
     """Bytes that this process may still take: what the kernel calls available, or what is left
-    of its control groups' limits, whichever is less."""
-    return max(int(min(_meminfo()["MemAvailable"], groups.memory_left())), 0)
+    of its control groups' limits or of its address space, whichever is least."""
+    left = min(_meminfo()["MemAvailable"], groups.memory_left(), _address_space_left())
+    return max(int(left), 0)
 
 
 def num_cpus(groups: ControlGroups = GROUPS) -> int:
@@ -20,6 +22,15 @@ def num_cpus(groups: ControlGroups = GROUPS) -> int:
     stand still for the rest of a period, whoever waits for whom."""
     cores = len(os.sched_getaffinity(0))
     return max(1, ceil(min(cores, groups.num_cpus())))
+
+
+def _address_space_left() -> float:
+    """`ulimit -v`, as batch systems have it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return inf
+    taken = int(Path("/proc/self/statm").read_text().split()[0])
+    return limit - taken * resource.getpagesize()
 
 
 def _meminfo() -> dict[str, int]:

@@ -1,6 +1,7 @@
 """What a container may take, by the files in which its kernel says so."""
 
 import os
+import resource
 from math import ceil
 from pathlib import Path
 
@@ -135,3 +136,14 @@ def test_a_quota_bounds_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert num_cpus(groups(tmp_path, own, files)) == min(8, ceil(allowed))
+
+
+def test_a_limit_of_the_address_space_counts() -> None:
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 64 * MIB, before[1]))
+    try:
+        left = available_memory()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert 32 * MIB < left <= 64 * MIB
