@@ -25,7 +25,7 @@ from cluster.head_watch import HeadWatch
 from cluster.joined_ray import CLIENT, ReachWatch, address, init_ray, joined
 from cluster.open_files import ENABLED, check_front, raise_limit
 from cluster.own_processes import own_processes
-from cluster.ray_needs import check_folder, make_token
+from cluster.ray_needs import check_folder, hush_store, make_token
 from cluster.replica_words import stop_listening
 from cluster.serve_details import SERVICER, UNREACHED, serve_details
 from cluster.status.local_clusters import files_of
@@ -235,6 +235,7 @@ def _start(num_cpus: int, folder: Path, ports: ExitStack) -> None:
     check_front(os.environ, raise_limit())
     check_folder()
     make_token()
+    hush_store()
     try:
         init_ray(
             address="local",  # whatever Ray runs on this machine already

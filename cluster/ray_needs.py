@@ -1,7 +1,9 @@
-"""What Ray needs of its user before it starts: a folder that is good for it, and a token."""
+"""What Ray needs of its user before it starts: a folder that is good for it, and a token; and
+what it would ask for in vain."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -65,3 +67,10 @@ def make_token() -> None:
     except (OSError, RuntimeError):  # RuntimeError: this user has no home
         os.environ[TOKEN] = token
     loader.reset_cache()
+
+
+def hush_store() -> None:
+    """Where /dev/shm is small, as the 64 MiB that containers have, Ray says that its object store
+    is slow and asks for a third of the machine's memory there. Nothing that counts goes through
+    that store under us, and UCX, which does use /dev/shm, does with less."""
+    logging.getLogger("ray._private.services").setLevel(logging.ERROR)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray._private import services, utils
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-from cluster.ray_needs import FOLDER, MODE, TOKEN, check_folder, make_token
+from cluster.ray_needs import FOLDER, MODE, TOKEN, check_folder, hush_store, make_token
 from engine.errors import ConfigError
 
 
@@ -95,3 +97,19 @@ def test_where_none_is_asked_for_none_is_made(home: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(MODE, "disabled")
     make_token()
     assert not has_token()
+
+
+def test_a_small_dev_shm_is_no_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(utils, "get_shared_memory_bytes", lambda: 64 << 20)
+    logger = logging.getLogger(services.__name__)
+    before = logger.level
+    hush_store()
+    try:
+        services.determine_plasma_store_config(1 << 30, str(tmp_path))
+    finally:
+        logger.setLevel(before)
+    assert caplog.messages == []
+    services.determine_plasma_store_config(1 << 30, str(tmp_path))
+    assert "--shm-size" in caplog.text, "it is Ray's to say elsewhere"
