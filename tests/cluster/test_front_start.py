@@ -1,8 +1,10 @@
 """Serve's front, on a machine that takes its time to start it."""
 
 import threading
+from pathlib import Path
 
 import pytest
+import ray
 from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve._private import constants
@@ -10,7 +12,7 @@ from ray.serve._private import constants
 from cluster import deployment, ray_cluster
 from cluster.cluster_args import ClusterArgs
 from cluster.front_address import FrontAddress
-from cluster.ray_cluster import _OWN_SETTINGS, start_front
+from cluster.ray_cluster import _OWN_SETTINGS, RAYLET_SETTINGS, start_front
 from engine.errors import UnavailableError
 
 FRONT = FrontAddress("127.0.0.1", 8000)
@@ -22,6 +24,14 @@ def test_no_front_is_killed_that_is_still_waited_for() -> None:
     check_s = float(_OWN_SETTINGS["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"])
     given_s = check_s * constants.PROXY_HEALTH_CHECK_UNHEALTHY_THRESHOLD
     assert given_s >= constants.HTTP_PROXY_TIMEOUT
+
+
+def test_ray_s_processes_fill_no_disk_with_statistics() -> None:
+    """They pass over a setting that they do not know."""
+    name = "RAY_event_stats_print_interval_ms"
+    assert float(RAYLET_SETTINGS[name]) >= 3600e3
+    raylet = Path(ray.__file__).with_name("core") / "src/ray/raylet/raylet"
+    assert name.encode() in raylet.read_bytes()
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), TimeoutError("not available after 60s.")])
