@@ -38,8 +38,10 @@ logger = logging.getLogger("kvrelay.ray")
 
 # Of the ingress replicas' gRPC, on one machine, with those that follow them. Serve means to bind
 # each for itself, and does so with SO_REUSEPORT: where two clusters have the same ports, either
-# answers the other's callers, whatever keys those have.
-_GRPC_PORTS = 200
+# answers the other's callers, whatever keys those have. A port that one has had is nobody's for as
+# long as a front that was replaced may go on, an hour; and none left, no ingress starts. So there
+# are as many as Serve has for HTTP.
+_GRPC_PORTS = 1000
 _LOOK_S = 0.05
 _LAST_BYTES_S = 0.5  # for a front to hand on what ingresses have said
 

@@ -1,23 +1,33 @@
 """Serve's front, on a machine that takes its time to start it."""
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 from ray import serve
 from ray.exceptions import ActorDiedError
-from ray.serve._private import constants
+from ray.serve._private import constants, node_port_manager
+from ray.serve._private.node_port_manager import PortAllocator
 
 from cluster import deployment, ray_cluster
 from cluster.cluster_args import ClusterArgs
 from cluster.front_address import FrontAddress
-from cluster.ray_cluster import _OWN_SETTINGS, RAYLET_SETTINGS, start_front
+from cluster.ray_cluster import (
+    _OWN_SETTINGS,
+    HAPROXY_SETTINGS,
+    RAYLET_SETTINGS,
+    front_settings,
+    start_front,
+)
 from engine.errors import UnavailableError
 
 FRONT = FrontAddress("127.0.0.1", 8000)
 MESSAGE = "Serve's front does not start: .* Serve's logs: /"
 WHOLE_S = 60.0
+QUICKEST_START_S = 4.0  # of an ingress, when another has ended
 
 
 def test_no_front_is_killed_that_is_still_waited_for() -> None:
@@ -32,6 +42,24 @@ def test_ray_s_processes_fill_no_disk_with_statistics() -> None:
     assert float(RAYLET_SETTINGS[name]) >= 3600e3
     raylet = Path(ray.__file__).with_name("core") / "src/ray/raylet/raylet"
     assert name.encode() in raylet.read_bytes()
+
+
+def test_ingresses_that_end_again_and_again_leave_a_port_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Serve lends one again when a front that was replaced must have ended."""
+    now, kept_s = 0.0, float(HAPROXY_SETTINGS["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) + 30
+    monkeypatch.setattr(node_port_manager, "RAY_SERVE_PORT_QUARANTINE_S", kept_s)
+    monkeypatch.setattr(node_port_manager, "time", SimpleNamespace(monotonic=lambda: now))
+    with ExitStack() as ports:
+        settings = front_settings(Path("/tmp"), ports)
+    first, last = (
+        int(settings[f"RAY_SERVE_DIRECT_INGRESS_{end}_GRPC_PORT"]) for end in ("MIN", "MAX")
+    )
+    allocator = PortAllocator(first, last, "GRPC", "a node")
+    while now < 2 * kept_s:
+        allocator.release("an ingress", allocator.allocate("an ingress"))
+        now += QUICKEST_START_S
 
 
 @pytest.mark.parametrize("error", [ActorDiedError(), TimeoutError("not available after 60s.")])
