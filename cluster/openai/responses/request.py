@@ -46,7 +46,7 @@ class TextFormat(Part):
 
 class TextOptions(Part):
     format: TextFormat | None = None
-    verbosity: None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class ReasoningOptions(Part):
