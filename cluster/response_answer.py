@@ -30,8 +30,10 @@ class ResponseAnswer:
         uid = new_request_id()
         self._plan = plan
         self._exchange = exchange
-        self._wording = ChatWording(model.chat_format, plan.options)
-        self._output = Output(uid, request.known_tools, seals_reasoning=request.seals_reasoning)
+        self._wording = wording = ChatWording(model.chat_format, plan.options)
+        self._output = Output(
+            uid, request.known_tools, wording.call_id, seals_reasoning=request.seals_reasoning
+        )
         self._response = _begun(f"resp_{uid}", plan, request, model)
         self._generation: Generation | None = None
         self._status: Literal["completed", "incomplete"] = "completed"
@@ -83,9 +85,9 @@ class ResponseAnswer:
         await self._exchange.send_json(encoded.encode())
 
     def _read(self, part: ChoicePart) -> list[Json]:
-        choice = self._wording.delta(part)
-        logprobs = choice["logprobs"]
-        events = self._output.push(choice["delta"], logprobs["content"] if logprobs else ())
+        logprobs = self._wording.logprobs(part)
+        news = self._wording.read(part)
+        events = self._output.push(news, logprobs["content"] if logprobs else ())
         if part.finish_reason is not None:
             is_cut = part.finish_reason is FinishReason.LENGTH
             self._status = "incomplete" if is_cut else "completed"

@@ -65,14 +65,12 @@ class ChatWording:
         return choice_of(choice, delta={"role": "assistant", "content": ""})
 
     def delta(self, part: ChoicePart) -> Json:
-        if self._reading is None:
-            return self._filled("delta", {"content": part.text} if part.text else {}, part)
-        return self._filled("delta", self._delta_of(self._read(part)), part)
+        return self._filled("delta", self._delta_of(self.read(part)), part)
 
     def whole(self, generation: Generation, part: ChoicePart) -> Json:
         message: Json = {"role": "assistant", "content": part.text, "refusal": None}
         if self._reading is not None:
-            message |= self._message_of(self._read(part))
+            message |= self._message_of(self.read(part))
         return self._filled("message", message, part)
 
     def of_prompt(self, generation: Generation) -> Json:
@@ -98,10 +96,11 @@ class ChatWording:
         reasoning = self._format.reasoning_tokens(reading, self.pieces) if self._counts else None
         return _Read(self._format.reader(reading), reasoning)
 
-    def _read(self, part: ChoicePart) -> list[Part]:
-        """What is new, of what the client wants to see."""
+    def read(self, part: ChoicePart) -> list[Part]:
+        """What is new, of what the client wants to see, in the order in which it was written."""
         reading = self._reading
-        assert reading is not None
+        if reading is None:
+            return [Content(part.text)] if part.text else []
         choice = self._choices.get(part.choice)
         if choice is None:
             choice = self._choices[part.choice] = self._begin(reading)
@@ -146,19 +145,27 @@ class ChatWording:
         return {"content": None if message else "", **message}
 
     def _call_of(self, start: CallStart) -> Json:
+        function = {"name": start.name, "arguments": ""}
+        return {"id": self.call_id(start), "type": "function", "function": function}
+
+    def call_id(self, start: CallStart) -> str:
+        """A new one, if the model gave it none."""
         assert self._reading is not None
         number = self._reading.num_calls_before + start.call
-        call_id = start.id or self._format.new_call_id(start.name, number)
-        function = {"name": start.name, "arguments": ""}
-        return {"id": call_id, "type": "function", "function": function}
+        return start.id or self._format.new_call_id(start.name, number)
+
+    def logprobs(self, part: ChoicePart) -> Json | None:
+        num_top = self._options.logprobs
+        if part.logprobs is None or num_top is None:
+            return None
+        return chat_logprobs(self._speller, part.logprobs, num_top)
 
     def _filled(self, key: str, message: Json, part: ChoicePart) -> Json:
         choice = choice_of(part.choice, **{key: message})
         choice["finish_reason"], choice["stop_reason"] = part.finish_reason, part.stop_reason
         if part.finish_reason is FinishReason.STOP and self._ends_with_calls(part):
             choice["finish_reason"] = "tool_calls"
-        if part.logprobs is not None and self._options.logprobs is not None:
-            choice["logprobs"] = chat_logprobs(self._speller, part.logprobs, self._options.logprobs)
+        choice["logprobs"] = self.logprobs(part)
         if self._options.return_token_ids:
             choice["token_ids"] = list(part.token_ids)
         return choice

@@ -21,6 +21,8 @@ from tests.cluster.test_bad_input import refused
 from tests.cluster.test_chat import HELLO_PROMPT, prompt_of
 from tests.cluster.test_structured import EOS
 from tests.cluster.test_tools import ANSWER as THOUGHTS_AND_CALLS
+from tests.cluster.test_tools import BUY as CALL_BUY
+from tests.cluster.test_tools import LOOK as CALL_LOOK
 from tests.cluster.test_tools import TOOLS as CHAT_TOOLS
 from tests.cluster.test_tools import model_that_thinks, server_that_says
 
@@ -134,6 +136,22 @@ async def test_streamed_and_not_the_items_are_the_same(per_step: int) -> None:
     for item in (built := put_together(events)):
         item["status"] = "completed"
     assert built == last["output"]
+
+
+BETWEEN_CALLS = (
+    f"<think>\nHm.\n</think>\n\nFirst\n<tool_call>{CALL_LOOK}</tool_call>\nthen"
+    f"<tool_call>{CALL_BUY}</tool_call>\nlast."
+)
+
+
+@pytest.mark.parametrize("per_step", [1, 21, 22, 31, 1000])
+async def test_items_come_in_the_order_of_the_text_however_it_is_cut(per_step: int) -> None:
+    server = server_that_says(BETWEEN_CALLS, per_step)
+    items = put_together(await events_of(server, input="Hello", tools=TOOLS))
+    said = [item.get("arguments") or item["content"][0]["text"] for item in items]
+    assert said == ["Hm.", "First", LOOK, "\nthen", BUY, "\nlast."]
+    whole = (await server.ok(PATH, input="Hello", tools=TOOLS))["output"]
+    assert [item.get("arguments") or item["content"][0]["text"] for item in whole] == said
 
 
 async def test_an_answer_that_is_cut_off_says_so(server: Server) -> None:

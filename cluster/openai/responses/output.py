@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from cluster.openai.reading.parts import CallArguments, CallStart, Content, Part, Reasoning
 from cluster.openai.responses.items import seal
 from cluster.openai.responses.tools import Tools
 from cluster.openai.wording import Json
 
 
 class Output:
-    """Made of a chat's deltas. Its events still lack their numbers."""
+    """Made of what is read of an answer. Its events still lack their numbers."""
 
-    def __init__(self, uid: str, tools: Tools, *, seals_reasoning: bool) -> None:
+    def __init__(
+        self,
+        uid: str,
+        tools: Tools,
+        call_id: Callable[[CallStart], str],
+        *,
+        seals_reasoning: bool,
+    ) -> None:
         self.items: list[Json] = []
         self._uid = uid
         self._tools = tools
+        self._call_id = call_id
         self._seals_reasoning = seals_reasoning
         self._open: _Item | None = None
 
-    def push(self, delta: Json, logprobs: Sequence[Json] = ()) -> list[Json]:
-        """`logprobs`, of the delta's tokens, are told with what it has of content."""
+    def push(self, parts: Iterable[Part], logprobs: Sequence[Json] = ()) -> list[Json]:
+        """`logprobs`, of the parts' tokens, are told with the first of their content."""
         events: list[Json] = []
-        if text := delta.get("reasoning_content"):
-            if not isinstance(self._open, _Reasoning):
-                events += self._begin(_Reasoning(self._seals_reasoning))
-            events += self._grow(text)
-        if text := delta.get("content"):
-            if not isinstance(self._open, _Message):
-                events += self._begin(_Message())
-            events += self._grow(text, logprobs)
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                name = self._tools.name_of(call["function"]["name"])
-                events += self._begin(_Call(call["id"], name))
-            events += self._grow(call["function"]["arguments"])
+        for part in parts:
+            match part:
+                case Reasoning(text) if text:
+                    if not isinstance(self._open, _Reasoning):
+                        events += self._begin(_Reasoning(self._seals_reasoning))
+                    events += self._grow(text)
+                case Content(text) if text:
+                    if not isinstance(self._open, _Message):
+                        events += self._begin(_Message())
+                    events += self._grow(text, logprobs)
+                    logprobs = ()
+                case CallStart(name=name):
+                    call = _Call(self._call_id(part), self._tools.name_of(name))
+                    events += self._begin(call)
+                case CallArguments(text=text):
+                    events += self._grow(text)
         return events
 
     def finish(self, status: Literal["completed", "incomplete"]) -> list[Json]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from cluster.openai.reading.forced import ArrayReader, NamedReader
@@ -103,7 +104,7 @@ def read(reader: Reader, pieces: Sequence[str]) -> Read:
     reasoning = content = ""
     calls: list[tuple[str, str]] = []
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.finish()
-    for part in parts:
+    for before, part in pairwise([None, *parts]):
         match part:
             case Reasoning(text):
                 assert text
@@ -117,6 +118,7 @@ def read(reader: Reader, pieces: Sequence[str]) -> Read:
             case CallArguments(index, text):
                 assert text
                 assert index == len(calls) - 1, "arguments belong to the call that is open"
+                assert isinstance(before, CallStart | CallArguments), "which nothing interrupts"
                 calls[index] = (calls[index][0], calls[index][1] + text)
     return reasoning, content, calls
 
