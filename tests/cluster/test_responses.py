@@ -154,6 +154,23 @@ async def test_items_come_in_the_order_of_the_text_however_it_is_cut(per_step: i
     assert [item.get("arguments") or item["content"][0]["text"] for item in whole] == said
 
 
+async def test_text_between_calls_goes_back_as_one_turn() -> None:
+    """As the chat has it: templates want the results right behind the calls."""
+    server = server_that_says(BETWEEN_CALLS)
+    hello = {"role": "user", "content": "Hello"}
+    output = (await server.ok(PATH, input="Hello", tools=TOOLS))["output"]
+    (choice,) = (await server.ok(CHAT, messages=[hello], tools=CHAT_TOOLS))["choices"]
+    _, turn, result = messages_of(
+        None,
+        [hello, *output, {"type": "function_call_output", "call_id": "1", "output": "done"}],
+    )
+    for name in ("role", "content", "reasoning_content"):
+        assert turn[name] == choice["message"][name]
+    calls = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert [call["function"] for call in turn["tool_calls"]] == calls
+    assert result["role"] == "tool"
+
+
 async def test_an_answer_that_is_cut_off_says_so(server: Server) -> None:
     whole = await server.ok(PATH, input="Hello", max_output_tokens=2)
     assert (whole["status"], whole["completed_at"]) == ("incomplete", None)

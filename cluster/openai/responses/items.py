@@ -16,6 +16,7 @@ from cluster.openai.wording import Json
 from engine.errors import RequestError
 
 _OF_SYSTEM = ("system", "developer")
+_TEXTS = ("content", "reasoning_content")
 _SEALED = "text:"  # of what stands for `encrypted_content`
 
 
@@ -132,49 +133,56 @@ class _Chat:
     """Turns as they are put together: reasoning, text and calls of a model's are one."""
 
     def __init__(self) -> None:
-        self.messages: list[Json] = []
+        self._turns: list[Json] = []  # their texts in pieces: there may be many
         self._turn: Json | None = None  # the model's, that the next item may go on with
+
+    @property
+    def messages(self) -> list[Json]:
+        return [
+            {name: "".join(value) if name in _TEXTS else value for name, value in turn.items()}
+            for turn in self._turns
+        ]
 
     def add(self, item: _Item, path: str) -> None:
         match item:
             case _Message(role="assistant", content=content):
-                turn = self._turn_for("content", "tool_calls")
-                turn["content"] = _text_of(content, f"{path}.content")
+                texts = _texts_of(content, f"{path}.content")
+                self._turn_for("content").setdefault("content", []).extend(texts)
             case _Message(role=role, content=content):
-                self._add_other({"role": role, "content": _text_of(content, f"{path}.content")})
+                self._add_other({"role": role, "content": _texts_of(content, f"{path}.content")})
             case _Call(call_id=call_id, name=name, namespace=namespace, arguments=arguments):
                 function = {"name": in_namespace(namespace, name), "arguments": arguments}
                 calls = self._turn_for().setdefault("tool_calls", [])
                 calls.append({"id": call_id, "type": "function", "function": function})
             case _CallOutput(call_id=call_id, output=output):
-                text = _text_of(output, f"{path}.output")
-                self._add_other({"role": "tool", "tool_call_id": call_id, "content": text})
+                texts = _texts_of(output, f"{path}.output")
+                self._add_other({"role": "tool", "tool_call_id": call_id, "content": texts})
             case _Reasoning():
-                text = _reasoning_of(item, path)
-                if text:
-                    turn = self._turn_for("reasoning_content", "content", "tool_calls")
-                    turn["reasoning_content"] = text
+                if text := _reasoning_of(item, path):
+                    turn = self._turn_for("reasoning_content", "content")
+                    turn.setdefault("reasoning_content", []).append(text)
 
     def _add_other(self, message: Json) -> None:
         self._turn = None
-        self.messages.append(message)
+        self._turns.append(message)
 
     def _turn_for(self, *before: str) -> Json:
-        """A new one if that under way has something of these, which come before."""
-        if self._turn is None or any(name in self._turn for name in before):
-            self._turn = {"role": "assistant"}
-            self.messages.append(self._turn)
-        return self._turn
+        """A new one if that under way has something of these, which come before. One with calls
+        goes on, as templates know it: their results are what comes next."""
+        turn = self._turn
+        if turn is None or ("tool_calls" not in turn and any(name in turn for name in before)):
+            turn = self._turn = {"role": "assistant"}
+            self._turns.append(turn)
+        return turn
 
 
-def _text_of(content: Any, path: str) -> str:
+def _texts_of(content: Any, path: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         message = f"{path}: must be a string or an array of text parts"
         raise bad_request(path, message, "invalid_value")
-    texts = [_text_of_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
-    return "".join(texts)
+    return [_text_of_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
 
 
 def _text_of_part(part: Any, path: str) -> str:
