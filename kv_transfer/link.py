@@ -68,6 +68,7 @@ class Link:
         self._bytes_out = 0  # of reads that have not ended
         self._most_out = 0  # since there was none
         self._num_reads = 0
+        self._ways: list[LinkFigures] = []  # that reads under way may have begun by, before this
         self._turns_s, self._turns_at = 0.0, time.monotonic()  # of any one of them, so far
         self._closing: asyncio.Task[None] | None = None
 
@@ -111,8 +112,10 @@ class Link:
         self._improving = asyncio.ensure_future(improving)
 
     def read_by(self, connector: str, pool: PeerPool, figures: LinkFigures) -> None:
-        """From now on; reads that are under way end where they began."""
+        """From now on; reads that are under way end where they began, as slowly as ever."""
         self.pool.disconnect()
+        if self._num_reads:
+            self._ways.append(self.figures)
         self.connector, self.pool, self.figures = connector, pool, figures
 
     def lose(self, reason: str) -> None:
@@ -146,28 +149,31 @@ class Link:
         read = self.pool.read(group, remote, local)
         self._bytes_out += read.num_bytes
         self._most_out = max(self._most_out, self._bytes_out)
-        began_s = self._count_turns()
+        began_s, figures = self._count_turns(), self.figures
         self._num_reads += 1
-        read.ended.add_done_callback(lambda _: self._forget_read(read, began_s))
+        read.ended.add_done_callback(lambda _: self._forget_read(read, began_s, figures))
         return read
 
     @property
     def patience_s(self) -> float:
         """That any read may take; a network that fails may never say so. They take turns, so those
         that came later hold it up as well, and the last ones end together."""
-        expected_s = self._most_out / max(1.0, self.figures.bytes_per_s)
+        slowest = min(figures.bytes_per_s for figures in (self.figures, *self._ways))
+        expected_s = self._most_out / max(1.0, slowest)
         return READ_PATIENCE_S + READ_PATIENCE * expected_s
 
-    def _forget_read(self, read: Read, began_s: float) -> None:
+    def _forget_read(self, read: Read, began_s: float, figures: LinkFigures) -> None:
         turns_s = self._count_turns() - began_s
         self._num_reads -= 1
+        if not self._num_reads:
+            self._ways.clear()
         self._bytes_out -= read.num_bytes
         if not self._bytes_out:
             self._most_out = 0
         is_there = not read.ended.cancelled() and read.ended.exception() is None
         if is_there and read.num_bytes >= TELLING_BYTES and turns_s > 0:
             rate = read.num_bytes / turns_s
-            self.figures.bytes_per_s += SMOOTHING * (rate - self.figures.bytes_per_s)
+            figures.bytes_per_s += SMOOTHING * (rate - figures.bytes_per_s)
 
     def _count_turns(self) -> float:
         """Seconds that a read has had the link to itself if it was there all the time. A read's

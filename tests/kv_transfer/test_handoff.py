@@ -12,7 +12,7 @@ from kv_transfer.pull import PullState
 from kv_transfer.source import ReadyEnd
 from kv_transfer.tally import CANCELLED, FAILED, HolderTally
 from protos.generation_pb2 import TokenLogprobs
-from tests.kv_transfer.fakes import chunk
+from tests.kv_transfer.fakes import FakePeerPool, Memory, chunk
 from tests.kv_transfer.handoff_pair import CHUNKS, END, WANTED, Pair, run
 
 
@@ -205,6 +205,25 @@ async def test_a_read_has_the_time_of_all_that_are_under_way(pair: Pair) -> None
     await asyncio.sleep(0)
     pair.link.begin_read(0, [5], [5])
     assert patience_s() == 3 * 0.5
+
+
+async def test_a_read_that_began_another_way_is_no_quicker_for_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does its end say anything of the way that the others take."""
+    monkeypatch.setattr(link, "TELLING_BYTES", 1)
+    pair.by_hand()
+    pair.link.figures = slow = LinkFigures(0.0, 0.5)
+    fast = LinkFigures(0.0, 2.0**40)
+    pair.link.begin_read(0, [1, 2], [1, 2])
+    patience_s = pair.link.patience_s
+    pair.link.read_by("fast", FakePeerPool(Memory(8), Memory(8)), fast)
+    assert pair.link.patience_s == patience_s
+    pair.pool.reads[0].finish()
+    await asyncio.sleep(0)
+    assert slow.bytes_per_s != 0.5
+    assert fast.bytes_per_s == 2.0**40
+    assert pair.link.patience_s == link.READ_PATIENCE_S
 
 
 class Clock:
