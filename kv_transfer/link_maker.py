@@ -55,9 +55,9 @@ class LinkMaker:
             description = await self._describe(address, channel)
             check_holder(self._me.format, description)
             reports = report_load(channel)
-            choice, failures = await _while_it_lives(
-                self._choose(address, channel, description, self._connectors), reports
-            )
+            failures: _Failures = {}
+            choosing = self._choose(address, channel, description, self._connectors, failures)
+            choice = await _while_it_lives(choosing, reports)
             if choice is None:
                 raise self._none(address, description, failures)
         except BaseException:  # a link that is given up while it is made leaves nothing behind
@@ -97,11 +97,12 @@ class LinkMaker:
         channel: grpc.aio.Channel,
         description: WorkerDescription,
         connectors: Sequence[Connector],
-    ) -> tuple[_Choice | None, _Failures]:
-        """The first connector that can. One that fails while the peer still answers, as behind
-        a firewall, leads to the next like one that is refused."""
+        failures: _Failures,
+    ) -> _Choice | None:
+        """The first connector that can; `failures` gets those of the others, also if none can
+        because the peer is gone. One that fails while the peer still answers, as behind a
+        firewall, leads to the next like one that is refused."""
         offers = {offer.name: offer for offer in description.connectors}
-        failures: _Failures = {}
         for connector in connectors:
             offer = offers.get(connector.name)
             if offer is None:
@@ -117,8 +118,8 @@ class LinkMaker:
                 if (await self._describe(address, channel)).incarnation != description.incarnation:
                     raise
             else:
-                return _Choice(connector.name, pool, figures), failures
-        return None, failures
+                return _Choice(connector.name, pool, figures)
+        return None
 
     async def _improve(self, link: Link, channel: grpc.aio.Channel, failures: _Failures) -> None:
         """What failed may have done so in passing, and the link lives as long as its peer.
@@ -133,14 +134,17 @@ class LinkMaker:
             if unended:
                 await asyncio.wait(unended)
             better = [connector for connector in self._connectors if connector.name in names]
+            news: _Failures = {}
             try:
                 description = await self._describe(link.address, channel)
                 if description.incarnation != link.incarnation:
                     return  # as the link's reports will find out
-                choice, failures = await self._choose(link.address, channel, description, better)
+                choice = await self._choose(link.address, channel, description, better, news)
             except TransferError as error:  # the link ends soon, or the peer will be heard again
                 logger.info("%s: no other way than %s: %s", link.address, link.connector, error)
+                failures |= news
                 continue
+            failures = news
             if choice is not None:
                 link.read_by(*choice)
                 self._report(link)

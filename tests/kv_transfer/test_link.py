@@ -148,6 +148,29 @@ async def test_a_first_read_that_has_not_ended_is_waited_for_before_the_next(
 
 
 @pytest.mark.usefixtures("soon")
+async def test_so_is_one_of_a_peer_that_says_nothing_just_then(
+    peer: Peer, make_links: MakeLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "FIRST_READ_TIMEOUT_S", 0.1)
+    fast, plain = FakeConnector("fast", by_hand=True), FakeConnector("plain")
+    link = await make_links(fast, plain).get(peer.address)
+    fast.pools[0].reads[0].fail()
+    while len(fast.pools) < 2:
+        await asyncio.sleep(0.001)
+    describer = peer.describer
+    said, num_calls = describer.description, describer.calls
+    describer.description = None  # type: ignore[assignment]
+    while describer.calls == num_calls:
+        await asyncio.sleep(0.001)
+    describer.description = said
+    assert await tried(fast) == 2
+    assert link.lost is None
+    fast.by_hand = False
+    fast.pools[1].reads[0].fail()
+    await read_by(link, "fast")
+
+
+@pytest.mark.usefixtures("soon")
 async def test_another_incarnation_is_read_by_no_old_link(
     peer: Peer, make_links: MakeLinks
 ) -> None:
