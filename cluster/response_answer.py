@@ -70,11 +70,20 @@ class ResponseAnswer:
                     kinds = ("response.created", "response.in_progress")
                     events = [{"type": kind, "response": self._response} for kind in kinds] + events
                 if events:
-                    await self._exchange.send_events(self._frames(events))
+                    await self._send(events)
         response = self._end()
         last = [{"type": f"response.{self._status}", "response": response}]
         frames = await asyncio.to_thread(self._frames, last)  # all of it once more
         await self._exchange.send_events(frames, last=True)
+
+    async def _send(self, events: Sequence[Json]) -> None:
+        """The three that end a text have all of its logprobs, which takes long: others get their
+        turns between them."""
+        if self._plan.options.logprobs is None or not _any_ends(events):
+            await self._exchange.send_events(self._frames(events))
+            return
+        for event in events:
+            await self._exchange.send_events(await asyncio.to_thread(self._frames, [event]))
 
     async def _write_whole(self, generation: Generation) -> None:
         async with aclosing(generation.parts()) as news:
@@ -137,6 +146,10 @@ class ResponseAnswer:
             frames.append(f"event: {kind}\ndata: {dump(numbered)}\n\n")
             self._num_events += 1
         return "".join(frames).encode()
+
+
+def _any_ends(events: Sequence[Json]) -> bool:
+    return any(event["type"].endswith(".done") for event in events)
 
 
 def _begun(response_id: str, plan: Plan, request: ResponsesRequest, model: ServedModel) -> Json:

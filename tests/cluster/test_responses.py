@@ -1,6 +1,7 @@
 """/v1/responses: a chat's answer in items, whole and in events; the official client reads both."""
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from cluster import response_answer
+from cluster.openai import events as of_streams
 from cluster.openai.responses.items import messages_of, seal
 from cluster.openai.responses.tools import Tools
 from engine.errors import EngineError, UnavailableError
@@ -204,6 +207,24 @@ async def test_logprobs_stand_with_the_text() -> None:
     assert streamed["content"] == [part]
     error = await refused(server, PATH, {"input": "x", "top_logprobs": 2})
     assert error["param"] == "top_logprobs"
+
+
+async def test_what_has_all_logprobs_is_written_beside_the_loop_event_by_event(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, beside = threading.get_ident(), []
+
+    def dump(event: Any) -> str:
+        if threading.get_ident() != loop:
+            beside.append(event["type"].removeprefix("response."))
+        return of_streams.dump(event)
+
+    monkeypatch.setattr(response_answer, "dump", dump)
+    await events_of(server, input="Hello")
+    assert beside == ["completed"]
+    await events_of(server, input="Hello", include=["message.output_text.logprobs"])
+    ends = ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert beside[-4:] == ends
 
 
 TURNS: list[Any] = [
