@@ -174,6 +174,21 @@ async def test_text_between_calls_goes_back_as_one_turn() -> None:
     assert result["role"] == "tool"
 
 
+def test_what_is_thought_between_a_text_and_a_call_is_of_their_turn() -> None:
+    """As gpt-oss does, whose template would have the text as a last answer without the call."""
+    user, text, call = TURNS[0], TURNS[3], TURNS[4]
+    first, second = (
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+        for text in ("Hm.", "So.")
+    )
+    _, turn = messages_of(None, [user, first, text, second, call])
+    assert (turn["reasoning_content"], turn["content"]) == ("Hm.So.", "b")
+    assert len(turn["tool_calls"]) == 1
+    _, one, other = messages_of(None, [user, first, text, second, text])
+    assert (one["reasoning_content"], other["reasoning_content"]) == ("Hm.", "So.")
+    assert [turn["role"] for turn in messages_of(None, [second, call])] == ["assistant"]
+
+
 async def test_an_answer_that_is_cut_off_says_so(server: Server) -> None:
     whole = await server.ok(PATH, input="Hello", max_output_tokens=2)
     assert (whole["status"], whole["completed_at"]) == ("incomplete", None)

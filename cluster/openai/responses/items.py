@@ -152,7 +152,7 @@ class _Chat:
                 self._add_other({"role": role, "content": _texts_of(content, f"{path}.content")})
             case _Call(call_id=call_id, name=name, namespace=namespace, arguments=arguments):
                 function = {"name": in_namespace(namespace, name), "arguments": arguments}
-                calls = self._turn_for().setdefault("tool_calls", [])
+                calls = self._turn_that_calls().setdefault("tool_calls", [])
                 calls.append({"id": call_id, "type": "function", "function": function})
             case _CallOutput(call_id=call_id, output=output):
                 texts = _texts_of(output, f"{path}.output")
@@ -173,6 +173,16 @@ class _Chat:
         if turn is None or ("tool_calls" not in turn and any(name in turn for name in before)):
             turn = self._turn = {"role": "assistant"}
             self._turns.append(turn)
+        return turn
+
+    def _turn_that_calls(self) -> Json:
+        """What was thought between a text and a call is of their turn, as the chat has it."""
+        turn = self._turn_for()
+        before = self._turns[-2] if len(self._turns) > 1 else {}
+        if turn.keys() == {"role", "reasoning_content"} and before.get("role") == "assistant":
+            before.setdefault("reasoning_content", []).extend(turn["reasoning_content"])
+            self._turns.pop()
+            turn = self._turn = before
         return turn
 
 
