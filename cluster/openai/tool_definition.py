@@ -23,12 +23,15 @@ def _check_name(name: str) -> str:
     return name
 
 
+ToolName = Annotated[str, AfterValidator(_check_name)]
+
+
 class Function(Part):
     """`return` is of Hugging Face's making, and some templates print it; `type` is said twice by
     some clients."""
 
     type: Literal["function"] | None = None
-    name: Annotated[str, AfterValidator(_check_name)]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

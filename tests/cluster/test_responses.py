@@ -388,6 +388,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "namespace", "name": "a", "tools": [1]}]}, "tools[0].tools[0]"),
     ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+    ({"tools": [{"type": "namespace", "name": "a" * 129, "tools": []}]}, "tools[0].name"),
     ({"tools": TOOLS}, "tools"),  # of which this model's template knows nothing
     ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from cluster.openai.body import Part, part_of
 from cluster.openai.errors import bad_request
+from cluster.openai.tool_definition import ToolName
 from cluster.openai.wording import Json
 from engine.errors import RequestError
 
@@ -20,8 +21,10 @@ class FunctionTool(Part):
 
 
 class NamespaceTool(Part):
+    """Its name stands before that of each of its functions, of which there may be many."""
+
     type: Literal["namespace"]
-    name: str
+    name: ToolName
     description: str | None = None
     tools: list[Any]
 
