@@ -18,7 +18,15 @@ from cluster.openai.responses.tools import Tools
 from engine.errors import EngineError, UnavailableError
 from engine.request import GenerationRequest
 from tests.cluster.conftest import Server, make_server
-from tests.cluster.fakes import ANSWER, CACHED, Step, answer_tokens, say, small_tokenizer
+from tests.cluster.fakes import (
+    ANSWER,
+    CACHED,
+    Step,
+    answer_tokens,
+    say,
+    small_model,
+    small_tokenizer,
+)
 from tests.cluster.live_server import LiveServer, live_server
 from tests.cluster.test_bad_input import refused
 from tests.cluster.test_chat import HELLO_PROMPT, prompt_of
@@ -408,6 +416,13 @@ async def test_what_is_wrong_is_named_as_the_client_wrote_it(
     error = await refused(server, PATH, {"input": "Hello", **fields})
     assert error["param"] == param
     assert param in error["message"]
+
+
+async def test_too_many_logprobs_are_named() -> None:
+    server = make_server(model=replace(small_model(), max_model_len=1 << 20))
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
+    error = await refused(server, PATH, {"input": "x", **asked})
+    assert error["param"] == "top_logprobs"
 
 
 async def test_a_schema_that_nothing_can_be_made_of_is_named() -> None:

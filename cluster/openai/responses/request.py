@@ -151,6 +151,7 @@ def plan_response(request: ResponsesRequest, model: ServedModel, limits: Request
 
 _NAMES: Mapping[str, str] = {
     r"messages\b.*": "input",
+    r"logprobs$": "top_logprobs",
     r"max_(completion_)?tokens$": "max_output_tokens",
     r"response_format\.json_schema\b": "text.format",
     r"response_format\b": "text.format",
