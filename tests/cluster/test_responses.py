@@ -400,6 +400,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS}, "tools"),  # of which this model's template knows nothing
     ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
     ({"store": True}, "store"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"background": True}, "background"),

@@ -28,6 +28,12 @@ from engine.sampling import MAX_LOGPROBS
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
+_Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16, fail_fast=True),
+]
+
+
 def _check_input(value: Any) -> Any:
     if not isinstance(value, str | list):
         raise PydanticCustomError("input", "a string or an array of items")
@@ -86,6 +92,7 @@ class ResponsesRequest(SharedFields):
         None
     )
     max_output_tokens: int | None = None
+    metadata: _Metadata | None = None  # the answer repeats it, as clients know it
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     stream_options: StreamOptions | None = None
