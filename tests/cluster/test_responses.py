@@ -339,6 +339,17 @@ async def test_functions_of_a_namespace_are_called_by_both_names() -> None:
     assert error["param"] == "tools[1].tools[1].name"
 
 
+async def test_the_choice_of_a_function_in_a_namespace_has_the_name_that_the_model_knows() -> None:
+    model = replace(model_that_thinks(), defaults=EOS)
+    server = make_server(say("{}"), model)
+    choice = {"type": "function", "name": "shop.look"}
+    answer = await server.ok(PATH, input="Hello", tools=[SPACE], tool_choice=choice)
+    *_, call = answer["output"]
+    assert (call["namespace"], call["name"], call["arguments"]) == ("shop", "look", "{}")
+    assert server.backend.last.params.grammar is not None
+    model.grammar_trial.close()
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 async def test_an_answer_goes_back_as_it_came(sealed: bool) -> None:
     """Clients may drop the reasoning's text where they asked for something to send in its place."""
