@@ -91,6 +91,8 @@ PROXY_SETTINGS = {
 _OWN_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_COLOR_PREFIX": "0",
+    # Serve writes HAProxy's file, which has an arrow in a comment, as the locale would have it.
+    "PYTHONUTF8": "1",
     # A line for each request, which a process in Python reads, into counters that Ray's dashboard
     # would show: at 800 requests a second 5 to 6 % of a core. Without it Serve's replicas count.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",

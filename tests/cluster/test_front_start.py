@@ -1,5 +1,8 @@
 """Serve's front, on a machine that takes its time to start it."""
 
+import os
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +26,7 @@ from cluster.ray_cluster import (
     start_front,
 )
 from engine.errors import UnavailableError
+from tests.processes import ROOT
 
 FRONT = FrontAddress("127.0.0.1", 8000)
 MESSAGE = "Serve's front does not start: .* Serve's logs: /"
@@ -107,3 +111,13 @@ def test_an_application_is_deployed_while_the_front_starts(
     started = start_front(FRONT)
     with pytest.raises(UnavailableError, match=MESSAGE):
         deployment.deployed(ClusterArgs(), started, to_stay=False).__enter__()
+
+
+def test_haproxys_file_is_written_whatever_the_locale_has(tmp_path: Path) -> None:
+    """As by whoever starts HAProxy, in a locale without its letters."""
+    module = "import sys; from pathlib import Path; from tests.cluster import test_open_files"
+    write = f"{module}; test_open_files.front_config(Path(sys.argv[1]), 64, 1)"
+    words = [sys.executable, "-c", write, str(tmp_path)]
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": _OWN_SETTINGS["PYTHONUTF8"]}
+    subprocess.run(words, env={**os.environ, **locale}, cwd=ROOT, check=True, timeout=60)
+    assert not (tmp_path / "haproxy.cfg").read_text("utf-8").isascii()
