@@ -140,7 +140,9 @@ class Link:
             self._closing = asyncio.ensure_future(self._channel.close())
 
     async def closed(self) -> None:
-        """After `end`, when no hand-off of the link is left."""
+        """After `end`, when no hand-off of the link is left, nor what was tried beside it."""
+        if self._improving is not None:
+            await asyncio.wait({self._improving})
         if self._closing is not None:
             await self._closing
 

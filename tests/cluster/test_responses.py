@@ -419,6 +419,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
     ({"n": 2}, "n"),
+    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"messages": [MESSAGE]}, "messages"),
 ]
 

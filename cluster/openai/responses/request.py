@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Part, from_fields
 from cluster.openai.chat_request import ChatRequest, Effort
-from cluster.openai.errors import ApiError
+from cluster.openai.errors import ApiError, bad_request
 from cluster.openai.plan import Plan, plan_chat
 from cluster.openai.request_limits import RequestLimits
 from cluster.openai.responses.items import messages_of
@@ -64,7 +64,7 @@ class ReasoningOptions(Part):
 
 
 class StreamOptions(Part):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class ResponsesRequest(SharedFields):
@@ -117,6 +117,9 @@ class ResponsesRequest(SharedFields):
 
     def as_chat(self) -> ChatRequest:
         """ApiError and RequestError by the names that the chat has."""
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            name = "stream_options.include_obfuscation"
+            raise bad_request(name, f"{name} is not supported", "unsupported_parameter")
         if self.top_logprobs and not self.wants_logprobs:
             raise RequestError("top_logprobs", f"needs {LOGPROBS!r} in include")
         said = self.model_fields_set
