@@ -16,7 +16,7 @@ from cluster.metrics.meter import Meter
 from cluster.metrics.page import CONTENT_TYPE
 from cluster.metrics.record import Origin
 from cluster.off_loop import off_loop
-from cluster.openai.body import parse
+from cluster.openai.body import AnyBody, parse
 from cluster.openai.chat_request import ChatRequest
 from cluster.openai.chat_wording import ChatWording
 from cluster.openai.completion_request import CompletionRequest
@@ -78,8 +78,7 @@ class Front:
 
     async def completions(self, exchange: HttpExchange) -> None:
         def prepare(body: bytes) -> tuple[Plan, Answering]:
-            request = parse(CompletionRequest, body)
-            self._model.check_name(request.model)
+            request = self._asked(CompletionRequest, body)
             plan = plan_completion(request, self._model, self._request_limits)
             wording = CompletionWording(self._model.tokenizer, plan.options)
             return plan, Answer(plan, wording, self._model, exchange)
@@ -88,8 +87,7 @@ class Front:
 
     async def chat_completions(self, exchange: HttpExchange) -> None:
         def prepare(body: bytes) -> tuple[Plan, Answering]:
-            request = parse(ChatRequest, body)
-            self._model.check_name(request.model)
+            request = self._asked(ChatRequest, body)
             plan = plan_chat(request, self._model, self._request_limits)
             wording = ChatWording(self._model.chat_format, plan.options)
             return plan, Answer(plan, wording, self._model, exchange)
@@ -98,25 +96,28 @@ class Front:
 
     async def responses(self, exchange: HttpExchange) -> None:
         def prepare(body: bytes) -> tuple[Plan, Answering]:
-            request = parse(ResponsesRequest, body)
-            self._model.check_name(request.model)
+            request = self._asked(ResponsesRequest, body)
             plan = plan_response(request, self._model, self._request_limits)
             return plan, ResponseAnswer(plan, request, self._model, exchange)
 
         await self._generate(exchange, prepare)
 
+    def _asked(self, kind: type[AnyBody], body: bytes) -> AnyBody:
+        """ApiError where that is no such body, or asks another model."""
+        request = parse(kind, body)
+        self._model.check_name(request.model)
+        return request
+
     async def tokenize(self, exchange: HttpExchange) -> None:
         def answer(body: bytes) -> Json:
-            request = parse(TokenizeRequest, body)
-            self._model.check_name(request.model)
+            request = self._asked(TokenizeRequest, body)
             return self._tokenize(request)
 
         await self._compute(exchange, answer)
 
     async def detokenize(self, exchange: HttpExchange) -> None:
         def answer(body: bytes) -> Json:
-            request = parse(DetokenizeRequest, body)
-            self._model.check_name(request.model)
+            request = self._asked(DetokenizeRequest, body)
             self._model.check_token_ids(request.tokens, "tokens")
             return {"prompt": self._model.tokenizer.decode(request.tokens)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -124,7 +125,7 @@ class _Call(_Item):
         return [done, *super().ended(status)]
 
 
-class _WithPart(_Item):
+class _WithPart(_Item, ABC):
     """Whose text is in a part of its content."""
 
     def begun(self) -> list[Json]:
@@ -140,8 +141,9 @@ class _WithPart(_Item):
     def _part(self, what: str) -> Json:
         return self._event(f"content_part.{what}", content_index=0, part=self._as_part())
 
+    @abstractmethod
     def _as_part(self) -> Json:
-        raise NotImplementedError
+        """The part as it is now."""
 
 
 class _Message(_WithPart):
