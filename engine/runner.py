@@ -117,7 +117,10 @@ class ModelRunner:
             self._eos_token_ids,
         )
         output = sequence.token_ids[sequence.num_prompt_tokens :]
-        self._grammars.enter(sequence.slot, sequence.grammar, output, sequence.params.reasoning)
+        params = sequence.params
+        self._grammars.enter(
+            sequence.slot, sequence.grammar, output, params.reasoning, params.exits
+        )
 
     def _forward(
         self, batch: StepBatch, wanted: Rows | None, on_written: Callable[[], None]

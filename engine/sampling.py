@@ -6,9 +6,10 @@ be drawn on another worker than the rest.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from engine.errors import RequestError
-from engine.grammar.value import Grammar, Reasoning
+from engine.grammar.value import Grammar, Reasoning, Tokens
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -25,7 +26,7 @@ class SamplingParams:
     `seed` None lets the engine draw one; choice i of a request draws from (seed, i, position).
     `stop` strings are the detokenizer's business; the engine stops on token ids alone.
     An answer with a `grammar` ends where that is complete, also before `min_tokens`; `reasoning`
-    is what it may begin with.
+    is what it may begin with. One that begins with one of `exits` in its place is free of it.
     """
 
     n: int = 1
@@ -40,6 +41,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     grammar: Grammar | None = None
     reasoning: Reasoning | None = None
+    exits: tuple[Tokens, ...] = ()
     seed: int | None = None
     max_tokens: int | None = None  # None: up to the model's length
     min_tokens: int = 0
@@ -100,10 +102,15 @@ class SamplingParams:
         if self.reasoning is not None:
             _check_type("reasoning", self.reasoning, Reasoning, "a Reasoning")
             _check_token_ids("reasoning", self.reasoning.token_ids)
+            _check_exits("reasoning.exits", self.reasoning.exits)
             if self.reasoning.end in self.reasoning.start:
                 raise RequestError("reasoning", "begins and ends with the same token")
             if self.grammar is None:
                 raise RequestError("reasoning", "goes with a grammar alone, which it comes before")
+        if self.exits:
+            _check_exits("exits", self.exits)
+            if self.grammar is None:
+                raise RequestError("exits", "go with a grammar alone, which they lead out of")
 
     @property
     def greedy(self) -> bool:
@@ -135,6 +142,7 @@ class SamplingParams:
             "allowed_token_ids": self.allowed_token_ids or (),
             "stop_token_ids": self.stop_token_ids,
             "reasoning": self.reasoning.token_ids if self.reasoning is not None else (),
+            "exits": tuple(chain(*self.exits)),
         }
         for name, token_ids in named.items():
             for token in token_ids:
@@ -162,6 +170,13 @@ def _check_token_ids(name: str, value: object) -> None:
         raise _wrong_type(name, value, "a tuple of token ids")
     if any(type(token) is not int or not 0 <= token < 2**31 for token in value):
         raise RequestError(name, f"token ids must be integers in 0..{2**31 - 1}")
+
+
+def _check_exits(name: str, value: tuple[Tokens, ...]) -> None:
+    for tokens in value:
+        _check_token_ids(name, tokens)
+        if not tokens:
+            raise RequestError(name, "each must name at least one token")
 
 
 def _check_type(name: str, value: object, kind: type, words: str) -> None:

@@ -87,6 +87,7 @@ class SamplingParams(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    EXITS_FIELD_NUMBER: _builtins.int
     n: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
@@ -105,7 +106,7 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
     @_builtins.property
-    def allowed_token_ids(self) -> Global___TokenSet: ...
+    def allowed_token_ids(self) -> Global___Tokens: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -114,7 +115,11 @@ class SamplingParams(_message.Message):
     def grammar(self) -> Global___Grammar: ...
     @_builtins.property
     def reasoning(self) -> Global___Reasoning:
-        """with a grammar alone"""
+        """with a grammar alone, and so"""
+
+    @_builtins.property
+    def exits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tokens]:
+        """each begins an answer that need not fit it"""
 
     def __init__(
         self,
@@ -128,7 +133,7 @@ class SamplingParams(_message.Message):
         presence_penalty: _builtins.float | None = ...,
         frequency_penalty: _builtins.float | None = ...,
         logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
-        allowed_token_ids: Global___TokenSet | None = ...,
+        allowed_token_ids: Global___Tokens | None = ...,
         seed: _builtins.int | None = ...,
         max_tokens: _builtins.int | None = ...,
         min_tokens: _builtins.int | None = ...,
@@ -140,10 +145,11 @@ class SamplingParams(_message.Message):
         prompt_logprobs: _builtins.int | None = ...,
         grammar: Global___Grammar | None = ...,
         reasoning: Global___Reasoning | None = ...,
+        exits: _abc.Iterable[Global___Tokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "reasoning", b"reasoning", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "reasoning", b"reasoning", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "exits", b"exits", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "reasoning", b"reasoning", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -237,7 +243,8 @@ Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 @_typing.final
 class Reasoning(_message.Message):
     """Tokens before what fits the grammar: those between which the model may reason first, in any
-    words, and `then`, or those which stand `instead` of all that.
+    words, and `then`, or those which stand `instead` of all that. `exits` in place of `then` lead
+    to a text that need not fit.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -246,6 +253,7 @@ class Reasoning(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     THEN_FIELD_NUMBER: _builtins.int
     INSTEAD_FIELD_NUMBER: _builtins.int
+    EXITS_FIELD_NUMBER: _builtins.int
     end: _builtins.int
     @_builtins.property
     def start(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -255,6 +263,8 @@ class Reasoning(_message.Message):
     def then(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def instead(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def exits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tokens]: ...
     def __init__(
         self,
         *,
@@ -262,17 +272,18 @@ class Reasoning(_message.Message):
         end: _builtins.int = ...,
         then: _abc.Iterable[_builtins.int] | None = ...,
         instead: _abc.Iterable[_builtins.int] | None = ...,
+        exits: _abc.Iterable[Global___Tokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "instead", b"instead", "start", b"start", "then", b"then"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "exits", b"exits", "instead", b"instead", "start", b"start", "then", b"then"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reasoning: _TypeAlias = Reasoning  # noqa: Y015
 
 @_typing.final
-class TokenSet(_message.Message):
+class Tokens(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -289,7 +300,7 @@ class TokenSet(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TokenSet: _TypeAlias = TokenSet  # noqa: Y015
+Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from cluster.openai.reading.reasoning import Marks, ReasoningReader
 from cluster.openai.reading.reasoning_tokens import ReasoningTokens, TokenCount
 from cluster.openai.tool_choice import ToolChoice
 from engine.errors import RequestError
-from engine.grammar.value import Reasoning
+from engine.grammar.value import Reasoning, Tokens
 from engine.text.chat_template import ChatTemplate
 from engine.text.pieces import Pieces, pieces_of
 from engine.text.tokenizer import Tokenizer
@@ -103,14 +103,23 @@ class ChatFormat:
             shows_reasoning=shows_reasoning,
         )
 
-    def reasoning_before(
+    def opening(
         self, prompt: str, choice: ToolChoice, continued: str = ""
-    ) -> Reasoning | None:
-        """What an answer that must fit a grammar may begin with. RequestError where it has to, and
+    ) -> tuple[Reasoning | None, tuple[Tokens, ...]]:
+        """What an answer that must fit a grammar may begin with, and what begins one that is calls
+        instead, where the model is free to call. RequestError where reasoning has begun, and
         nobody can tell where that ends."""
         if self.harmony is not None:
-            function = choice.name if self.harmony.has_calls else None
-            return self.harmony.before_grammar(self.tokenizer, prompt, function, continued)
+            return self.harmony.before_grammar(self.tokenizer, prompt, choice, continued)
+        exits: tuple[Tokens, ...] = ()
+        if self.tools is not None and choice.tools and not choice.must_call:
+            exits = tuple(map(self._tokens, self.tools.beginnings(choice.names)))
+        reasoning = self._reasoning_before(prompt, continued)
+        if reasoning is not None:
+            reasoning = replace(reasoning, exits=exits)
+        return reasoning, () if continued else exits
+
+    def _reasoning_before(self, prompt: str, continued: str) -> Reasoning | None:
         marks = self.reasoning
         if marks is None:
             return None
@@ -126,8 +135,10 @@ class ChatFormat:
             return Reasoning(end)
         if start is None or end is None or not marks.may_begin_after(prompt, continued):
             return None
-        opening = self.tokenizer.encode(marks.opening, add_special_tokens=False)
-        return Reasoning(end, tuple(opening))
+        return Reasoning(end, self._tokens(marks.opening))
+
+    def _tokens(self, text: str) -> Tokens:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def reader(self, reading: Reading) -> Reader:
         reader = self._content_reader(reading)

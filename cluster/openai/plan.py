@@ -140,10 +140,10 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
     if request.named_grammar is not None:
         try:
             choice = request.wanted_calls
-            reasoning = model.chat_format.reasoning_before(text, choice, continued)
+            reasoning, exits = model.chat_format.opening(text, choice, continued)
         except RequestError as error:
             raise error.renamed(request.named_grammar.field) from None
-        params = replace(params, reasoning=reasoning)
+        params = replace(params, reasoning=reasoning, exits=exits)
     options = replace(_options(request, logprobs), reading=reading)
     return _checked(Plan((prompt,), params, options, *_beside(request)), model, most, limit)
 

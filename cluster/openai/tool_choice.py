@@ -44,9 +44,14 @@ class ToolChoice(NamedTuple):
                 )
         if tools is None:
             raise RequestError("tool_choice", "needs tools")
-        if name is not None and name not in _names(tools):
+        chosen = cls(tools, must_call=True, name=name)
+        if name is not None and name not in chosen.names:
             raise RequestError("tool_choice", f"{name!r} is none of the tools")
-        return cls(tools, must_call=True, name=name)
+        return chosen
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [_name(tool) for tool in self.tools or ()]
 
     @property
     def parameters(self) -> Mapping[str, Any] | None:
@@ -119,10 +124,6 @@ def _moved(schema: Any, root: str) -> Any:
 
 def _starts_at_root(reference: str) -> bool:
     return reference in ("", "#") or reference.startswith("#/")
-
-
-def _names(tools: Sequence[Tool]) -> list[str]:
-    return [_name(tool) for tool in tools]
 
 
 def _name(tool: Tool) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from engine.grammar.interface import CompiledGrammar, GrammarState
-from engine.grammar.reasoned import ReasonedState
-from engine.grammar.value import Reasoning
+from engine.grammar.opening import OpenedState
+from engine.grammar.value import Reasoning, Tokens
 from engine.sampler.interface import Draws, IntArray
 from engine.step import GRAMMAR_FAILED, Sample
 
@@ -30,15 +30,16 @@ class GrammarTable:
         grammar: CompiledGrammar | None,
         output: Sequence[int],
         reasoning: Reasoning | None = None,
+        exits: Sequence[Tokens] = (),
     ) -> None:
         """`output` is what the sequence has said so far."""
         if grammar is None:
             self._states.pop(slot, None)
-        elif reasoning is None:
+        elif reasoning is None and not exits:
             self._states[slot] = grammar.start(output)
         else:
             ends = self._eos_token_ids
-            self._states[slot] = ReasonedState(grammar, reasoning, ends, output)
+            self._states[slot] = OpenedState(grammar, reasoning, exits, ends, output)
 
     def masks(self, draws: Draws) -> IntArray | None:
         """[rows of logits, words], or None where no draw has a grammar. Draws from one row are

@@ -3,6 +3,7 @@ request: plain data."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 from engine.errors import RequestError
 
@@ -39,19 +40,24 @@ class Grammar:
             )
 
 
+Tokens = tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Reasoning:
     """Tokens before what must fit: those between which a model reasons first, in any words, and
-    `then`, or those which stand `instead` of all that."""
+    `then`, or those which stand `instead` of all that. `exits` may come in place of `then`, and
+    need nothing behind them that fits."""
 
     end: int
-    start: tuple[int, ...] = ()  # none: its prompt has begun it
-    then: tuple[int, ...] = ()
-    instead: tuple[int, ...] = ()
+    start: Tokens = ()  # none: its prompt has begun it
+    then: Tokens = ()
+    instead: Tokens = ()
+    exits: tuple[Tokens, ...] = ()
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
-        return (*self.start, self.end, *self.then, *self.instead)
+    def token_ids(self) -> Tokens:
+        return (*self.start, self.end, *self.then, *self.instead, *chain(*self.exits))
 
 
 def _as(kind: GrammarKind) -> str:

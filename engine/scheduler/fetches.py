@@ -30,7 +30,12 @@ class Fetches:
             tuple(sequence.tokens),
             held,
             replace(
-                params, seed=request.seed, prompt_logprobs=wanted, grammar=None, reasoning=None
+                params,
+                seed=request.seed,
+                prompt_logprobs=wanted,
+                grammar=None,
+                reasoning=None,
+                exits=(),
             ),
             # what was sent counts as generated, which the other side takes for prompt; a grammar
             # is compiled here alone

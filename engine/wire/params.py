@@ -1,11 +1,11 @@
 """SamplingParams, field by field: absent ones have their defaults on both sides."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from engine.errors import RequestError
-from engine.grammar.value import Grammar, GrammarKind, Reasoning
+from engine.grammar.value import Grammar, GrammarKind, Reasoning, Tokens
 from engine.sampling import SamplingParams
 from protos import generation_pb2 as pb
 
@@ -16,6 +16,7 @@ _COLLECTIONS = (
     "stop_token_ids",
     "grammar",
     "reasoning",
+    "exits",
 )
 _DEFAULTS = {
     f.name: f.default
@@ -32,8 +33,21 @@ def _decode_grammar(message: pb.Grammar) -> Grammar:
 
 
 def _decode_reasoning(message: pb.Reasoning) -> Reasoning:
-    others = (message.start, message.then, message.instead)
-    return Reasoning(message.end, *map(tuple, others))
+    return Reasoning(
+        message.end,
+        tuple(message.start),
+        tuple(message.then),
+        tuple(message.instead),
+        _decode_exits(message.exits),
+    )
+
+
+def _decode_exits(messages: Iterable[pb.Tokens]) -> tuple[Tokens, ...]:
+    return tuple(tuple(message.token_ids) for message in messages)
+
+
+def _encode_exits(exits: Iterable[Tokens]) -> Iterator[pb.Tokens]:
+    return (pb.Tokens(token_ids=tokens) for tokens in exits)
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
@@ -43,17 +57,28 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "stop_token_ids": tuple,
     "grammar": _decode_grammar,
     "reasoning": _decode_reasoning,
+    "exits": _decode_exits,
 }
 
 
 def encode_params(params: SamplingParams) -> pb.SamplingParams:
     message = pb.SamplingParams(logit_bias=params.logit_bias, stop_token_ids=params.stop_token_ids)
     if params.allowed_token_ids is not None:
-        message.allowed_token_ids.CopyFrom(pb.TokenSet(token_ids=params.allowed_token_ids))
+        message.allowed_token_ids.CopyFrom(pb.Tokens(token_ids=params.allowed_token_ids))
     if params.grammar is not None:
         setattr(message.grammar, params.grammar.kind, params.grammar.text)
     if params.reasoning is not None:
-        message.reasoning.CopyFrom(pb.Reasoning(**asdict(params.reasoning)))
+        said = params.reasoning
+        message.reasoning.CopyFrom(
+            pb.Reasoning(
+                start=said.start,
+                end=said.end,
+                then=said.then,
+                instead=said.instead,
+                exits=_encode_exits(said.exits),
+            )
+        )
+    message.exits.extend(_encode_exits(params.exits))
     try:
         message.stop.extend(params.stop)
     except UnicodeEncodeError:

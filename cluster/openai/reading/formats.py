@@ -16,6 +16,7 @@ from cluster.openai.reading.harmony_messages import START as MESSAGE_START
 from cluster.openai.reading.hermes import END, START, HermesReader
 from cluster.openai.reading.hunyuan import CALLS_END, CALLS_START, HunyuanReader
 from cluster.openai.reading.llama3 import PYTHON_TAG, Llama3Reader
+from cluster.openai.reading.marked import MarkedReader
 from cluster.openai.reading.mistral import ARGUMENTS, CALL_ID, MARKER, MistralReader
 from cluster.openai.reading.nemotron import LIST_END, LIST_START, NemotronReader
 from cluster.openai.reading.olmo3 import LINES_END, LINES_START, Olmo3Reader
@@ -58,6 +59,13 @@ class ToolFormat:
     make: Callable[[Mapping[str, Any]], Reader]  # from the parameters of the request's tools
     marks: tuple[str, ...]
     new_id: Callable[[str, int], str] = long_id  # of a function, and of the chat's n-th call
+    begins: Callable[[str], str] | None = None  # a call of a function, where no mark does
+
+    def beginnings(self, tools: Iterable[str]) -> tuple[str, ...]:
+        """Of answers that call one of them."""
+        reader = self.make({})
+        marks = reader.beginnings if isinstance(reader, MarkedReader) else ()
+        return (*marks, *(map(self.begins, tools) if self.begins else ()))
 
 
 TOOL_FORMATS = {
@@ -76,8 +84,8 @@ TOOL_FORMATS = {
     "gemma4": ToolFormat(lambda tools: GemmaReader(GEMMA4, tools), GEMMA4),
     "functiongemma": ToolFormat(lambda tools: GemmaReader(FUNCTION_GEMMA, tools), FUNCTION_GEMMA),
     "olmo3": ToolFormat(lambda tools: Olmo3Reader(), (LINES_START, LINES_END)),
-    "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,)),
-    "pythonic": ToolFormat(PythonicReader, ()),
+    "llama3_json": ToolFormat(Llama3Reader, (PYTHON_TAG,), begins='{{"name": "{}"'.format),
+    "pythonic": ToolFormat(PythonicReader, (), begins="[{}".format),
 }
 # The first that a template has in it tells what its model writes: kin of Qwen 3 Coder and GLM use
 # Hermes's marks too, and functions in tags of other kinds are nothing that is read here. Llama's

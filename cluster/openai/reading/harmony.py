@@ -19,11 +19,15 @@ from cluster.openai.reading.harmony_messages import (
     Span,
 )
 from cluster.openai.reading.parts import CallArguments, CallStart, Part, Reader, Reasoning
+from cluster.openai.tool_choice import ToolChoice
 from engine.grammar.value import Reasoning as GrammarReasoning
+from engine.grammar.value import Tokens
 from engine.text.pieces import Pieces
 from engine.text.tokenizer import Tokenizer
 
 _FUNCTIONS = "functions."
+# The point may begin the token of a name.
+_TO_FUNCTIONS = (f"{CHANNEL}commentary to=functions", " to=functions")
 _ANALYSIS, _FINAL = "analysis", "final"
 _BETWEEN_MESSAGES = "\n\n"
 
@@ -47,15 +51,17 @@ class Harmony:
         return is_analysis and self.called(message, tools) is None
 
     def before_grammar(
-        self, tokenizer: Tokenizer, prompt: str, function: str | None, continued: str
-    ) -> GrammarReasoning | None:
+        self, tokenizer: Tokenizer, prompt: str, choice: ToolChoice, continued: str
+    ) -> tuple[GrammarReasoning | None, tuple[Tokens, ...]]:
         """What stands before a text that must fit: analysis, and the header of the message that
-        the text is, which is to the function if there is one."""
+        the text is, which is to a function if that must be called. And the headers of messages to
+        functions that may be."""
         marks = (START, CHANNEL, MESSAGE, CONSTRAIN, END)
         begun = begun_in(prompt, continued)
         in_text = begun is not None and begun.channel != _ANALYSIS
         if in_text or not self.has_reasoning or None in map(tokenizer.token_id, marks):
-            return None
+            return None, ()
+        function = choice.name if self.has_calls else None
         end = tokenizer.token_id(END)
         assert end is not None
         channel = (
@@ -63,15 +69,21 @@ class Harmony:
         )
         role, header = f"{START}assistant", f"{CHANNEL}{channel}{MESSAGE}"
 
-        def tokens(text: str) -> tuple[int, ...]:
+        def tokens(text: str) -> Tokens:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+        may_call = self.has_calls and choice.tools and not choice.must_call
+
+        def to_functions(before: str) -> tuple[Tokens, ...]:
+            return tuple(tokens(before + header) for header in _TO_FUNCTIONS) if may_call else ()
 
         then = tokens(role + header)
         if begun is not None:
-            return GrammarReasoning(end, then=then)
+            return GrammarReasoning(end, then=then, exits=to_functions(role)), ()
         missing = "" if prompt.endswith(role) else role
         start = tokens(f"{missing}{CHANNEL}{_ANALYSIS}{MESSAGE}")
-        return GrammarReasoning(end, start, then, tokens(missing + header))
+        reasoning = GrammarReasoning(end, start, then, tokens(missing + header), to_functions(role))
+        return reasoning, to_functions(missing)
 
 
 def begun_in(prompt: str, continued: str = "") -> Message | None:

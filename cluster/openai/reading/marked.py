@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from cluster.openai.reading.call_object import CallObject, NamedCall
@@ -66,6 +66,11 @@ class MarkedReader(ABC):
         self._say(text, parts)
         return parts
 
+    @property
+    def beginnings(self) -> Sequence[str]:
+        """What a call may begin with."""
+        return [mark for mark in (self.marker, self.unmarked) if mark]
+
     @abstractmethod
     def _read_marked(self, parts: list[Part]) -> bool:
         """As `_step`, behind a mark."""
@@ -87,7 +92,7 @@ class MarkedReader(ABC):
                 return self._read_after(parts)
 
     def _read_content(self, parts: list[Part]) -> bool:
-        marks = [mark for mark in (self.marker, self.unmarked) if mark]
+        marks = self.beginnings
         found = [(at, mark) for mark in marks if (at := self._text.find(mark)) >= 0]
         at, self._found = min(found, default=(-1, ""))
         partial = max(partial_at_end(self._text, mark) for mark in marks)

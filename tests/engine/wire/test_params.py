@@ -18,6 +18,7 @@ TOKEN_LISTS = st.lists(TOKENS, max_size=5).map(tuple)
 COUNTS = st.integers(0, 2**32 - 1)
 # surrogates are no characters
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+EXITS = st.lists(TOKEN_LISTS.filter(bool), max_size=2).map(tuple)
 PARAMS = st.builds(
     SamplingParams,
     n=st.integers(1, MAX_CHOICES),
@@ -49,7 +50,9 @@ PARAMS = st.builds(
         st.lists(st.just(0), max_size=2).map(tuple),
         TOKEN_LISTS,
         TOKEN_LISTS,
+        EXITS,
     ),
+    exits=EXITS,
 )
 REQUESTS = st.builds(
     GenerationRequest,
@@ -117,11 +120,12 @@ def test_the_message_has_every_parameter() -> None:
         ("stop_token_ids", {"stop_token_ids": [2**31]}),
         ("logit_bias", {"logit_bias": {2**31: 1.0}}),
         ("logit_bias[3]", {"logit_bias": {3: math.nan}}),
-        ("allowed_token_ids", {"allowed_token_ids": generation_pb2.TokenSet()}),
+        ("allowed_token_ids", {"allowed_token_ids": generation_pb2.Tokens()}),
         ("grammar", {"grammar": generation_pb2.Grammar()}),
         ("grammar", {"grammar": generation_pb2.Grammar(regex="")}),
         ("grammar", {"grammar": generation_pb2.Grammar(choice="x" * (MAX_GRAMMAR_BYTES + 1))}),
         ("reasoning", {"reasoning": generation_pb2.Reasoning(end=1)}),
+        ("exits", {"exits": [generation_pb2.Tokens(token_ids=[1])]}),
         ("ignore_eos", {"grammar": generation_pb2.Grammar(regex="a"), "ignore_eos": True}),
     ],
 )

@@ -1,4 +1,5 @@
-"""Reasoning before an answer that fits: any words between two tokens, and the grammar behind."""
+"""Reasoning before an answer that fits: any words between two tokens, and the grammar behind; and
+tokens that lead out of the grammar."""
 
 import re
 
@@ -7,7 +8,7 @@ import pytest
 from engine.engine import Engine
 from engine.errors import RequestError
 from engine.grammar.table import GrammarTable
-from engine.grammar.value import Reasoning
+from engine.grammar.value import Reasoning, Tokens
 from engine.request import ChoiceSoFar, FinishReason
 from engine.step import Sample
 from tests.engine.grammar.cases import (
@@ -35,6 +36,9 @@ BEGUN, MAY_BEGIN = Reasoning(END), Reasoning(END, (START,))
 # What begins either has a token in common, as the headers of messages have.
 B, C, D = (spelt(letter)[0] for letter in "BCD")
 HEADERS = Reasoning(END, start=(B, START), then=(C, D), instead=(B, D, C))
+ALL = set(range(VOCAB_SIZE))
+AWAY = ((C, D), (B,))
+AWAY_BEHIND = Reasoning(END, (START,), exits=AWAY)
 
 
 def may_follow(table: GrammarTable) -> set[int]:
@@ -64,17 +68,54 @@ def may_follow(table: GrammarTable) -> set[int]:
 def test_what_may_follow(
     reasoning: Reasoning, tokens: list[int], allowed_after: list[set[int]]
 ) -> None:
+    check_what_may_follow(reasoning, (), tokens, allowed_after)
+
+
+def check_what_may_follow(
+    reasoning: Reasoning | None,
+    exits: tuple[Tokens, ...],
+    tokens: list[int],
+    allowed_after: list[set[int]],
+) -> None:
     """Token by token, and for a sequence that comes to its slot with them."""
     compiled, stepwise = vocabulary().compile(regex("aZ")), GrammarTable(VOCAB_SIZE, EOS)
-    stepwise.enter(0, compiled, (), reasoning)
+    stepwise.enter(0, compiled, (), reasoning, exits)
     for count, expected in enumerate(allowed_after):
         entered = GrammarTable(VOCAB_SIZE, EOS)
-        entered.enter(0, compiled, tokens[:count], reasoning)
+        entered.enter(0, compiled, tokens[:count], reasoning, exits)
         assert may_follow(stepwise) == may_follow(entered) == expected
         complete = [0] if expected == set(EOS) else []
         assert stepwise.complete([0]) == entered.complete([0]) == complete
         for token in tokens[count : count + 1]:
             assert stepwise.accept([Sample(0, token, None)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "exits", "tokens", "allowed_after"),
+    [
+        (None, AWAY, [A, Z], [{A, B, C}, {Z}, set(EOS)]),
+        (None, AWAY, [C, D, Z, EOS[0]], [{A, B, C}, {D}, ALL, ALL, ALL]),
+        (None, AWAY, [B, END], [{A, B, C}, ALL, ALL]),
+        # What fits begins as they do.
+        (None, ((A, D),), [A, Z], [{A}, {D, Z}, set(EOS)]),
+        (None, ((A, D),), [A, D, B], [{A}, {D, Z}, ALL, ALL]),
+        (None, ((A, Z, B),), [A, Z], [{A}, {Z}, {B, *EOS}]),
+        (None, ((A, Z, B),), [A, Z, B], [{A}, {Z}, {B, *EOS}, ALL]),
+        (BEGUN, AWAY, [C, D, END, A], [ANY, ANY, ANY, {A}, {Z}]),
+        (AWAY_BEHIND, (), [A, Z], [{START, A}, {Z}, set(EOS)]),
+        (AWAY_BEHIND, (), [START, C, D, END, A], [{START, A}, ANY, ANY, ANY, {A, B, C}, {Z}]),
+        (AWAY_BEHIND, AWAY, [C, D, END], [{START, A, B, C}, {D}, ALL, ALL]),
+        (AWAY_BEHIND, (), [START, END, C, D], [{START, A}, ANY, {A, B, C}, {D}, ALL]),
+        (HEADERS, AWAY, [B, END], [{B, C}, ALL, ALL]),
+    ],
+)
+def test_some_beginnings_lead_out_of_the_grammar(
+    reasoning: Reasoning | None,
+    exits: tuple[Tokens, ...],
+    tokens: list[int],
+    allowed_after: list[set[int]],
+) -> None:
+    check_what_may_follow(reasoning, exits, tokens, allowed_after)
 
 
 def test_every_end_is_kept_out_of_it() -> None:
@@ -133,6 +174,31 @@ def test_what_stands_around_it_is_written(engine: Engine) -> None:
         assert re.fullmatch(DATE, said(rest[len(header) :]))
 
 
+def test_an_answer_fits_or_leads_out(engine: Engine) -> None:
+    likely = {C: 13.0, **dict.fromkeys(EOS, 12.0)}
+    params = hot(regex(DATE), 1, n=16, exits=((C, D),), logit_bias=likely)
+    told = answer(engine, prompt(), params)
+    answers = [told.tokens[i] for i in range(16)]
+    led_out = [tokens for tokens in answers if tokens[0] == C]
+    assert 0 < len(led_out) < len(answers)
+    for tokens in answers:
+        if tokens[0] == C:
+            assert tokens[1] == D
+        else:
+            assert re.fullmatch(DATE, said(tokens))
+    assert any(not re.search(DATE, said(tokens)) for tokens in led_out)
+    assert any(tokens[-1] in EOS for tokens in led_out), "they end as any other"
+
+
+def test_what_led_out_stays_out_wherever_it_was(engine: Engine) -> None:
+    params = hot(regex(DATE), 3, exits=((C, D),), logit_bias={C: 100.0}, max_tokens=8)
+    whole = answer(engine, prompt(), params).tokens[0]
+    assert whole[:2] == [C, D]
+    for cut in range(4):
+        told = answer(engine, prompt(), params, (ChoiceSoFar(whole[:cut]),))
+        assert told.tokens[0] == whole[cut:]
+
+
 @pytest.mark.parametrize("reasoning", [BEGUN, HEADERS])
 def test_it_goes_on_wherever_it_was(engine: Engine, reasoning: Reasoning) -> None:
     params = hot(regex(DATE), 3, reasoning=reasoning, logit_bias={D: -100.0})  # not `instead`
@@ -158,6 +224,18 @@ def test_it_begins_and_ends_with_two_tokens_of_the_models() -> None:
         Reasoning(END, (VOCAB_SIZE,)),
         Reasoning(END, then=(VOCAB_SIZE,)),
         Reasoning(END, (START,), instead=(VOCAB_SIZE,)),
+        Reasoning(END, exits=((A,), (VOCAB_SIZE,))),
     ):
         with pytest.raises(RequestError, match=f"reasoning: token {VOCAB_SIZE}"):
             hot(regex("a"), reasoning=wrong).check_token_ids(VOCAB_SIZE)
+
+
+def test_what_leads_out_is_tokens_of_the_models_and_leads_out_of_a_grammar() -> None:
+    with pytest.raises(RequestError, match=f"exits: token {VOCAB_SIZE}"):
+        hot(regex("a"), exits=((A,), (A, VOCAB_SIZE))).check_token_ids(VOCAB_SIZE)
+    with pytest.raises(RequestError, match="exits: each must name at least one token"):
+        hot(regex("a"), exits=((A,), ()))
+    with pytest.raises(RequestError, match="reasoning.exits: each must name at least one token"):
+        hot(regex("a"), reasoning=Reasoning(END, exits=((),)))
+    with pytest.raises(RequestError, match="exits: go with a grammar alone"):
+        hot(None, exits=((A,),))
