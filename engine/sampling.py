@@ -13,6 +13,8 @@ from engine.grammar.value import Grammar, Reasoning, Tokens
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+# Every step looks at each of them as long as an answer may still become it.
+MAX_EXITS, MAX_MARK_TOKENS = 1024, 1024
 # Lower temperatures leave probability to equal logits alone; of those, greedy takes the first.
 GREEDY_BELOW = 1e-5
 
@@ -103,6 +105,10 @@ class SamplingParams:
             _check_type("reasoning", self.reasoning, Reasoning, "a Reasoning")
             _check_token_ids("reasoning", self.reasoning.token_ids)
             _check_exits("reasoning.exits", self.reasoning.exits)
+            if max(map(len, self.reasoning.marks)) > MAX_MARK_TOKENS:
+                raise RequestError(
+                    "reasoning", f"each of its marks must be at most {MAX_MARK_TOKENS} tokens"
+                )
             if self.reasoning.end in self.reasoning.start:
                 raise RequestError("reasoning", "begins and ends with the same token")
             if self.grammar is None:
@@ -173,10 +179,12 @@ def _check_token_ids(name: str, value: object) -> None:
 
 
 def _check_exits(name: str, value: tuple[Tokens, ...]) -> None:
+    if len(value) > MAX_EXITS:
+        raise RequestError(name, f"{len(value)} of them, must be at most {MAX_EXITS}")
     for tokens in value:
         _check_token_ids(name, tokens)
-        if not tokens:
-            raise RequestError(name, "each must name at least one token")
+        if not 0 < len(tokens) <= MAX_MARK_TOKENS:
+            raise RequestError(name, f"each must name 1 to {MAX_MARK_TOKENS} tokens")
 
 
 def _check_type(name: str, value: object, kind: type, words: str) -> None:

@@ -143,7 +143,10 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
             reasoning, exits = model.chat_format.opening(text, choice, continued)
         except RequestError as error:
             raise error.renamed(request.named_grammar.field) from None
-        params = replace(params, reasoning=reasoning, exits=exits)
+        try:
+            params = replace(params, reasoning=reasoning, exits=exits)
+        except RequestError as error:  # one for each tool
+            raise error.renamed("tools") from None
     options = replace(_options(request, logprobs), reading=reading)
     return _checked(Plan((prompt,), params, options, *_beside(request)), model, most, limit)
 

@@ -56,8 +56,12 @@ class Reasoning:
     exits: tuple[Tokens, ...] = ()
 
     @property
+    def marks(self) -> tuple[Tokens, ...]:
+        return self.start, self.then, self.instead
+
+    @property
     def token_ids(self) -> Tokens:
-        return (*self.start, self.end, *self.then, *self.instead, *chain(*self.exits))
+        return (self.end, *chain(*self.marks, *self.exits))
 
 
 def _as(kind: GrammarKind) -> str:

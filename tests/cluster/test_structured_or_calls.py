@@ -149,6 +149,16 @@ async def test_a_call_begins_as_models_write_it(parser: str, begins: tuple[str, 
     model.grammar_trial.close()
 
 
+async def test_each_of_which_takes_time() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(1025)]
+    model = replace(model_of(tool_parser="pythonic"), max_model_len=1 << 20)
+    server = make_server(model=model)
+    async with server.client:
+        response = await server.post(CHAT, **ASKED, tools=tools)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "tools"
+
+
 async def test_a_message_to_a_function_of_gpt_oss_leads_out() -> None:
     server = make_server(model=harmony_model())
     role = "<|start|>assistant"

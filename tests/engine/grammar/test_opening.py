@@ -219,6 +219,8 @@ def test_a_prompt_from_another_engine(engine: Engine) -> None:
 def test_it_begins_and_ends_with_two_tokens_of_the_models() -> None:
     with pytest.raises(RequestError, match="reasoning: begins and ends with the same token"):
         hot(regex("a"), reasoning=Reasoning(END, (END,)))
+    with pytest.raises(RequestError, match="reasoning: each of its marks must be at most 1024"):
+        hot(regex("a"), reasoning=Reasoning(END, then=(A,) * 1025))
     for wrong in (
         Reasoning(VOCAB_SIZE),
         Reasoning(END, (VOCAB_SIZE,)),
@@ -233,9 +235,12 @@ def test_it_begins_and_ends_with_two_tokens_of_the_models() -> None:
 def test_what_leads_out_is_tokens_of_the_models_and_leads_out_of_a_grammar() -> None:
     with pytest.raises(RequestError, match=f"exits: token {VOCAB_SIZE}"):
         hot(regex("a"), exits=((A,), (A, VOCAB_SIZE))).check_token_ids(VOCAB_SIZE)
-    with pytest.raises(RequestError, match="exits: each must name at least one token"):
-        hot(regex("a"), exits=((A,), ()))
-    with pytest.raises(RequestError, match="reasoning.exits: each must name at least one token"):
+    for wrong in ((), (A,) * 1025):
+        with pytest.raises(RequestError, match="exits: each must name 1 to 1024 tokens"):
+            hot(regex("a"), exits=((A,), wrong))
+    with pytest.raises(RequestError, match="exits: 1025 of them"):
+        hot(regex("a"), exits=((A,),) * 1025)
+    with pytest.raises(RequestError, match="reasoning.exits: each must name 1 to 1024 tokens"):
         hot(regex("a"), reasoning=Reasoning(END, exits=((),)))
     with pytest.raises(RequestError, match="exits: go with a grammar alone"):
         hot(None, exits=((A,),))
