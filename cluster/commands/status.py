@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from dataclasses import asdict
 from typing import NamedTuple
 
 from cluster.commands.console import answer
+from cluster.commands.numbers import number
 from cluster.commands.plane_flags import add_plane_flags, given_plane_flags, load_plane
 from cluster.status.local_clusters import LocalCluster, local_clusters
 from cluster.status.table import as_text
+from cluster.status.view import Status
 from engine.errors import ConfigError, UnavailableError
 from protos.rpc import Plane, RpcConfig
+
+_WATCH_S, _LEAST_WATCH_S, _MOST_WATCH_S = 2.0, 0.2, 86_400.0
+_HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class _Wanted(NamedTuple):
@@ -35,22 +41,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " names one elsewhere",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--watch",
+        type=number,
+        nargs="?",
+        const=_WATCH_S,
+        metavar="S",
+        help=f"again every S seconds ({_WATCH_S:g} if not said) until Ctrl-C; with --json a line"
+        " each time",
+    )
     add_plane_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 where the application can answer."""
+    every_s = arguments.watch
+    if every_s is not None and not _LEAST_WATCH_S <= every_s <= _MOST_WATCH_S:
+        least, most = f"{_LEAST_WATCH_S:g}", f"{_MOST_WATCH_S:g}"
+        raise ConfigError("watch", f"{every_s:g} s, must be {least} to {most}")
     wanted = _wanted(arguments)
     if wanted.ray_auth_mode:  # Ray reads it when it is imported
         os.environ.setdefault("RAY_AUTH_MODE", wanted.ray_auth_mode)
-    from cluster.status.gather import gather
+    from cluster.status.gather import observed
 
-    status = gather(wanted.ray_address, wanted.plane, wanted.url)
-    if arguments.json:
-        answer(json.dumps(asdict(status), indent=2))
-    else:
-        answer(as_text(status, time.time()))
-    return 0 if status.answers else 1
+    show = _show_json if arguments.json else _show_text
+    with observed(wanted.ray_address, wanted.plane, wanted.url) as look:
+        while True:
+            status = look()
+            show(status, again=every_s is not None)
+            if every_s is None:
+                return 0 if status.answers else 1
+            time.sleep(every_s)
+
+
+def _show_json(status: Status, *, again: bool) -> None:
+    answer(json.dumps(asdict(status), indent=None if again else 2))
+
+
+def _show_text(status: Status, *, again: bool) -> None:
+    now = time.time()
+    text = as_text(status, now)
+    if again and sys.stdout.isatty():
+        # In place of what stood there, line by line, so that nothing flickers.
+        lines = text.replace("\n", f"{_REST_OF_LINE}\n")
+        text = f"{_HOME}{_at(now)}{_REST_OF_LINE}\n{lines}{_REST_OF_SCREEN}"
+    elif again:
+        text = f"{_at(now)}\n{text}\n"
+    answer(text)
+
+
+def _at(now: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
 
 
 def _wanted(arguments: argparse.Namespace) -> _Wanted:

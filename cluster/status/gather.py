@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ray import serve
@@ -38,23 +39,28 @@ _REPORT_S = 2.5  # a report is a second late where an engine is stuck
 _POLL_S = 0.05
 
 
-def gather(ray_address: str, plane: Plane, url: str) -> Status:
-    """UnavailableError where there is no cluster, or none any more. `url`: the front's, or ""."""
+@contextmanager
+def observed(ray_address: str, plane: Plane, url: str) -> Iterator[Callable[[], Status]]:
+    """Asks as often as it is called. UnavailableError where there is no cluster, or none any more.
+    `url`: the front's, or ""."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    with joined(ray_address, configure_logging=False, logging_level=logging.ERROR):
+    with (
+        joined(ray_address, configure_logging=False, logging_level=logging.ERROR),
+        asyncio.Runner() as runner,  # one: gRPC's library stays with an event loop that has ended
+    ):
         try:
-            return _status(ray_address, plane, url)
+            yield lambda: _status(ray_address, plane, url, runner)
         except UNREACHED as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             message = f"the cluster at {ray_address} has not answered to its end: {reason}"
             raise UnavailableError(message) from error
 
 
-def _status(ray_address: str, plane: Plane, url: str) -> Status:
+def _status(ray_address: str, plane: Plane, url: str, runner: asyncio.Runner) -> Status:
     details, application = _details(ray_address)
     published = _published(application)
     workers = {replica: one for pool in published.values() for replica, one in pool.items()}
-    heard = asyncio.run(_hear(workers, plane))
+    heard = runner.run(_hear(workers, plane))
     ingresses = _ingresses()
     front = url or _front(details)
     decisions = _decisions(APP_NAME)
@@ -73,7 +79,7 @@ def _details(ray_address: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _published(application: Mapping[str, Any]) -> dict[str, dict[str, Published]]:
     """What each running worker says of itself, by pool. Serve tells it to routers alone, so there
-    is one here for as long as it takes."""
+    is one of each pool here until Ray's cluster is left."""
     known: dict[str, Replicas] = {}
     unsubscribe = MEMBERSHIP.subscribe(lambda pool, replicas: known.update({pool: replicas}))
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -90,7 +96,7 @@ def _published(application: Mapping[str, Any]) -> dict[str, dict[str, Published]
             break
         time.sleep(_POLL_S)
     unsubscribe()
-    return {pool: _read(replicas) for pool, replicas in known.items()}
+    return {leg: _read(known[leg]) for leg in handles if leg in known}
 
 
 def _handle(pool: str) -> DeploymentHandle[Any] | None:

@@ -28,7 +28,7 @@ from cluster.commands.serve_application import (
     wait_until_running,
 )
 from cluster.commands.serve_stop import Stop
-from cluster.status.gather import gather
+from cluster.status.gather import observed
 from engine.errors import UnavailableError
 
 MISSING = UnavailableError("Serve has no application kvrelay any more")
@@ -189,5 +189,8 @@ def test_a_status_of_what_goes_meanwhile_says_so(
     monkeypatch.setattr(cluster.status.gather, "joined", lambda *_, **__: nullcontext())
     monkeypatch.setattr(cluster.status.gather, "_details", lambda _: ({}, told))
     monkeypatch.setattr("cluster.status.gather.serve.get_deployment_handle", handle)
-    with pytest.raises(UnavailableError, match=f"^the cluster at here:1 has not .*: {error}"):
-        gather("here:1", cast(Any, None), "")
+    with (
+        pytest.raises(UnavailableError, match=f"^the cluster at here:1 has not .*: {error}"),
+        observed("here:1", cast(Any, None), "") as look,
+    ):
+        look()

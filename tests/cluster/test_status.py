@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 from cluster import cli
 from cluster.status.local_clusters import LocalCluster, files_of, local_clusters, noted
 from cluster.status.table import as_text
-from cluster.status.view import Heard, IngressLoad, status_of
+from cluster.status.view import Heard, IngressLoad, Status, status_of
 from protos.events_pb2 import BlockCounts, LinkReport, LoadReport
 from protos.rpc import Plane, RpcConfig
 from protos.secret import VARIABLE
@@ -131,6 +135,80 @@ def test_status_says_what_is_wrong(
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{nobody.getsockname()[1]}")
         assert "no Ray cluster answers at 127.0.0.1" in words()
         assert "port: is of a cluster on this machine" in words("--port", "8001")
+
+
+@pytest.fixture
+def watched(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., int]]:
+    """`kvrelay status` of what is asked three times, and then ended by Ctrl-C."""
+    asked: list[float] = []
+    application = {"status": "RUNNING", "deployments": {"decode": deployment(1, replica("d1"))}}
+    statuses = [
+        status_of("u", "a", application, {"d1": heard}, {}, {}, {})
+        for report in (REPORT, LoadReport(draining=True), REPORT)
+        for heard in [Heard("10.0.0.7:500", 7, report)]
+    ]
+
+    def look() -> Status:
+        return statuses[len(asked)]
+
+    def sleep(seconds: float) -> None:
+        asked.append(seconds)
+        if len(asked) == len(statuses):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("cluster.status.gather.observed", lambda *_: nullcontext(look))
+    monkeypatch.setattr("cluster.commands.status.time.sleep", sleep)
+
+    def run(*flags: str, seconds: float) -> int:
+        asked.clear()
+        status = cli.main(["status", *flags])
+        assert asked == [seconds] * len(statuses)
+        return status
+
+    with noted(cluster(os.getpid()), environ):
+        yield run
+
+
+def test_it_is_shown_again_until_the_user_has_seen_enough(
+    watched: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watched("--watch", seconds=2.0) == 130
+    at = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    text = capsys.readouterr().out
+    assert len(re.findall(rf"^{at}\nu  running", text, re.MULTILINE)) == 3
+    assert [" draining" in one for one in re.split(at, text)[1:]] == [False, True, False]
+    assert "\x1b" not in text
+
+    assert watched("--watch", "0.5", "--json", seconds=0.5) == 130
+    loads = [
+        json.loads(line)["pools"][0]["replicas"][0]["load"]
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    assert [load["draining"] for load in loads] == [False, True, False]
+
+
+def test_on_a_terminal_each_stands_in_the_place_of_the_one_before(
+    watched: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    watched("--watch", seconds=2.0)
+    text = capsys.readouterr().out
+    screens = text.removesuffix("\n").split("\x1b[H")[1:]
+    assert len(screens) == 3
+    for screen in screens:
+        *lines, last = screen.removesuffix("\n").split("\n")
+        assert all(line.endswith("\x1b[K") for line in lines)
+        assert last.endswith("\x1b[J")
+
+
+@pytest.mark.parametrize("every", ["0", "-1", "nan", "inf", "100000"])
+def test_how_often_has_bounds(every: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--watch", every]) == 2
+    assert "--watch: " in capsys.readouterr().err
 
 
 def deployment(target: int, *replicas: dict[str, Any], **config: Any) -> dict[str, Any]:
