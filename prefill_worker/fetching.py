@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from engine.async_engine import AsyncEngine
-from engine.errors import DeadlineError, EngineError, StepError, UnavailableError
+from engine.errors import (
+    DeadlineError,
+    EngineError,
+    QueueFullError,
+    StepError,
+    UnavailableError,
+)
 from engine.handoff import (
     ComputeHere,
     Delivered,
@@ -43,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.2  # before a request's deadline, to say why there is no answer
 _MANY_LOGPROBS = 1000  # of a prompt: as many take 10 ms to read
-PAUSE_S = 0.1  # between rounds of those that were not reached; links have pauses of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ class Fetcher:
     request, unless it was the link that failed. The next one gets the same blocks where every
     read has ended; where not, a prompt gets fresh ones and a prefix is given up. `patience_s`:
     how long candidates that cannot be reached are tried for a prompt that nobody else may
-    compute.
+    compute. If all are busy it is refused, but where its client has a part of the answer already:
+    then they are asked until one has room.
     """
 
     def __init__(
@@ -120,7 +126,8 @@ class Fetcher:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         latest = math.inf if deadline is None else deadline - LAST_WORDS_S
         patience_s = 0.0 if plan.local else self._patience_s
-        candidates = Candidates(plan.candidates, patience_s, latest)
+        until_free = bool(request.sent) and not plan.local
+        candidates = Candidates(plan.candidates, patience_s, latest, until_free)
         self._wanted[request.request_id] = _Wanted(request, plan, deadline, candidates)
 
     def forget(self, request_id: RequestId) -> None:
@@ -203,14 +210,12 @@ class Fetcher:
                     return FetchFailed(wanted.refusal)
                 if attempt.hand_off is not None and await attempt.hand_off.unfinished():
                     return Refetch()
-            elif candidates.begin_round(time.monotonic()):
-                await asyncio.sleep(PAUSE_S)
+            elif (pause_s := candidates.begin_round(time.monotonic())) is not None:
+                await asyncio.sleep(pause_s)
             elif wanted.plan.local:
                 return ComputeHere()
             else:
-                reason = "no prefill worker could serve"
-                logger.warning("%s: %s: %s", reservation.request_id, reason, candidates.problems)
-                return FetchFailed(UnavailableError(reason, candidates.problems))
+                return FetchFailed(_given_up(reservation, candidates))
         return FetchFailed(DeadlineError("the prompt was not fetched in time"))
 
     async def _ask_one(
@@ -235,14 +240,18 @@ class Fetcher:
             if candidates.note_unreached(number, str(error)):
                 logger.warning("%s: prefill at %s: %s", reservation.request_id, address, error)
         except TransferError as error:
+            is_news = True
             if isinstance(error, Refused) and _is_of_parameters(error.failure):
                 wanted.refusal = decode_failure(error.failure)
-            if isinstance(error, LinkLost):
+            if isinstance(error, Refused) and error.failure.kind == Failure.KIND_BUSY:
+                is_news = candidates.note_busy(number, str(error))
+            elif isinstance(error, LinkLost):
                 candidates.note_broke_off(number, str(error), link)
             else:
                 candidates.note_failed(number, str(error))
-            name = reservation.request_id
-            logger.warning("%s: prefill at %s failed: %s", name, address, error)
+            if is_news:
+                name = reservation.request_id
+                logger.warning("%s: prefill at %s failed: %s", name, address, error)
         return None
 
     async def _ask_sources(
@@ -302,6 +311,16 @@ class Fetcher:
 
     def _parties(self, link: Link) -> Parties:
         return Parties(link.incarnation, self._incarnation, self.address)
+
+
+def _given_up(reservation: Reservation, candidates: Candidates) -> EngineError:
+    problems = candidates.problems
+    if candidates.some_are_busy:
+        error: EngineError = QueueFullError("every prefill worker is busy")
+    else:
+        error = UnavailableError("no prefill worker could serve", problems)
+    logger.warning("%s: %s: %s", reservation.request_id, error, problems)
+    return error
 
 
 def _is_of_parameters(failure: Failure) -> bool:

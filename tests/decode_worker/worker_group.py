@@ -59,9 +59,10 @@ class WorkerGroup:
         prefill: Sequence[Engine],
         connector: str,
         faults: str = "",  # of the first one that answers
+        max_leases: int = ExchangeConfig.max_leases,
     ) -> "WorkerGroup":
         group = cls()
-        exchange = ExchangeConfig(checksums=True)
+        exchange = ExchangeConfig(checksums=True, max_leases=max_leases)
         for engine in decode:
             config = NodeConfig(role=ROLE_DECODE, connectors=(connector,), exchange=exchange)
             given = Faults("" if group.decode else faults)
