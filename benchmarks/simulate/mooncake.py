@@ -98,11 +98,12 @@ def _line(where: str, text: str) -> Line:
     ids = entry.get("hash_ids")
     if not isinstance(ids, list) or not all(type(one) is int for one in ids):
         raise ConfigError("trace", f"{where}: hash_ids: must be an array of whole numbers")
-    if len(ids) < num_tokens // BLOCK_TOKENS:
+    num_full = num_tokens // BLOCK_TOKENS
+    if not num_full <= len(ids) <= num_full + 1:
         raise ConfigError(
             "trace",
             f"{where}: hash_ids: {len(ids)} of them, but input_length {num_tokens} has "
-            f"{num_tokens // BLOCK_TOKENS} full blocks of {BLOCK_TOKENS} tokens",
+            f"{num_full} full blocks of {BLOCK_TOKENS} tokens and at most one in part",
         )
     return Line(at_ms, num_tokens, num_output, ids)
 

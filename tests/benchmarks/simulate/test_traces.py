@@ -73,6 +73,7 @@ def test_stamps_that_many_share_are_spread_over_the_time_between(tmp_path: Path)
         ({**GOOD, "output_length": None}, ":2: output_length: None"),
         ({**GOOD, "hash_ids": [1, "2"]}, ":2: hash_ids: must be an array of whole numbers"),
         ({**GOOD, "hash_ids": [1]}, ":2: hash_ids: 1 of them, but input_length 1100 has 2 full"),
+        ({**GOOD, "hash_ids": [1, 2, 3, 4]}, ":2: hash_ids: 4 of them"),  # of shorter blocks
         ('{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": []}', "timestamp"),
     ],
 )
