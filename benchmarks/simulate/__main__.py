@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module, speed in (
-        (compare, 1.0),
+        (compare, None),
         (peak, 3.0),
         (colocated, 3.0),
         (routers, 1.0),

@@ -54,7 +54,7 @@ class Source:
         return first_seconds(sped_up(requests, speed), self.seconds)
 
 
-def add_traffic(parser: argparse.ArgumentParser, speed: float = 1.0) -> None:
+def add_traffic(parser: argparse.ArgumentParser, speed: float | None) -> None:
     group = parser.add_argument_group("traffic")
     group.add_argument("--trace", type=Path, help="Mooncake's format (.jsonl) or Azure's (.csv)")
     group.add_argument(

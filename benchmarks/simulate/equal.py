@@ -11,7 +11,6 @@ from benchmarks.simulate.device import Device
 from benchmarks.simulate.feed import Delays
 from router.workers import LinkSpeed
 
-NUM_PREFILL = 8
 SPEED = 4.5
 _NOTHING = 1e-12
 
@@ -31,7 +30,6 @@ def equal_device(device: Device) -> Device:
 def equal_plan(plan: ClusterPlan) -> ClusterPlan:
     return replace(
         plan,
-        num_prefill=NUM_PREFILL,
         num_decode=1,
         prefill_step_tokens=None,
         message_s=0.0,

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy", action="append", choices=ALL_POLICIES, help="may be repeated; default: all"
     )
     parser.add_argument(
-        "--ideal", action="store_true", help=f"prefill queues alone, at speed {SPEED}"
+        "--ideal",
+        action="store_true",
+        help=f"prefill queues alone, at speed {SPEED} unless another is asked for",
     )
 
 
@@ -36,12 +38,12 @@ def run(words: argparse.Namespace) -> Mapping[str, Any]:
     if words.plots:
         check_plots(words.plots)
     bench = Bench(device_of(words), objective_of(words))
-    plan, speed, policies = plan_of(words), words.speed, words.policy or list(POLICIES)
+    plan, speed, policies = plan_of(words), 1.0, words.policy or list(POLICIES)
     if words.ideal:
         bench = replace(bench, device=equal_device(bench.device))
         plan, speed = equal_plan(plan), SPEED
         policies = words.policy or ["cost", "round-robin", "least-loaded", *PLAIN_POLICIES]
-    requests = source_of(words).requests(speed)
+    requests = source_of(words).requests(words.speed or speed)
     runs = {}
     for policy in policies:
         runs[policy] = bench.run(plan, requests, policy)

@@ -52,6 +52,21 @@ def test_a_row_for_each_run(
         assert (tmp_path / "plots" / "ttft.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_ideal_assumptions_leave_traffic_and_queues_as_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("compare", "--policy", "plain-alpha", *FEW)
+
+    def told(*more: str) -> str:
+        code, text, _ = said(monkeypatch, capsys, *words, *more)
+        assert code == 0
+        return next(line for line in text.splitlines() if line.endswith("requests"))
+
+    _, slow = told("--speed", "1").split(", ")
+    assert told("--ideal", "--speed", "1") == f"2 prefill + 1 decode, {slow}"
+    assert told("--ideal") == told("--ideal", "--speed", "4.5")
+
+
 def test_what_is_wrong_is_told_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
