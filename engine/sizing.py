@@ -227,16 +227,26 @@ def check_host(
     left -= _fitting_table_bytes(config, shape, model, left, loaded=not to_load_bytes)
     if config.preemption_mode != "swap":
         return
-    if not stays:  # pinned memory, of which torch takes a power of two
-        left = 1 << left.bit_length() >> 1
-    if config.swap_space_bytes > left:
-        beside = " beside weights and cache" if stays else " to be pinned, in a power of two"
+
+    def taken(swapped: int) -> int:
+        return swapped if stays else _pinned_bytes(plan, swapped)
+
+    if taken(config.swap_space_bytes) > left:
+        most = bisect(range(1, config.swap_space_bytes), left, key=taken)
+        beside = " beside weights and cache" if stays else " to be pinned, in powers of two"
         raise ConfigError(
             "swap_space_bytes",
             f"{format_bytes(config.swap_space_bytes)}, and {format_bytes(left)} of the host's"
-            f" memory are available{beside}; set it to at most {left}, or preemption_mode to"
+            f" memory are available{beside}; set it to at most {most}, or preemption_mode to"
             " recompute",
         )
+
+
+def _pinned_bytes(plan: CachePlan, swapped: int) -> int:
+    """Of the swap space each group has a part of its own, and torch a power of two for it."""
+    sizes = [n * one.blob_bytes for n, one in zip(plan.num_blocks, plan.layouts, strict=True)]
+    parts = [max(1, size * swapped // plan.num_bytes) for size in sizes]
+    return sum(1 << (part - 1).bit_length() for part in parts)
 
 
 def table_bytes(

@@ -17,6 +17,7 @@ from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.reference import ReferenceKernels
 from engine.machine import num_cpus
+from engine.memory import CachePlan
 from engine.models.interface import ModelDescription
 from engine.sizing import (
     CPU_CACHE_BYTES,
@@ -30,7 +31,7 @@ from engine.sizing import (
     weight_bytes,
 )
 from engine.slots import SlotTable, slot_bytes
-from kv_cache.layout import KvGroup
+from kv_cache.layout import BlockLayout, KvGroup
 from tests.engine.models_on_disk import make_tiny
 from tests.populating import may_populate
 
@@ -229,7 +230,7 @@ def host_refusal(
 
 @pytest.mark.parametrize(
     ("device", "beside"),
-    [("cpu", "beside weights and cache"), ("cuda", "to be pinned, in a power of two")],
+    [("cpu", "beside weights and cache"), ("cuda", "to be pinned, in powers of two")],
 )
 def test_swap_space_that_the_host_has_not_is_refused_with_what_it_has(
     device: str, beside: str
@@ -247,6 +248,28 @@ def test_swap_space_that_the_host_has_not_is_refused_with_what_it_has(
     fitting = replace(config, swap_space_bytes=most)
     check_host(fitting, shape, MODEL, plan, 6 * GIB, WEIGHTS)
     check_host(replace(config, preemption_mode="recompute"), shape, MODEL, plan, 6 * GIB, WEIGHTS)
+
+
+def test_each_group_s_part_of_the_swap_space_is_pinned_as_a_power_of_two() -> None:
+    """Of 8 GiB one has 5 and the other 3, so 12 are taken."""
+    config = EngineConfig(preemption_mode="swap", swap_space_bytes=8 * GIB)
+    shape = shape_of(config, "cuda")
+    model = replace(MODEL, groups=(*MODEL.groups, replace(MODEL.groups[0], window=512)))
+    layouts = tuple(BlockLayout(group, 16, shape.kv_format) for group in model.groups)
+    plan = CachePlan(layouts, (5000, 3000), shape.chunk_tokens)
+
+    def checked(swapped: int, left: int) -> None:
+        there = left + table_bytes(shape, model, 64, 8192)
+        check_host(replace(config, swap_space_bytes=swapped), shape, model, plan, there, WEIGHTS)
+
+    checked(8 * GIB, 12 * GIB)
+    with pytest.raises(ConfigError) as caught:
+        checked(8 * GIB, 12 * GIB - 1)
+    assert caught.value.field == "swap_space_bytes"
+    most = int(re.findall("at most ([0-9]+)", str(caught.value))[0])
+    checked(most, 12 * GIB - 1)
+    with pytest.raises(ConfigError, match="powers of two"):
+        checked(most + 1, 12 * GIB - 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
