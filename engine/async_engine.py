@@ -147,7 +147,7 @@ class AsyncEngine:
                 self._add(engine, request, stream, arrived_s, compiled)
 
         try:
-            compiled = self.engine.grammars.submit(grammar)
+            compiled = self.engine.grammars.submit(grammar, has_begun=bool(request.sent))
         except EngineError as error:
             del self._streams[request.request_id]
             stream.fail(error)

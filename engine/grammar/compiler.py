@@ -39,8 +39,9 @@ class GrammarCompiler:
         self._num_waiting = 0
         self._closed = False
 
-    def submit(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """The same future for the same text, unless that is spent; for `outcome`."""
+    def submit(self, grammar: Grammar, has_begun: bool = False) -> "Future[CompiledGrammar]":
+        """The same future for the same text, unless that is spent; for `outcome`. An answer that
+        another engine began is never refused."""
         with self._lock:
             if self._closed:
                 raise UnavailableError("the engine is stopping")
@@ -48,7 +49,7 @@ class GrammarCompiler:
             if future is not None and not _is_spent(future):
                 self._kept.move_to_end(grammar)
                 return future
-            if self._num_waiting >= MAX_WAITING:
+            if self._num_waiting >= MAX_WAITING and not has_begun:
                 raise QueueFullError(f"{self._num_waiting} grammars wait to be compiled")
             self._thread = self._thread or deep_thread("grammars")
             self._num_waiting += 1

@@ -23,7 +23,7 @@ from engine.grammar import compiler as module
 from engine.grammar.compiler import Compile, GrammarCompiler, outcome
 from engine.grammar.interface import CompiledGrammar, GrammarState
 from engine.grammar.value import Grammar, GrammarKind
-from engine.request import GenerationRequest, RequestId
+from engine.request import ChoiceSoFar, GenerationRequest, RequestId
 from tests.engine.grammar.cases import (
     VOCAB_SIZE,
     hot,
@@ -230,6 +230,21 @@ async def test_who_leaves_before_it_is_compiled_never_runs(
     assert said(await tokens(again)) == "b"
     assert serving.num_open == 0
     assert not await serving.ask(lambda engine: engine.has_work)
+
+
+async def test_an_answer_that_another_engine_began_is_never_refused(
+    serving: AsyncEngine, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many waited at once when that engine died."""
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    counting.go_on.clear()
+    waiting = ask(serving, "waits", regex("a"))
+    with pytest.raises(QueueFullError):
+        await tokens(ask(serving, "new", regex("b")))
+    moved = ask(serving, "moved", regex("cd"), sent=(ChoiceSoFar(spelt("c")),))
+    counting.go_on.set()
+    assert said(await tokens(moved)) == "d"
+    assert said(await tokens(waiting)) == "a"
 
 
 async def test_a_refusal_comes_from_the_stream(serving: AsyncEngine) -> None:
