@@ -143,10 +143,8 @@ class _Reading:
         self._wait: asyncio.Timeout | None = None
 
     async def next(self) -> GenerationUpdate | None:
-        """None at the end."""
-        if self._error is not None:
-            raise self._error
-        left_s = self._deadline_s - time.monotonic()
+        """None at the end, which an answer that was whole before it failed still comes to."""
+        left_s = 0.0 if self._error else self._deadline_s - time.monotonic()
         try:
             async with asyncio.timeout(left_s) as self._wait:
                 return await anext(self._stream, None)

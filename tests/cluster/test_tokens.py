@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -350,6 +351,21 @@ async def test_a_server_that_stops_tells_its_clients() -> None:
         ends = read(await server.meter.pages.page())
     assert value(ends, "request_success_total", finished_reason="error") == 1
     assert value(ends, "request_success_total", finished_reason="abort") == 0
+
+
+async def test_an_answer_that_has_come_to_its_end_has_it_when_the_server_stops() -> None:
+    """Of which its client has not read all yet."""
+    call: Any = SimpleNamespace(caller="", request_id="mine", header=lambda _: None)
+    async with token_server() as server:
+        updates = server.front.generate(request(), call)
+        told = [await anext(updates)]
+        while not told[-1].deltas[0].finish_reason:
+            told.append(await anext(updates))
+        stopping = UnavailableError("the server is stopping")
+        ending = asyncio.create_task(server.front.end_answers(0.0, stopping))
+        await asyncio.wait({ending}, timeout=0.05)
+        assert await anext(updates, None) is None
+        await ending
 
 
 async def test_ready_is_whether_something_can_be_generated() -> None:
