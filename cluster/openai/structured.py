@@ -9,13 +9,14 @@ from pydantic_core import PydanticCustomError
 
 from cluster.openai.body import Part, Texts
 from engine.errors import RequestError
+from engine.grammar.keywords import loosened
 from engine.grammar.value import ANY_JSON_OBJECT, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 _MAX_SCHEMA_CHARS = 16 * MAX_GRAMMAR_BYTES  # with the white space of a text that is not compact
 
 
 class JsonSchemaFormat(Part):
-    """`strict` changes nothing: an answer always fits the schema."""
+    """`strict`: an answer fits all of the schema, or else what can be kept of it."""
 
     name: str | None = None
     description: str | None = None
@@ -95,7 +96,8 @@ def _of_response_format(value: ResponseFormat) -> dict[str, tuple[str, Any]]:
         return {"response_format": ("json_object", value.type == "json_object")}
     if schema.schema_ is None:
         return {"response_format": ("json_object", True)}
-    return {"response_format.json_schema.schema": ("json", schema.schema_)}
+    kept = schema.schema_ if schema.strict else loosened(schema.schema_)
+    return {"response_format.json_schema.schema": ("json", kept)}
 
 
 def _read_json(value: str | dict[str, Any]) -> Grammar:

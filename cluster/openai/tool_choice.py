@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import RequestError
-from engine.grammar.formats import BY_NAME, NO_SCHEMAS
+from engine.grammar.keywords import loosened
+from engine.grammar.schemas import BY_NAME, NO_SCHEMAS
 
 Tool = Mapping[str, Any]
 _ANY_OBJECT = {"type": "object"}
@@ -134,6 +135,8 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     parameters = tool["function"].get("parameters")
     if parameters is None:  # an empty list of them, as OpenAI has it
         return {**_NO_PARAMETERS}
+    if not tool["function"].get("strict"):
+        parameters = loosened(parameters)
     said = parameters.get("type", "object")
     if said != "object" and not (isinstance(said, list) and "object" in said):
         raise RequestError("tools", f"parameters of {_name(tool)!r} must be of type object")

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import RequestError
-from engine.grammar.formats import without_other_formats
+from engine.grammar.keywords import restated
 from engine.grammar.plain_tokenizer import plain_tokenizer
 from engine.grammar.value import Grammar, GrammarKind
 
@@ -135,7 +135,7 @@ def _as_library_text(grammar: Grammar) -> str:
 
 
 def _read_schema(text: str) -> str:
-    text = without_other_formats(text)
+    text = restated(text)
     return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
 
 

@@ -471,6 +471,16 @@ async def test_a_stream_that_fails_says_so_and_what_came() -> None:
     assert response.status_code == 503
 
 
+@pytest.mark.parametrize(("strict", "status"), [(None, 200), (False, 200), (True, 422)])
+async def test_a_schema_of_which_something_cannot_be_kept_is_refused_where_it_is_strict(
+    strict: bool | None, status: int
+) -> None:
+    server = server_that_says("[]", defaults=EOS)
+    form = {"type": "json_schema", "name": "a", "schema": {"uniqueItems": True}, "strict": strict}
+    response = await server.post(PATH, input="x", text={"format": form})
+    assert response.status_code == status, response.text
+
+
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveServer]:
     model = replace(model_that_thinks(), defaults=EOS)

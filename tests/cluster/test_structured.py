@@ -61,6 +61,7 @@ def json_schema(value: Any, **more: Any) -> dict[str, Any]:
         ({"response_format": {"type": "json_object"}}, ANY_JSON_OBJECT),
         ({"response_format": json_schema(SMALL, strict=True)}, COMPACT),
         ({"response_format": json_schema(SMALL, description="d", strict=False)}, COMPACT),
+        ({"response_format": json_schema({**SMALL, "not": {}}, strict=False)}, COMPACT),
         ({"guided_json": SMALL}, COMPACT),
         ({"guided_json": json.dumps(SMALL, indent=2)}, COMPACT),
         ({"guided_regex": NUMBERS}, regex(NUMBERS)),
@@ -114,6 +115,10 @@ async def test_what_is_wrong_is_a_400_that_names_it(
     ("param", "body"),
     [
         ("response_format.json_schema.schema", {"response_format": json_schema({"type": 5})}),
+        (
+            "response_format.json_schema.schema",
+            {"response_format": json_schema({**SMALL, "not": {}}, strict=True)},
+        ),
         ("guided_json", {"guided_json": {"type": "array", "uniqueItems": True}}),
         ("guided_regex", {"guided_regex": "("}),
         ("guided_grammar", {"guided_grammar": "nonsense"}),

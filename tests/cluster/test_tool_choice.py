@@ -124,6 +124,25 @@ def test_references_mean_the_same_wherever_a_schema_is(
 
 
 @pytest.mark.parametrize(
+    ("strict", "fits_it"), [({}, True), ({"strict": False}, True), ({"strict": True}, False)]
+)
+def test_what_a_grammar_cannot_keep_is_passed_over_unless_the_tool_is_strict(
+    strict: dict[str, bool], fits_it: bool
+) -> None:
+    """Pydantic's sets."""
+    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    function = {"name": "f", "parameters": closed("n", n=numbers), **strict}
+    tools = [tool("g"), {"type": "function", "function": function}]
+    if not fits_it:
+        with pytest.raises(RequestError, match="uniqueItems"):
+            fits(tools, named("f"), {"n": [1]})
+        return
+    assert fits(tools, named("f"), {"n": [1]})
+    assert fits(tools, "required", [{"name": "f", "arguments": {"n": [1]}}])
+    assert not fits(tools, "required", [{"name": "f", "arguments": {"n": ["1"]}}])
+
+
+@pytest.mark.parametrize(
     ("tools", "choice", "field"),
     [
         (None, "required", "tool_choice"),

@@ -41,8 +41,6 @@ def _check_input(value: Any) -> Any:
 
 
 class TextFormat(Part):
-    """`strict` changes nothing: an answer always fits the schema."""
-
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
@@ -191,4 +189,5 @@ def _response_format(wanted: TextFormat) -> Json:
         return {"type": wanted.type}
     if wanted.schema_ is None:
         raise RequestError("text.format.schema", "is required with the type 'json_schema'")
-    return {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
+    schema = {"schema": wanted.schema_, "strict": wanted.strict}
+    return {"type": "json_schema", "json_schema": schema}

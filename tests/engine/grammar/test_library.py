@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.errors import RequestError
-from engine.grammar.formats import without_other_formats
+from engine.grammar.keywords import loosened, restated
 from engine.grammar.library import Vocabulary
 from engine.grammar.table import GrammarTable
 from engine.grammar.value import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
@@ -72,7 +72,7 @@ def test_a_format_that_json_schema_does_not_define_says_nothing() -> None:
     vocabulary().compile(schema({"type": "object", "properties": names, "$defs": {"x": other}}))
 
     def text(value: dict[str, Any]) -> str:
-        return without_other_formats(schema(value).text)
+        return restated(schema(value).text)
 
     assert json.loads(text(other)) == {**other, "items": {"anyOf": [string, enum]}}
     assert json.loads(text({"properties": names})) == {
@@ -80,6 +80,100 @@ def test_a_format_that_json_schema_does_not_define_says_nothing() -> None:
     }
     date = {"type": "string", "format": "date"}
     assert json.loads(text(date)) == date
+
+
+def fits(value: dict[str, Any], answer: Any) -> bool:
+    template = vocabulary().compile(schema(value))
+    return template.start([*spelt(json.dumps(answer, ensure_ascii=False)), EOS[0]]).is_complete
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "other"),
+    [
+        ({"type": "string"}, 'a "', None),  # Zod, of every map
+        ({"enum": ["a b", "x.y", '"', "ü"]}, '"', "xzy"),  # Pydantic
+        ({"type": "string", "enum": ["x.y", "ü"]}, "ü", "xü"),
+        ({"$ref": "#/$defs/Key"}, "k", "l"),
+        ({"pattern": "^k+$"}, "kk", "kl"),
+    ],
+)
+def test_keys_of_maps_are_what_their_schema_says(
+    names: dict[str, Any], key: str, other: str | None
+) -> None:
+    of_numbers = {"propertyNames": names, "additionalProperties": {"type": "integer"}}
+    value = {
+        "type": "object",
+        "properties": {"map": {"type": "object", **of_numbers}},
+        "$defs": {"Key": {"enum": ["k"], "title": "Key", "type": "string"}},
+    }
+    assert fits(value, {"map": {key: 5}})
+    assert not fits(value, {"map": {key: "5"}})
+    assert other is None or not fits(value, {"map": {other: 5}})
+    assert loosened(value) == json.loads(restated(schema(value).text))
+
+
+@pytest.mark.parametrize("required", [["a", "b"], ["a"]])
+def test_a_map_of_keys_that_are_required_ends_with_them(required: list[str]) -> None:
+    """Zod's record of an enum: after the last key there is nothing to look for."""
+    names = {"type": "string", "enum": ["a", "b"]}
+    value = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "boolean"}}
+    both, table = {"a": True, "b": False}, GrammarTable(VOCAB_SIZE, EOS)
+    value["required"] = required
+    assert fits(value, both)
+    assert not fits(value, {"b": True})
+    assert not fits(value, {**both, "c": True})
+    table.enter(0, vocabulary().compile(schema(value)), spelt(json.dumps(both)[:-1]))
+    masks = table.masks(all_draws(1))
+    assert masks is not None
+    comma, brace = spelt(","), spelt("}")
+    assert set(brace) <= allowed(masks[0])
+    assert set(comma).isdisjoint(allowed(masks[0])) is (required == ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"required": 5},
+        {"required": [[]]},
+        {"required": ["c"]},
+        {"propertyNames": 5},
+        {"propertyNames": {"enum": [1]}},
+        {"propertyNames": {"$ref": "#/x/y"}},
+    ],
+)
+def test_odd_maps_are_left_to_the_library(odd: dict[str, Any]) -> None:
+    value = {"propertyNames": {"enum": ["a"]}, **odd}
+    with pytest.raises(RequestError):
+        vocabulary().compile(schema(value))
+
+
+def test_that_items_may_repeat_says_nothing() -> None:
+    assert fits({"type": "array", "uniqueItems": False}, [1, 1])
+
+
+KIND = {"type": "object", "properties": {"kind": {"default": "a"}}}
+
+
+@pytest.mark.parametrize(
+    ("value", "answer", "other"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, [1, 1], ["1"]),
+        ({"type": "object", "propertyNames": {"minLength": 2}}, {"a": 1}, []),
+        ({"type": "string", "not": {"const": "a"}}, "a", 1),
+        ({"type": "string", "format": "regex"}, "(", 1),
+        ({"type": "string", "format": "date", "pattern": "^(?=2)"}, "1999-01-01", "1999"),
+        ({"type": "string", "pattern": r"^\d\b"}, "a", 1),
+        ({"type": "string", "pattern": r"^a\\b"}, "a\\b", "b"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, 5, "5"),
+        ({"oneOf": [KIND, KIND], "properties": {"not": {"not": {}}}}, {"not": 1}, 5),
+        ({"enum": [{"not": 1}]}, {"not": 1}, {}),
+    ],
+)
+def test_a_loose_schema_is_what_can_be_kept(value: dict[str, Any], answer: Any, other: Any) -> None:
+    """Pydantic's sets and unions, Zod's patterns; what is kept of them still holds."""
+    loose = loosened(value)
+    assert fits(loose, answer)
+    assert not fits(loose, other)
 
 
 @pytest.mark.parametrize("text", ["", "x" * (MAX_GRAMMAR_BYTES + 1), "\ud800"])
