@@ -49,6 +49,8 @@ Yes = Annotated[bool, unless_null(True)]
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
+# Up to where a prompt is to be cached, by OpenAI or Anthropic: here all of every prompt is.
+CacheMark = dict[str, Any] | None
 
 
 class Part(BaseModel):

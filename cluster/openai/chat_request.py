@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from cluster.openai.body import No, Part
+from cluster.openai.body import CacheMark, No, Part
 from cluster.openai.crowd import check_crowd
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.openai.structured import NamedGrammar, named
@@ -26,6 +26,8 @@ class TextPart(Part):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheMark = None
+    prompt_cache_breakpoint: CacheMark = None
 
 
 _Content = str | list[TextPart] | None  # what `_check_content` takes
@@ -44,14 +46,14 @@ def _check_content(value: Any) -> Any:
             raise PydanticCustomError(
                 "content", 'a string or an array of {"type": "text", "text": ...}'
             )
-        if len(part) != 2:
-            unknown = next(name for name in part if name not in ("type", "text"))[:64]
+        unknown = [name for name in part if name not in TextPart.model_fields]
+        if unknown:
             raise PydanticCustomError(
                 "content",
                 "text parts of type and text alone; number {i} has {name}",
-                {"name": repr(unknown), "i": i},
+                {"name": repr(unknown[0][:64]), "i": i},
             )
-    return value
+    return [{"type": "text", "text": part["text"]} for part in value]
 
 
 class FunctionCall(Part):
@@ -69,13 +71,14 @@ class ToolCall(Part):
 
 _NOT_OF_TEMPLATES: dict[str, Any] = {
     **dict.fromkeys(("refusal", "annotations", "audio", "function_call", "parsed"), True),
+    "cache_control": True,
     "tool_calls": {"__all__": {"function": {"parsed_arguments"}}},
 }
 
 
 class ChatMessage(Part):
-    """One turn. The last five are what clients send back of an answer they got: three as null,
-    and `parsed`, the official client's reading of the content."""
+    """One turn. Before the last, five are what clients send back of an answer they got: three as
+    null, and `parsed`, the official client's reading of the content."""
 
     role: str
     content: Annotated[Any, BeforeValidator(_check_content, _Content)] = None
@@ -89,6 +92,7 @@ class ChatMessage(Part):
     audio: None = None
     function_call: None = None
     parsed: Any = None
+    cache_control: CacheMark = None
 
     def as_dict(self) -> dict[str, Any]:
         message = self.model_dump(exclude_none=True, exclude=_NOT_OF_TEMPLATES)

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from cluster.drawn import draw_seed
-from cluster.openai.body import Body, Ids, No, Part, Texts, Yes, unless_null
+from cluster.openai.body import Body, CacheMark, Ids, No, Part, Texts, Yes, unless_null
 from cluster.openai.errors import bad_request
 from cluster.openai.request_limits import LEAST_PRIORITY, MAX_SALT_CHARS, NOT_IN_SALTS
 from cluster.openai.structured import (
@@ -86,11 +86,12 @@ class SharedFields(Body):
     cache_salt: Annotated[
         str | None, Field(max_length=MAX_SALT_CHARS), BeforeValidator(_check_salt)
     ] = None
-    # Clients send them for records that are not kept here; they never change an answer.
+    # Clients send them for records and caches that are not kept here; they never change an answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    cache_control: CacheMark = None
 
 
 class SamplingFields(SharedFields):

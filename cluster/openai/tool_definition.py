@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from cluster.openai.body import Part
+from cluster.openai.body import CacheMark, Part
 
 _NOT_IN_NAMES = "< > \" ' ( ) { } [ ] , \\"
 _NAME = re.compile(rf"[^\s\x00-\x1f\x7f{re.escape(_NOT_IN_NAMES)}]{{1,128}}")
@@ -36,11 +36,13 @@ class Function(Part):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     return_: Any = Field(None, alias="return")
+    cache_control: CacheMark = None
 
 
 class ToolDefinition(Part):
     type: Literal["function"]
     function: Function
+    cache_control: CacheMark = None
 
 
 def _check_names(tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
@@ -56,7 +58,19 @@ def _check_names(tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
 
 def _as_written(value: Any, check: Callable[[Any], Any]) -> Any:
     """None for no tools, as frameworks send them that were given none."""
-    return value if check(value) else None
+    return [_for_templates(tool) for tool in value] if check(value) else None
+
+
+def _for_templates(tool: dict[str, Any]) -> dict[str, Any]:
+    """Which print all of it."""
+    return {
+        name: _without_mark(value) if name == "function" else value
+        for name, value in _without_mark(tool).items()
+    }
+
+
+def _without_mark(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != "cache_control"}
 
 
 Tools = Annotated[

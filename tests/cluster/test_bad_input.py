@@ -222,9 +222,9 @@ async def test_wrong_values_of_chat_name_their_parameter(
         ({"logit_bias": {"046": 1}}, f"{NOT_IDS}, as '046' is not"),
         ({"store": 0}, "store is not supported"),
         (
-            {"messages": [{"role": "user", "content": [{**TEXT, "cache_control": {}}]}]},
+            {"messages": [{"role": "user", "content": [{**TEXT, "citations": {}}]}]},
             "messages[0].content: must be text parts of type and text alone;"
-            " number 0 has 'cache_control'",
+            " number 0 has 'citations'",
         ),
         (
             {"messages": [{"role": "assistant", "annotations": [1]}]},

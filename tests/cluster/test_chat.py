@@ -145,6 +145,28 @@ async def test_messages_of_earlier_answers_are_taken_back(server: Server) -> Non
     assert "assistant\nHi.<|im_end|>" in prompt_of(server)
 
 
+async def test_what_marks_a_prefix_for_a_cache_changes_nothing() -> None:
+    """As clients send it that know Anthropic's API, or OpenAI's explicit breakpoints: templates
+    print all of a tool."""
+    source = "{{ tools | tojson }}{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    special = SpecialTokens({}, (), ())
+    model = replace(small_model(), chat_template=ChatTemplate({"default": source}, special, "x"))
+    server = make_server(model=model)
+    ephemeral = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    prompts = []
+    for mark in ({}, ephemeral):
+        explicit = {"prompt_cache_breakpoint": {"mode": "explicit"}} if mark else {}
+        part = {"type": "text", "text": "a", **mark, **explicit}
+        messages = [{"role": "user", "content": [part], **mark}]
+        function = {"name": "f", "parameters": {"properties": {"cache_control": {}}}, **mark}
+        tools = [{"type": "function", "function": function, **mark}]
+        await server.ok(PATH, messages=messages, tools=tools, max_tokens=1, **mark)
+        prompts.append(prompt_of(server))
+    assert prompts[0] == prompts[1]
+    assert '"a"' in prompts[0]
+    assert '"cache_control": {}' in prompts[0]
+
+
 async def test_no_tool_calls_are_none_to_templates() -> None:
     """Which ask whether a message has them, and then show no content."""
     source = "{% for m in messages %}{{ m.tool_calls is defined }} {{ m.content }}{% endfor %}"

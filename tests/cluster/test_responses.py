@@ -291,6 +291,22 @@ def test_items_are_the_turns_of_a_chat() -> None:
     ]
 
 
+def test_items_are_taken_as_openai_gave_them() -> None:
+    direct, mark = {"type": "direct"}, {"mode": "explicit", "ttl": "30m"}
+    ours: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"role": "assistant", "content": "b"},
+        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "c"},
+    ]
+    theirs: list[Any] = [{**item, "created_by": "x", "status": "completed"} for item in ours]
+    theirs[0]["content"] = [{**ours[0]["content"][0], "prompt_cache_breakpoint": mark}]
+    theirs[1]["phase"] = "commentary"
+    theirs[2] |= {"caller": direct, "async": False}
+    theirs[3] |= {"caller": direct, "namespace": None}
+    assert messages_of(None, theirs) == messages_of(None, ours)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -390,6 +406,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]},
         "input[0].encrypted_content",
     ),
+    (
+        {"input": [{**TURNS[6], "caller": {"type": "program"}}]},
+        "input[0].caller.type",
+    ),
     ({"input": "x" * 5000}, "input"),
     ({"input": [{"role": "bad", "content": "x"}]}, "input[0].role"),
     ({"max_output_tokens": 100_000}, "max_output_tokens"),
@@ -404,6 +424,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ({"tools": [{"name": "a"}]}, "tools[0].type"),
     ({"tools": [{**TOOLS[0], "unheard": 1}]}, "tools[0].unheard"),
+    ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tools": [{"type": "namespace", "name": "a", "tools": [1]}]}, "tools[0].tools[0]"),
     ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from cluster.openai.body import Part, part_of
+from cluster.openai.body import CacheMark, Part, part_of
 from cluster.openai.chat_request import MAX_MESSAGES
 from cluster.openai.errors import bad_request
 from cluster.openai.responses.tools import in_namespace
@@ -21,11 +21,12 @@ _SEALED = "text:"  # of what stands for `encrypted_content`
 
 
 class _Item(Part):
-    """`id` and `status` are those of an answer's items, which clients send back as they got them,
-    with null for what they do not have."""
+    """`id` and the like are those of an answer's items, also of OpenAI's, which clients send back
+    as they got them, with null for what they do not have."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
+    created_by: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -39,6 +40,11 @@ class _Message(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Any
+    phase: Literal["commentary", "final_answer"] | None = None  # templates have no place for it
+
+
+class _Caller(Part):
+    type: Literal["direct"]
 
 
 class _Call(_Item):
@@ -47,6 +53,8 @@ class _Call(_Item):
     name: str
     namespace: str | None = None
     arguments: str
+    caller: _Caller | None = None
+    async_: Literal[False] = Field(False, alias="async")
 
 
 class _CallOutput(_Item):
@@ -54,6 +62,8 @@ class _CallOutput(_Item):
     call_id: str
     output: Any
     name: str | None = None
+    namespace: str | None = None
+    caller: _Caller | None = None
 
 
 class _ReasoningText(Part):
@@ -77,12 +87,14 @@ KINDS: dict[str, type[_Item]] = {
 
 
 class _Text(_Item):
-    """Of a message's content; the last two as an answer has them."""
+    """Of a message's content; the annotations and logprobs as an answer has them."""
 
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    cache_control: CacheMark = None
+    prompt_cache_breakpoint: CacheMark = None
 
 
 class _Refusal(Part):

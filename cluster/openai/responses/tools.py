@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from cluster.openai.body import Part, part_of
+from pydantic import Field
+
+from cluster.openai.body import CacheMark, Part, part_of
 from cluster.openai.errors import bad_request
 from cluster.openai.tool_definition import ToolName
 from cluster.openai.wording import Json
@@ -13,11 +15,21 @@ from engine.errors import RequestError
 
 
 class FunctionTool(Part):
+    """The last four ask for nothing, as OpenAI's answers repeat a tool."""
+
     type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheMark = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Literal[False] | None = None
+    output_schema: None = None
+    async_: Literal[False] | None = Field(None, alias="async")
+
+
+_OF_CHAT = {"name", "description", "parameters", "strict"}
 
 
 class NamespaceTool(Part):
@@ -42,7 +54,7 @@ class Tools(NamedTuple):
         """ApiError for what is no function."""
         functions, paths, names = [], [], {}
         for path, tool, space in _flat(given or ()):
-            function = tool.model_dump(exclude={"type"}, exclude_none=True)
+            function = tool.model_dump(include=_OF_CHAT, exclude_none=True)
             if space is not None:
                 function["name"] = in_namespace(space.name, tool.name)
                 names[function["name"]] = {"name": tool.name, "namespace": space.name}
