@@ -62,7 +62,9 @@ class ChatWording:
         self._counts = tells_usage and chat_format.has_reasoning
 
     def opening(self, generation: Generation, choice: int) -> Json | None:
-        return choice_of(choice, delta={"role": "assistant", "content": ""})
+        """Without a text where there may be calls alone: some clients begin one with it."""
+        may_call = self._reading is not None and self._reading.tools is not None
+        return choice_of(choice, delta={"role": "assistant", "content": None if may_call else ""})
 
     def delta(self, part: ChoicePart) -> Json:
         return self._filled("delta", self._delta_of(self.read(part)), part)

@@ -75,7 +75,7 @@ def message_of_events(events: list[dict[str, Any]]) -> tuple[dict[str, Any], str
         for choice in event["choices"]:
             delta = choice["delta"]
             for key in ("content", "reasoning_content"):
-                message[key] += delta.get(key, "")
+                message[key] += delta.get(key) or ""
             for call in delta.get("tool_calls", ()):
                 if "id" in call:
                     assert call["index"] == len(message["tool_calls"])
@@ -107,6 +107,17 @@ async def test_streamed_and_not_the_message_is_the_same(per_step: int) -> None:
     assert streamed["content"] == "I look."
     assert streamed["reasoning_content"] == "Hm."
     assert [call["function"] for call in streamed["tool_calls"]] == [c["function"] for c in calls]
+
+
+@pytest.mark.parametrize(
+    ("more", "content"), [({}, ""), ({"tools": TOOLS}, None), ({"tool_choice": "none"}, "")]
+)
+async def test_a_stream_that_may_be_calls_alone_begins_with_no_text(
+    more: dict[str, Any], content: str | None
+) -> None:
+    server = server_that_says(ANSWER)
+    first, *_ = await server.events(PATH, messages=HELLO, **{"tools": None, **more})
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": content}
 
 
 async def test_every_choice_has_its_own() -> None:
