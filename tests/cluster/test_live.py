@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from cluster.commands import local
+from cluster.front_address import listen
 from engine.errors import EngineError, QueueFullError
 from tests.cluster.fakes import ANSWER, answer_tokens, say
 from tests.cluster.live_server import LiveServer, live_server, wait_until
@@ -213,7 +213,7 @@ async def test_what_local_writes_is_sent_at_once() -> None:
         accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
-    server = await asyncio.start_server(look, sock=local.listen("127.0.0.1", 0))
+    server = await asyncio.start_server(look, sock=listen("127.0.0.1", 0))
     async with server:
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         assert await accepted

@@ -17,6 +17,7 @@ import uvicorn
 from cluster import http_exchange
 from cluster.commands import local
 from cluster.commands.serve_stop import stop_signals
+from cluster.front_address import listen
 from cluster.http import build_app
 from engine.errors import UnavailableError
 from tests.cluster.conftest import make_server
@@ -27,7 +28,7 @@ from tests.cluster.fakes import ANSWER, FakeBackend, Script, say, small_model
 async def running(script: Script) -> AsyncIterator[tuple[str, asyncio.Task[None], FakeBackend]]:
     backend = FakeBackend(script)
     app, front = build_app(backend, small_model())
-    listener = local.listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
     server = local.Server(config, front, local.announcement("small", *listener.getsockname()[:2]))
     task = asyncio.create_task(server.serve([listener]))
