@@ -23,6 +23,7 @@ from cluster.autoscaling import INGRESS
 from cluster.bounded_http import bound_all
 from cluster.cluster_args import ClusterArgs
 from cluster.commands.console import show_progress
+from cluster.front_address import check_reached
 from cluster.garbage import leave_out_what_stays
 from cluster.http import build_app
 from cluster.http_exchange import HttpLimits
@@ -31,7 +32,7 @@ from cluster.metrics.meter import Meter, RelayCollector
 from cluster.metrics.server import MetricsServer
 from cluster.metrics.targets import KEY as METRICS
 from cluster.metrics.targets import Target
-from cluster.open_files import raise_limit
+from cluster.open_files import ENABLED, raise_limit
 from cluster.pools import Pools
 from cluster.ray_cluster import front_host, num_nodes
 from cluster.relay import Relay, RelayConfig
@@ -193,4 +194,6 @@ def _on_node(address: str) -> Callable[[str], bool]:
 def _access_check(keys: ApiKeys | None, args: ClusterArgs) -> Callable[[], None]:
     """For now, whoever deploys, and for later, when the cluster has grown."""
     allowed, host = args.front.allow_unauthenticated, front_host()
+    if os.environ.get(ENABLED) == "1":
+        check_reached(host)
     return lambda: check_access(keys, allowed, host=host, num_nodes=num_nodes())

@@ -8,6 +8,7 @@ from ray.serve import Deployment
 
 from cluster.app import application_of
 from cluster.cluster_args import ClusterArgs
+from cluster.open_files import ENABLED
 from cluster.replicas import ingress_replica, worker_replica
 from cluster.replicas.ingress_replica import _access_check
 from cluster.replicas.worker_replica import WorkerReplica, check_reach
@@ -99,3 +100,14 @@ def test_an_ingress_without_keys_is_for_one_machine(
     _access_check(None, open_to_all)()
     with pytest.raises(ConfigError, match=reason):
         _access_check(None, ClusterArgs())()
+
+
+def test_an_ingress_does_not_start_where_its_front_would_not_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By `serve deploy`; else HAProxy answered 500 to everything."""
+    monkeypatch.setattr(ingress_replica, "front_host", lambda: "::1")
+    _access_check(None, ClusterArgs())
+    monkeypatch.setenv(ENABLED, "1")
+    with pytest.raises(ConfigError, match="host: ::1, .* may be 0.0.0.0 or ::, "):
+        _access_check(None, ClusterArgs())
