@@ -18,7 +18,7 @@ class LaunchedDraws(NamedTuple):
     slots: IntArray
     places: IntArray
     sampled: Sampled  # on the host, and there once the step has been waited for
-    constrained: bool  # some of it by a grammar
+    follows: bool  # some of it goes into a grammar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,10 +44,10 @@ class LaunchedStep:
         slots: IntArray,
         places: IntArray,
         sampled: Sampled,
-        constrained: bool,
+        follows: bool,
     ) -> "LaunchedStep":
         device = sampled.token_ids.device
-        draws = LaunchedDraws(slots, places, _to_host(sampled), constrained)
+        draws = LaunchedDraws(slots, places, _to_host(sampled), follows)
         return cls(step, prompt_logprobs, draws, _mark(device))
 
     def wait(self) -> None:

@@ -101,7 +101,7 @@ class ModelRunner:
             return StepResult(launched.step, (), launched.prompt_logprobs)
         drawn = make_samples(draws.sampled, draws.slots, self._parameters)
         failed = drawn.failed_slots
-        if draws.constrained:
+        if draws.follows:
             failed |= self._grammars.accept(s for s in drawn.samples if s.slot not in failed)
         self._slots.fill(draws.slots, draws.places, draws.sampled.token_ids.numpy())
         return StepResult(launched.step, drawn.samples, launched.prompt_logprobs, failed)
@@ -119,7 +119,12 @@ class ModelRunner:
         output = sequence.token_ids[sequence.num_prompt_tokens :]
         params = sequence.params
         self._grammars.enter(
-            sequence.slot, sequence.grammar, output, params.reasoning, params.exits
+            sequence.slot,
+            sequence.grammar,
+            output,
+            params.reasoning,
+            params.exits,
+            params.entries,
         )
 
     def _forward(
@@ -165,9 +170,8 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, draws, self._history(slots), masks)
         places = self._slots.append(slots)
         self._latest = DrawnTokens(slots, sampled.token_ids)
-        return LaunchedStep.drawing(
-            plan.step, prompt_logprobs, slots, places, sampled, masks is not None
-        )
+        follows = self._grammars.follows(slots.tolist())
+        return LaunchedStep.drawing(plan.step, prompt_logprobs, slots, places, sampled, follows)
 
     def _masks(self, draws: Draws) -> torch.Tensor | None:
         masks = self._grammars.masks(draws)

@@ -14,7 +14,7 @@ from engine.grammar.value import Grammar, Reasoning, Tokens
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 # Every step looks at each of them as long as an answer may still become it.
-MAX_EXITS, MAX_MARK_TOKENS = 1024, 1024
+MAX_MARKS, MAX_MARK_TOKENS = 1024, 1024
 # Lower temperatures leave probability to equal logits alone; of those, greedy takes the first.
 GREEDY_BELOW = 1e-5
 
@@ -28,7 +28,9 @@ class SamplingParams:
     `seed` None lets the engine draw one; choice i of a request draws from (seed, i, position).
     `stop` strings are the detokenizer's business; the engine stops on token ids alone.
     An answer with a `grammar` ends where that is complete, also before `min_tokens`; `reasoning`
-    is what it may begin with. One that begins with one of `exits` in its place is free of it.
+    is what it may begin with. One that begins with one of `exits` in its place is free of it. With
+    `entries` all of it is free but what follows one of them, each time, until the grammar is
+    complete.
     """
 
     n: int = 1
@@ -44,6 +46,7 @@ class SamplingParams:
     grammar: Grammar | None = None
     reasoning: Reasoning | None = None
     exits: tuple[Tokens, ...] = ()
+    entries: tuple[Tokens, ...] = ()
     seed: int | None = None
     max_tokens: int | None = None  # None: up to the model's length
     min_tokens: int = 0
@@ -99,12 +102,12 @@ class SamplingParams:
             _check_type(name, getattr(self, name), bool, "true or false")
         if self.grammar is not None:
             _check_type("grammar", self.grammar, Grammar, "a Grammar")
-            if self.ignore_eos:
+            if self.ignore_eos and not self.entries:
                 raise RequestError("ignore_eos", "does not go with a grammar, which has an end")
         if self.reasoning is not None:
             _check_type("reasoning", self.reasoning, Reasoning, "a Reasoning")
             _check_token_ids("reasoning", self.reasoning.token_ids)
-            _check_exits("reasoning.exits", self.reasoning.exits)
+            _check_marks("reasoning.exits", self.reasoning.exits)
             if max(map(len, self.reasoning.marks)) > MAX_MARK_TOKENS:
                 raise RequestError(
                     "reasoning", f"each of its marks must be at most {MAX_MARK_TOKENS} tokens"
@@ -113,10 +116,12 @@ class SamplingParams:
                 raise RequestError("reasoning", "begins and ends with the same token")
             if self.grammar is None:
                 raise RequestError("reasoning", "goes with a grammar alone, which it comes before")
-        if self.exits:
-            _check_exits("exits", self.exits)
-            if self.grammar is None:
-                raise RequestError("exits", "go with a grammar alone, which they lead out of")
+        for name, given in (("exits", self.exits), ("entries", self.entries)):
+            _check_marks(name, given)
+            if given and self.grammar is None:
+                raise RequestError(name, "go with a grammar alone")
+        if self.exits and self.entries:
+            raise RequestError("entries", "do not go with exits")
 
     @property
     def greedy(self) -> bool:
@@ -149,6 +154,7 @@ class SamplingParams:
             "stop_token_ids": self.stop_token_ids,
             "reasoning": self.reasoning.token_ids if self.reasoning is not None else (),
             "exits": tuple(chain(*self.exits)),
+            "entries": tuple(chain(*self.entries)),
         }
         for name, token_ids in named.items():
             for token in token_ids:
@@ -178,9 +184,9 @@ def _check_token_ids(name: str, value: object) -> None:
         raise RequestError(name, f"token ids must be integers in 0..{2**31 - 1}")
 
 
-def _check_exits(name: str, value: tuple[Tokens, ...]) -> None:
-    if len(value) > MAX_EXITS:
-        raise RequestError(name, f"{len(value)} of them, must be at most {MAX_EXITS}")
+def _check_marks(name: str, value: tuple[Tokens, ...]) -> None:
+    if len(value) > MAX_MARKS:
+        raise RequestError(name, f"{len(value)} of them, must be at most {MAX_MARKS}")
     for tokens in value:
         _check_token_ids(name, tokens)
         if not 0 < len(tokens) <= MAX_MARK_TOKENS:

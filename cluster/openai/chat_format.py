@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from cluster.openai.reading.forced import ArrayReader, NamedReader
 from cluster.openai.reading.formats import (
     AUTO,
+    JsonCalls,
     ToolFormat,
     harmony_format,
     long_id,
@@ -118,6 +120,17 @@ class ChatFormat:
         if reasoning is not None:
             reasoning = replace(reasoning, exits=exits)
         return reasoning, () if continued else exits
+
+    def entries(
+        self, prompt: str, calls: JsonCalls, continued: str
+    ) -> tuple[Reasoning | None, tuple[Tokens, ...]]:
+        """What stands before calls, wherever in an answer they are, and the reasoning in which it
+        says nothing. Models write a line's end behind a mark, or none."""
+        with suppress(RequestError):  # of whose end nobody can tell
+            reasoning = self._reasoning_before(prompt, continued)
+            texts = [mark + behind for mark in calls.marks for behind in ("", "\n")]
+            return reasoning, tuple(map(self._tokens, texts))
+        return None, ()
 
     def _reasoning_before(self, prompt: str, continued: str) -> Reasoning | None:
         marks = self.reasoning

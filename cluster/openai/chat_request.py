@@ -196,10 +196,16 @@ class ChatRequest(SamplingFields):
             return named
         if named is not None:
             raise RequestError("tool_choice", f"its calls leave no place for {named.field}")
-        choice = self.wanted_calls
-        parts = [_of_schema(field, schema) for field, schema in choice.schemas.items()]
-        whole = _of_schema("tools", choice.schema(one_call=self.one_call))
-        return whole._replace(parts=tuple(parts))
+        return self._of_calls(self.wanted_calls.schema(one_call=self.one_call))
+
+    def grammar_of_calls(self, *, in_array: bool) -> NamedGrammar:
+        """Of calls that the model makes as it likes."""
+        schema = self.wanted_calls.calls_schema(in_array=in_array, one_call=self.one_call)
+        return self._of_calls(schema)
+
+    def _of_calls(self, schema: Mapping[str, Any]) -> NamedGrammar:
+        parts = [_of_schema(field, part) for field, part in self.wanted_calls.schemas.items()]
+        return _of_schema("tools", schema)._replace(parts=tuple(parts))
 
 
 def _of_schema(field: str, schema: Mapping[str, Any]) -> NamedGrammar:

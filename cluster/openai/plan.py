@@ -105,7 +105,9 @@ def plan_completion(
     options = _options(request, request.logprobs, echo=request.echo, echo_only=echo_only)
     draws_seeds = request.seed is None and len(prompts) > 1
     seeds = tuple(draw_seed() for _ in prompts) if draws_seeds else ()
-    return _checked(Plan(prompts, params, options, *_beside(request), seeds), model, most)
+    salt, grammar = request.cache_salt or "", request.named_grammar
+    plan = Plan(prompts, params, options, request.priority, salt, grammar, seeds)
+    return _checked(plan, model, most)
 
 
 def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = _NO_LIMITS) -> Plan:
@@ -137,18 +139,37 @@ def plan_chat(request: ChatRequest, model: ServedModel, limits: RequestLimits = 
         shows_reasoning=request.include_reasoning is not False,
         continued=continued,
     )
-    if request.named_grammar is not None:
+    params, grammar = _with_grammar(params, request, model, text)
+    options = replace(_options(request, logprobs), reading=reading)
+    plan = Plan((prompt,), params, options, request.priority, request.cache_salt or "", grammar)
+    return _checked(plan, model, most, limit)
+
+
+def _with_grammar(
+    params: SamplingParams, request: ChatRequest, model: ServedModel, prompt: str
+) -> tuple[SamplingParams, NamedGrammar | None]:
+    """The request's own says what all of an answer is, or else that of calls what each of them is
+    which the model makes, where a function is strict."""
+    chat_format, choice, continued = model.chat_format, request.wanted_calls, _continued(request)
+    named = request.named_grammar
+    if named is not None:
         try:
-            choice = request.wanted_calls
-            reasoning, exits = model.chat_format.opening(text, choice, continued)
+            reasoning, exits = chat_format.opening(prompt, choice, continued)
         except RequestError as error:
-            raise error.renamed(request.named_grammar.field) from None
+            raise error.renamed(named.field) from None
         try:
-            params = replace(params, reasoning=reasoning, exits=exits)
+            return replace(params, reasoning=reasoning, exits=exits), named
         except RequestError as error:  # one for each tool
             raise error.renamed("tools") from None
-    options = replace(_options(request, logprobs), reading=reading)
-    return _checked(Plan((prompt,), params, options, *_beside(request)), model, most, limit)
+    calls = None if chat_format.tools is None else chat_format.tools.json
+    if calls is None or not choice.may_call_strictly:
+        return params, None
+    reasoning, entries = chat_format.entries(prompt, calls, continued)
+    if not entries:
+        return params, None
+    named = request.grammar_of_calls(in_array=calls.in_array)
+    grammar = named.grammar
+    return replace(params, grammar=grammar, reasoning=reasoning, entries=entries), named
 
 
 def _read_prompts(
@@ -216,8 +237,3 @@ def _options(
         return_token_ids=bool(request.return_token_ids),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
     )
-
-
-def _beside(request: SamplingFields) -> tuple[int, str, NamedGrammar | None]:
-    """The last fields of a plan."""
-    return request.priority, request.cache_salt or "", request.named_grammar

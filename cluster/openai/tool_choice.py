@@ -64,11 +64,12 @@ class ToolChoice(NamedTuple):
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
         """JSON schemas of the arguments of whatever may be called, by where the client wrote
-        them."""
+        them. Where nothing must be called, those of strict functions are kept alone."""
         assert self.tools is not None
         schemas = {
-            f"tools[{index}].function.parameters": _parameters(tool)
+            f"tools[{index}].function.parameters": _parameters(tool) if keeps else {**_ANY_OBJECT}
             for index, tool in enumerate(self.tools)
+            for keeps in [self.must_call or _is_strict(tool)]
             if self.name in (None, _name(tool))
         }
         if self.name is None:
@@ -76,22 +77,32 @@ class ToolChoice(NamedTuple):
                 schema.pop("$id", None)  # references start at the array of calls
         return schemas
 
+    @property
+    def may_call_strictly(self) -> bool:
+        return not self.must_call and any(map(_is_strict, self.tools or ()))
+
     def schema(self, *, one_call: bool) -> dict[str, Any]:
         """JSON schema of the whole answer: a function's arguments, or an array of calls."""
-        assert self.tools is not None
         assert self.must_call
-        schemas = list(self.schemas.values())
         if self.name is not None:
-            return schemas[0]
+            return next(iter(self.schemas.values()))
+        return self.calls_schema(in_array=True, one_call=one_call)
+
+    def calls_schema(self, *, in_array: bool, one_call: bool) -> dict[str, Any]:
+        """JSON schema of an array of calls, or of one call."""
+        assert self.tools is not None
         calls, arguments = [], {}
-        for index, (tool, parameters) in enumerate(zip(self.tools, schemas, strict=True)):
+        for index, (tool, parameters) in enumerate(
+            zip(self.tools, self.schemas.values(), strict=True)
+        ):
             root = f"#/$defs/{index}"
             arguments[str(index)] = _moved(parameters, root)
             calls.append(_call_schema(_name(tool), root))
-        array: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-        if one_call:
-            array["maxItems"] = 1
-        return array | {"$defs": arguments}
+        whole: dict[str, Any] = {"anyOf": calls}
+        if in_array:
+            whole = {"type": "array", "minItems": 1, "items": whole}
+            whole |= {"maxItems": 1} if one_call else {}
+        return whole | {"$defs": arguments}
 
 
 def _call_schema(name: str, arguments: str) -> dict[str, Any]:
@@ -131,11 +142,15 @@ def _name(tool: Tool) -> str:
     return str(tool["function"]["name"])
 
 
+def _is_strict(tool: Tool) -> bool:
+    return bool(tool["function"].get("strict"))
+
+
 def _parameters(tool: Tool) -> dict[str, Any]:
     parameters = tool["function"].get("parameters")
     if parameters is None:  # an empty list of them, as OpenAI has it
         return {**_NO_PARAMETERS}
-    if not tool["function"].get("strict"):
+    if not _is_strict(tool):
         parameters = loosened(parameters)
     said = parameters.get("type", "object")
     if said != "object" and not (isinstance(said, list) and "object" in said):

@@ -25,6 +25,11 @@ class GrammarState(Protocol):
         ...
 
     @property
+    def is_free(self) -> bool:
+        """Anything may come next."""
+        ...
+
+    @property
     def is_complete(self) -> bool:
         """Nothing may come next but the end of the answer."""
         ...

@@ -91,6 +91,8 @@ class Template:
 class State:
     """A matcher; once in error it stays so."""
 
+    is_free = False  # that anything fits cannot be told without trying it
+
     def __init__(self, matcher: LLMatcher, template: Template) -> None:
         self._matcher = matcher
         self._template = template

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from engine.grammar.bits import allow, forbid
 from engine.grammar.interface import CompiledGrammar, GrammarState
 from engine.grammar.value import Reasoning, Tokens
 
 if TYPE_CHECKING:
     from engine.grammar.interface import Bits
-
-_BITS = 32
 
 
 class _To(Enum):
@@ -58,11 +55,11 @@ class OpenedState:
         if self._within is not None:
             bits[:] = -1
             if self._within is _To.REASONING:
-                _set(bits, self._eos_token_ids, allowed=False)
+                forbid(bits, self._eos_token_ids)
             return None
         bits[:] = 0
         problem = None if self._fitting is None else self._fitting.fill(bits)
-        _set(bits, [way.tokens[0] for way in self._ways], allowed=True)
+        allow(bits, [way.tokens[0] for way in self._ways])
         return problem
 
     def accept(self, token_id: int) -> str | None:
@@ -79,6 +76,10 @@ class OpenedState:
             self._fitting = None
         self._go(ways)
         return None if ways else problem
+
+    @property
+    def is_free(self) -> bool:
+        return self._within is _To.FREE
 
     @property
     def is_complete(self) -> bool:
@@ -113,13 +114,3 @@ class OpenedState:
 
 def _ways(to_what_fits: Tokens, exits: Sequence[Tokens]) -> list[_Way]:
     return [_Way(to_what_fits, _To.FITTING), *(_Way(tokens, _To.FREE) for tokens in exits)]
-
-
-def _set(bits: Bits, token_ids: Sequence[int], *, allowed: bool) -> None:
-    words = bits.view(np.uint32)
-    for token_id in token_ids:
-        bit = np.uint32(1 << token_id % _BITS)
-        if allowed:
-            words[token_id // _BITS] |= bit
-        else:
-            words[token_id // _BITS] &= ~bit

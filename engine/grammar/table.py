@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from engine.grammar.entered import EnteredState
 from engine.grammar.interface import CompiledGrammar, GrammarState
 from engine.grammar.opening import OpenedState
 from engine.grammar.value import Reasoning, Tokens
@@ -31,18 +32,25 @@ class GrammarTable:
         output: Sequence[int],
         reasoning: Reasoning | None = None,
         exits: Sequence[Tokens] = (),
+        entries: Sequence[Tokens] = (),
     ) -> None:
         """`output` is what the sequence has said so far."""
         if grammar is None:
             self._states.pop(slot, None)
+        elif entries:
+            self._states[slot] = EnteredState(grammar, reasoning, entries, output)
         elif reasoning is None and not exits:
             self._states[slot] = grammar.start(output)
         else:
             ends = self._eos_token_ids
             self._states[slot] = OpenedState(grammar, reasoning, exits, ends, output)
 
+    def follows(self, slots: Iterable[int]) -> bool:
+        """Whether it must be told of what is drawn for them."""
+        return any(slot in self._states for slot in slots)
+
     def masks(self, draws: Draws) -> IntArray | None:
-        """[rows of logits, words], or None where no draw has a grammar. Draws from one row are
+        """[rows of logits, words], or None where every draw is free. Draws from one row are
         choices that are about to part, so what goes for one of them goes for all."""
         self._problems = {}
         if not self._states:
@@ -50,7 +58,7 @@ class GrammarTable:
         rows = {
             row: slot
             for slot, row in zip(draws.slots.tolist(), draws.logit_rows.tolist(), strict=True)
-            if slot in self._states
+            if slot in self._states and not self._states[slot].is_free
         }
         if not rows:
             return None

@@ -36,6 +36,7 @@ class Fetches:
                 grammar=None,
                 reasoning=None,
                 exits=(),
+                entries=(),
             ),
             # what was sent counts as generated, which the other side takes for prompt; a grammar
             # is compiled here alone

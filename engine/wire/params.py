@@ -17,6 +17,7 @@ _COLLECTIONS = (
     "grammar",
     "reasoning",
     "exits",
+    "entries",
 )
 _DEFAULTS = {
     f.name: f.default
@@ -38,16 +39,16 @@ def _decode_reasoning(message: pb.Reasoning) -> Reasoning:
         tuple(message.start),
         tuple(message.then),
         tuple(message.instead),
-        _decode_exits(message.exits),
+        _decode_marks(message.exits),
     )
 
 
-def _decode_exits(messages: Iterable[pb.Tokens]) -> tuple[Tokens, ...]:
+def _decode_marks(messages: Iterable[pb.Tokens]) -> tuple[Tokens, ...]:
     return tuple(tuple(message.token_ids) for message in messages)
 
 
-def _encode_exits(exits: Iterable[Tokens]) -> Iterator[pb.Tokens]:
-    return (pb.Tokens(token_ids=tokens) for tokens in exits)
+def _encode_marks(marks: Iterable[Tokens]) -> Iterator[pb.Tokens]:
+    return (pb.Tokens(token_ids=tokens) for tokens in marks)
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
@@ -57,7 +58,8 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "stop_token_ids": tuple,
     "grammar": _decode_grammar,
     "reasoning": _decode_reasoning,
-    "exits": _decode_exits,
+    "exits": _decode_marks,
+    "entries": _decode_marks,
 }
 
 
@@ -75,10 +77,11 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
                 end=said.end,
                 then=said.then,
                 instead=said.instead,
-                exits=_encode_exits(said.exits),
+                exits=_encode_marks(said.exits),
             )
         )
-    message.exits.extend(_encode_exits(params.exits))
+    message.exits.extend(_encode_marks(params.exits))
+    message.entries.extend(_encode_marks(params.entries))
     try:
         message.stop.extend(params.stop)
     except UnicodeEncodeError:

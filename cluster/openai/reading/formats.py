@@ -6,7 +6,7 @@ import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.openai.reading.gemma import FUNCTION_GEMMA, GEMMA4, GemmaReader
 from cluster.openai.reading.granite import MARK, GraniteReader
@@ -52,6 +52,13 @@ def _telling_id(name: str, number: int) -> str:
     return f"functions.{name}:{number}"
 
 
+class JsonCalls(NamedTuple):
+    """A call as an object with `name` and `arguments`, or an array of calls, behind a mark."""
+
+    marks: tuple[str, ...]
+    in_array: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """`marks` are shown to the reader even where they are special tokens."""
@@ -60,6 +67,7 @@ class ToolFormat:
     marks: tuple[str, ...]
     new_id: Callable[[str, int], str] = long_id  # of a function, and of the chat's n-th call
     begins: Callable[[str], str] | None = None  # a call of a function, where no mark does
+    json: JsonCalls | None = None  # None: its calls are written otherwise
 
     def beginnings(self, tools: Iterable[str]) -> tuple[str, ...]:
         """Of answers that call one of them."""
@@ -69,7 +77,7 @@ class ToolFormat:
 
 
 TOOL_FORMATS = {
-    "hermes": ToolFormat(lambda tools: HermesReader(), (START,)),
+    "hermes": ToolFormat(lambda tools: HermesReader(), (START,), json=JsonCalls((START,))),
     "qwen3_coder": ToolFormat(lambda tools: TaggedReader(QWEN3_CODER, tools), (START,)),
     "seed_oss": ToolFormat(lambda tools: TaggedReader(SEED_OSS, tools), SEED_OSS.marks),
     "minimax_m2": ToolFormat(lambda tools: TaggedReader(MINIMAX_M2, tools), MINIMAX_M2.marks),
@@ -77,10 +85,22 @@ TOOL_FORMATS = {
     "mistral": ToolFormat(lambda tools: MistralReader(), (MARKER, CALL_ID, ARGUMENTS), _short_id),
     "deepseek_v3": ToolFormat(lambda tools: SectionReader(DEEPSEEK_V3), DEEPSEEK_V3.marks),
     "kimi_k2": ToolFormat(lambda tools: SectionReader(KIMI_K2), KIMI_K2.marks, _telling_id),
-    "granite": ToolFormat(lambda tools: GraniteReader(), (MARK, START)),
-    "nemotron": ToolFormat(lambda tools: NemotronReader(), (LIST_START, LIST_END)),
-    "hunyuan_a13b": ToolFormat(lambda tools: HunyuanReader(), (CALLS_START, CALLS_END)),
-    "phi4_mini": ToolFormat(lambda tools: Phi4MiniReader(), (MARK, MARK_END)),
+    "granite": ToolFormat(
+        lambda tools: GraniteReader(), (MARK, START), json=JsonCalls((MARK, START), in_array=True)
+    ),
+    "nemotron": ToolFormat(
+        lambda tools: NemotronReader(),
+        (LIST_START, LIST_END),
+        json=JsonCalls((LIST_START,), in_array=True),
+    ),
+    "hunyuan_a13b": ToolFormat(
+        lambda tools: HunyuanReader(),
+        (CALLS_START, CALLS_END),
+        json=JsonCalls((CALLS_START,), in_array=True),
+    ),
+    "phi4_mini": ToolFormat(
+        lambda tools: Phi4MiniReader(), (MARK, MARK_END), json=JsonCalls((MARK,), in_array=True)
+    ),
     "gemma4": ToolFormat(lambda tools: GemmaReader(GEMMA4, tools), GEMMA4),
     "functiongemma": ToolFormat(lambda tools: GemmaReader(FUNCTION_GEMMA, tools), FUNCTION_GEMMA),
     "olmo3": ToolFormat(lambda tools: Olmo3Reader(), (LINES_START, LINES_END)),

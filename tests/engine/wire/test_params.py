@@ -18,41 +18,49 @@ TOKEN_LISTS = st.lists(TOKENS, max_size=5).map(tuple)
 COUNTS = st.integers(0, 2**32 - 1)
 # surrogates are no characters
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-EXITS = st.lists(TOKEN_LISTS.filter(bool), max_size=2).map(tuple)
-PARAMS = st.builds(
-    SamplingParams,
-    n=st.integers(1, MAX_CHOICES),
-    temperature=st.floats(0, 100) | st.integers(0, 100),
-    top_k=COUNTS,
-    top_p=st.floats(0, 1, exclude_min=True),
-    min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0.01, 100),
-    presence_penalty=st.floats(-2, 2),
-    frequency_penalty=st.floats(-2, 2),
-    logit_bias=st.dictionaries(TOKENS, st.floats(-100, 100), max_size=5),
-    allowed_token_ids=st.none() | st.lists(TOKENS, min_size=1, max_size=5).map(tuple),
-    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
-    max_tokens=st.none() | st.integers(2**20, 2**32 - 1),
-    min_tokens=st.integers(0, 2**20),
-    stop=st.lists(TEXT, max_size=3).map(tuple),
-    stop_token_ids=TOKEN_LISTS,
-    include_stop_str_in_output=st.booleans(),
-    ignore_eos=st.booleans(),
-    logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
-    prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
-) | st.builds(
-    SamplingParams,
-    grammar=st.builds(Grammar, st.sampled_from(GrammarKind), TEXT),
-    reasoning=st.none()
+MARKS = st.lists(TOKEN_LISTS.filter(bool), max_size=2).map(tuple)
+PARAMS = (
+    st.builds(
+        SamplingParams,
+        n=st.integers(1, MAX_CHOICES),
+        temperature=st.floats(0, 100) | st.integers(0, 100),
+        top_k=COUNTS,
+        top_p=st.floats(0, 1, exclude_min=True),
+        min_p=st.floats(0, 1),
+        repetition_penalty=st.floats(0.01, 100),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        logit_bias=st.dictionaries(TOKENS, st.floats(-100, 100), max_size=5),
+        allowed_token_ids=st.none() | st.lists(TOKENS, min_size=1, max_size=5).map(tuple),
+        seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+        max_tokens=st.none() | st.integers(2**20, 2**32 - 1),
+        min_tokens=st.integers(0, 2**20),
+        stop=st.lists(TEXT, max_size=3).map(tuple),
+        stop_token_ids=TOKEN_LISTS,
+        include_stop_str_in_output=st.booleans(),
+        ignore_eos=st.booleans(),
+        logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
+        prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
+    )
     | st.builds(
-        Reasoning,
-        TOKENS.filter(bool),
-        st.lists(st.just(0), max_size=2).map(tuple),
-        TOKEN_LISTS,
-        TOKEN_LISTS,
-        EXITS,
-    ),
-    exits=EXITS,
+        SamplingParams,
+        grammar=st.builds(Grammar, st.sampled_from(GrammarKind), TEXT),
+        reasoning=st.none()
+        | st.builds(
+            Reasoning,
+            TOKENS.filter(bool),
+            st.lists(st.just(0), max_size=2).map(tuple),
+            TOKEN_LISTS,
+            TOKEN_LISTS,
+            MARKS,
+        ),
+        exits=MARKS,
+    )
+    | st.builds(
+        SamplingParams,
+        grammar=st.builds(Grammar, st.sampled_from(GrammarKind), TEXT),
+        entries=MARKS,
+    )
 )
 REQUESTS = st.builds(
     GenerationRequest,
@@ -126,6 +134,7 @@ def test_the_message_has_every_parameter() -> None:
         ("grammar", {"grammar": generation_pb2.Grammar(choice="x" * (MAX_GRAMMAR_BYTES + 1))}),
         ("reasoning", {"reasoning": generation_pb2.Reasoning(end=1)}),
         ("exits", {"exits": [generation_pb2.Tokens(token_ids=[1])]}),
+        ("entries", {"entries": [generation_pb2.Tokens(token_ids=[1])]}),
         ("ignore_eos", {"grammar": generation_pb2.Grammar(regex="a"), "ignore_eos": True}),
     ],
 )

@@ -1,0 +1,80 @@
+"""Answers of which what stands behind some tokens must fit, and the rest is free."""
+
+import pytest
+
+from engine.engine import Engine
+from engine.grammar.table import GrammarTable
+from engine.grammar.value import Reasoning, Tokens
+from engine.request import ChoiceSoFar
+from engine.step import Sample
+from tests.engine.grammar.cases import EOS, VOCAB_SIZE, hot, make_engine, prompt, regex, vocabulary
+from tests.engine.grammar.test_opening import ALL, END, START, A, B, C, D, Z, may_follow
+from tests.engine.test_hand_over import answer
+
+MARKS = ((B,), (B, C), (D, D, C))
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "entries", "tokens", "allowed_after"),
+    [
+        (None, ((B,),), [A, EOS[0], B, A, Z, A, B], [ALL, ALL, ALL, {A}, {Z}, ALL, ALL, {A}]),
+        (None, MARKS, [B, A, Z, Z], [ALL, {A, C}, {Z}, ALL, ALL]),
+        (None, MARKS, [B, C, A, Z], [ALL, {A, C}, {A}, {Z}, ALL]),
+        (None, MARKS, [D, D, A, D, D, D, C, A], [ALL] * 7 + [{A}, {Z}]),
+        (None, ((B, C, D), (B,)), [B, C, D, A], [ALL, {A, C}, {D}, {A}, {Z}]),
+        # What fits goes on as an entry does.
+        (None, ((B,), (B, A, D)), [B, A, D, A, Z], [ALL, {A}, {D, Z}, {A}, {Z}, ALL]),
+        (None, ((B,), (B, A, D)), [B, A, Z, B], [ALL, {A}, {D, Z}, ALL, {A}]),
+        (Reasoning(END), ((B,),), [B, A, END, B, A], [ALL, ALL, ALL, ALL, {A}, {Z}]),
+        (Reasoning(END, (START, C)), ((B,),), [START, C, B, END, B], [ALL] * 5 + [{A}]),
+        (Reasoning(END, (START, C)), ((B,),), [START, B, A], [ALL, ALL, {A}, {Z}]),
+        (Reasoning(END, (START,)), ((B,),), [A, START, B], [ALL, ALL, ALL, {A}]),
+    ],
+)
+def test_what_may_follow(
+    reasoning: Reasoning | None,
+    entries: tuple[Tokens, ...],
+    tokens: list[int],
+    allowed_after: list[set[int]],
+) -> None:
+    """Token by token, and for a sequence that comes to its slot with them."""
+    compiled, stepwise = vocabulary().compile(regex("aZ")), GrammarTable(VOCAB_SIZE, EOS)
+    stepwise.enter(0, compiled, (), reasoning, entries=entries)
+    assert len(allowed_after) == len(tokens) + 1
+    for count, expected in enumerate(allowed_after):
+        entered = GrammarTable(VOCAB_SIZE, EOS)
+        entered.enter(0, compiled, tokens[:count], reasoning, entries=entries)
+        assert may_follow(stepwise) == may_follow(entered) == expected
+        assert stepwise.complete([0]) == entered.complete([0]) == []
+        for token in tokens[count : count + 1]:
+            assert stepwise.accept([Sample(0, token, None)]) == {}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return make_engine()
+
+
+def test_each_time_what_follows_fits_and_the_answer_ends_as_any_other(engine: Engine) -> None:
+    likely = {B: 8.0, EOS[0]: 5.0}
+    params = hot(regex("aZ"), 2, n=16, entries=((B,),), logit_bias=likely, max_tokens=60)
+    told = answer(engine, prompt(), params)
+    num_words = 0
+    for tokens in (told.tokens[i] for i in range(16)):
+        for at, token in enumerate(tokens):
+            if token == B:
+                assert tokens[at + 1 : at + 3] == [A, Z][: len(tokens) - at - 1]
+        num_words += len(tokens) - 3 * tokens.count(B)
+    assert num_words > 16
+    ended = [told.tokens[i] for i in range(16) if told.tokens[i][-1] in EOS]
+    assert any(B in tokens for tokens in ended)
+    assert any(B not in tokens for tokens in ended)
+
+
+def test_it_goes_on_wherever_it_was(engine: Engine) -> None:
+    params = hot(regex("aZ"), 3, entries=((B,),), logit_bias={B: 14.0}, max_tokens=24)
+    whole = answer(engine, prompt(), params).tokens[0]
+    assert whole.count(B) > 2
+    for cut in range(0, len(whole), 2):
+        told = answer(engine, prompt(), params, (ChoiceSoFar(whole[:cut]),))
+        assert told.tokens[0] == whole[cut:]
