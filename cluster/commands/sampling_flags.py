@@ -12,7 +12,7 @@ from engine.sampling import SamplingParams
 _HINTS = get_type_hints(SamplingParams)
 _PREFIX = "sampling_"
 # Of what a command with one answer has no use for, or has other words for.
-NOT_HERE = {"n", "grammar", "reasoning"}
+NOT_HERE = {"n", "grammar", "reasoning", "exits", "entries"}
 _HELP = {
     "max_tokens": "of the answer",
     "min_tokens": "of the answer, before anything may end it",
