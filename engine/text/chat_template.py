@@ -6,7 +6,7 @@ transformers gives them. They come with the model and run in jinja's sandbox.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -27,6 +27,7 @@ from engine.text.messages import (
     thinking_alone,
     with_content,
     with_description,
+    with_one_beginning,
 )
 from engine.text.special_tokens import SpecialTokens
 from engine.text.template_reads import (
@@ -43,6 +44,8 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 # Marks where the last message ends; no tokenizer and no template has a meaning for it. A
 # template that trims messages takes the space away.
 _END_MARK = "\N{OBJECT REPLACEMENT CHARACTER}end-of-final-message\N{OBJECT REPLACEMENT CHARACTER} "
+
+_PROBE = "what is said here"
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,14 @@ class ChatTemplate:
         self._templates: dict[str, _Template] = {}
         for name, source in sources.items():
             try:
-                self._templates[name] = _Template.compile(environment, source)
+                template = _Template.compile(environment, source)
             except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
                 raise ModelError(f"{path}: chat template {name!r} is broken ({error})") from error
+            self._templates[name] = replace(
+                template,
+                takes_two=self._shows(template, "system", "system", "user") is True,
+                loses_later=self._shows(template, "user", "assistant", "system", "user") is False,
+            )
 
     @classmethod
     def from_folder(cls, folder: Path, special_tokens: SpecialTokens) -> Self | None:
@@ -105,6 +113,8 @@ class ChatTemplate:
         chat = [prepare(message, arguments_as_text=as_text) for message in messages]
         if not template.knows_developers:
             chat = [by_the_system(message) for message in chat]
+        if not template.takes_two or template.loses_later:
+            chat = with_one_beginning(chat, of_all=template.loses_later)
         chat = [template.shaped(message) for message in chat]
         if options.continue_final_message:
             return self._render_open(template, chat, options)
@@ -116,6 +126,15 @@ class ChatTemplate:
             known = ", ".join(sorted(self._templates))
             raise RequestError("messages", f"this model has no default chat template, only {known}")
         return self._templates[name]
+
+    def _shows(self, template: "_Template", *roles: str) -> bool | None:
+        """What the last but one of them says; None where the template refuses them."""
+        chat = [template.shaped({"role": role, "content": f"{role}."}) for role in roles]
+        chat[-2] = template.shaped({"role": roles[-2], "content": _PROBE})
+        try:
+            return _PROBE in self._render(template, chat, ChatOptions())
+        except UnprocessableError:
+            return None
 
     def _render(
         self, template: "_Template", chat: list[dict[str, Any]], options: ChatOptions
@@ -168,6 +187,8 @@ class _Template:
     has_one_place: bool  # for what a caller of tools says and thinks
     knows_developers: bool  # as a role
     variables: frozenset[str]  # what it reads; the rest would be ignored
+    takes_two: bool = True  # messages of the system's, at the beginning
+    loses_later: bool = False  # without a word
 
     @classmethod
     def compile(cls, environment: jinja2.Environment, source: str) -> "_Template":

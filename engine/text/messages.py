@@ -1,7 +1,8 @@
 """Chat messages as templates expect them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import filterfalse, takewhile
 from typing import Any
 
 # Names that a message's reasoning comes under; templates read the first, a few the second.
@@ -29,6 +30,22 @@ def by_the_system(message: dict[str, Any]) -> dict[str, Any]:
     if message.get("role") == "developer":
         message["role"] = "system"
     return message
+
+
+def with_one_beginning(chat: Sequence[dict[str, Any]], *, of_all: bool) -> list[dict[str, Any]]:
+    """For templates that know one message of the system's: what several of them say at the
+    beginning is in the first, or `of_all` there are, where others would be left out."""
+    beginning = list(takewhile(_is_of_the_system, chat))
+    said = list(filter(_is_of_the_system, chat)) if of_all else beginning
+    if said == chat[: len(said)] and len(said) < 2:
+        return [*chat]
+    texts = [flatten_content({**message}).get("content") or "" for message in said]
+    rest = filterfalse(_is_of_the_system, chat) if of_all else chat[len(said) :]
+    return [{"role": said[0]["role"], "content": "\n\n".join(texts)}, *rest]
+
+
+def _is_of_the_system(message: Mapping[str, Any]) -> bool:
+    return message.get("role") in ("system", "developer")
 
 
 def with_content(message: dict[str, Any], *, of_calls: str | None) -> dict[str, Any]:

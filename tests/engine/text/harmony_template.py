@@ -39,7 +39,7 @@ HARMONY = """\
         {%- if told.called is none %}{{- raise_exception("no call before it") }}{% endif %}
         {{- "<|start|>functions." + told.called + " to=assistant<|channel|>commentary" }}
         {{- "<|message|>" }}{{- message.content | tojson }}{{- "<|end|>" }}
-    {%- else %}
+    {%- elif message.role == "user" %}
         {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
     {%- endif %}
 {%- endfor %}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from engine.errors import ModelError, RequestError
+from engine.errors import ModelError, RequestError, UnprocessableError
 from engine.text.chat_template import ChatOptions, ChatTemplate
 from engine.text.special_tokens import SpecialTokens
 from tests.engine.text.harmony_template import HARMONY
@@ -342,6 +342,35 @@ EITHER = """\
     {%- endif -%}
 {%- endfor -%}
 """
+
+
+SYSTEM, DEVELOPER, USER = (
+    {"role": role, "content": [{"type": "text", "text": role}] if role == "developer" else role}
+    for role in ("system", "developer", "user")
+)
+REFUSES_SECOND = """\
+{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}
+{% endif %}{{ m.role + ': ' + m.content + ';' }}{% endfor %}"""
+
+
+def test_a_beginning_of_several_messages_is_one_where_a_template_knows_no_second() -> None:
+    chat = [SYSTEM, DEVELOPER, USER]
+    said = ours(REFUSES_SECOND).render(chat)
+    assert said == "system: system\n\ndeveloper;user: user;"
+    harmony = ours(HARMONY).render(chat)  # which would leave the second one out
+    assert "# Instructions\n\nsystem\n\ndeveloper<|end|>" in harmony
+    assert ours(IM_BLOCKS).render(chat).count("<|im_start|>system") == 2
+
+
+def test_what_the_system_says_later_is_not_lost() -> None:
+    chat = [SYSTEM, USER, DEVELOPER, USER]
+    there = ours(IM_BLOCKS).render(chat)
+    assert there.index("developer") > there.index("user\nuser")
+    at_once = [SYSTEM, DEVELOPER, USER, USER]
+    assert ours(HARMONY).render(chat) == ours(HARMONY).render(at_once)
+    assert ours(HARMONY).render([USER, SYSTEM]) == ours(HARMONY).render([SYSTEM, USER])
+    with pytest.raises(UnprocessableError, match="late"):
+        ours(REFUSES_SECOND).render(chat)
 
 
 def test_no_part_is_lost_but_for_the_user_s_of_whom_templates_expect_several() -> None:
