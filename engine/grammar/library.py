@@ -6,13 +6,14 @@ What a grammar may take is bounded, for compiling and for each step; past a boun
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.errors import RequestError
 from engine.grammar.keywords import restated
@@ -35,6 +36,8 @@ _LIMITS = LLParserLimits(
 )
 _OF_LEXER = "lexer error:"  # it has as many states as it may
 _SILENT = 0
+# Its first rule, with what Lark may have before a name; GBNF has ::= behind one.
+_OF_LARK = re.compile(r"^\s*(%llguidance\b|[?!]?start\s*:(?!:))", re.MULTILINE)
 _MAX_MESSAGE_CHARS = 300
 
 
@@ -156,7 +159,7 @@ def _read_choice(text: str) -> str:
 
 def _read_grammar(text: str) -> str:
     try:
-        lark = any_to_lark(text)
+        lark = text if _OF_LARK.search(text) else gbnf_to_lark(text)
     except Exception as error:  # the converter's own, of any kind
         raise ValueError(f"neither Lark nor GBNF: {error}") from error
     return LLMatcher.grammar_from_lark(lark)

@@ -63,6 +63,21 @@ def test_what_cannot_be_compiled_is_explained(grammar: Grammar, why: str) -> Non
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '?start: sum\n?sum: N ("+" N)*\nN: /[0-9]/',  # as Lark's own manual has it
+        "!start : N\nN: /[0-9]/",
+        "root ::= digit\ndigit ::= [0-9]",
+        "%llguidance {}\nstart: /[0-9]/",
+    ],
+)
+def test_lark_and_gbnf_are_told_apart(text: str) -> None:
+    state = vocabulary().compile(Grammar(GrammarKind.GRAMMAR, text)).start(spelt("5"))
+    assert state.accept(EOS[0]) is None
+    assert state.is_complete
+
+
 def test_a_format_that_json_schema_does_not_define_says_nothing() -> None:
     """As Pydantic (paths, secrets), Zod and OpenAPI write them."""
     string, secret = {"type": "string"}, {"type": "string", "format": "password"}
