@@ -114,7 +114,7 @@ class SamplingFields(SharedFields):
         "spaces_between_special_tokens": (True,),
         "store": (False,),
         "stream_interval": (1,),
-        "guided_decoding_backend": (),
+        "guided_decoding_backend": ("auto", "guidance"),  # which is llguidance, as it is here
         "guided_whitespace_pattern": (),
         "thinking_token_budget": (),
         "truncate_prompt_tokens": (),

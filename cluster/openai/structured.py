@@ -59,7 +59,7 @@ def read_grammar(
     structured_outputs: StructuredOutputs | None,
     guided: Mapping[str, Any],
 ) -> NamedGrammar | None:
-    """RequestError where there is more than one. `guided` is vLLM's older form, by name."""
+    """RequestError where there are two. `guided` is vLLM's older form, by name."""
     given: dict[str, tuple[str, Any]] = {}
     if response_format is not None:
         given |= _of_response_format(response_format)
@@ -70,12 +70,13 @@ def read_grammar(
     asked = {field: asked for field, asked in given.items() if asked[1] not in (None, False)}
     if structured_outputs is not None and not asked:
         raise RequestError("structured_outputs", f"must have one of {', '.join(_READERS)}")
-    if len(asked) > 1:
-        first, second = list(asked)[:2]
-        raise RequestError(second, f"does not go with {first}")
-    for field, (name, value) in asked.items():
-        return NamedGrammar(field, named(field, lambda: _READERS[name](value)))  # noqa: B023
-    return None
+    if not asked:
+        return None
+    (field, (name, value)), *others = asked.items()
+    for other, what in others:
+        if what != (name, value):  # by vLLM's older name as well is once
+            raise RequestError(other, f"does not go with {field}")
+    return NamedGrammar(field, named(field, lambda: _READERS[name](value)))
 
 
 def named(field: str, make: Callable[[], Grammar]) -> Grammar:

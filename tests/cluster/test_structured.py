@@ -72,6 +72,14 @@ def json_schema(value: Any, **more: Any) -> dict[str, Any]:
         ({"structured_outputs": {"choice": ["a", "ü"]}}, choice("a", "ü")),
         ({"structured_outputs": {"json_object": True}}, ANY_JSON_OBJECT),
         ({"structured_outputs": {"regex": NUMBERS, "json_object": False}}, regex(NUMBERS)),
+        (
+            {
+                "structured_outputs": {"regex": NUMBERS},
+                "guided_regex": NUMBERS,
+                "guided_decoding_backend": "guidance",
+            },
+            regex(NUMBERS),
+        ),
     ],
 )
 async def test_ways_to_ask(
@@ -97,6 +105,7 @@ async def test_ways_to_ask(
         ("structured_outputs", {"structured_outputs": {}}),
         ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
         ("guided_regex", {"guided_json": SMALL, "guided_regex": "a"}),
+        ("guided_regex", {"structured_outputs": {"regex": "b"}, "guided_regex": "a"}),
         ("guided_json", {"response_format": {"type": "json_object"}, "guided_json": SMALL}),
         ("ignore_eos", {"guided_regex": "a", "ignore_eos": True}),
         ("guided_choice", {"guided_choice": []}),
