@@ -6,6 +6,7 @@ pydantic collects them nothing else runs.
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -97,8 +98,9 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 def parse(kind: type[AnyBody], data: bytes) -> AnyBody:
-    check_crowd(data)
-    return _checked(lambda: kind.model_validate_json(data))
+    text = data.removeprefix(BOM_UTF8)  # of a file that was written on Windows
+    check_crowd(text)
+    return _checked(lambda: kind.model_validate_json(text))
 
 
 def from_fields(kind: type[AnyBody], fields: Mapping[str, Any]) -> AnyBody:

@@ -463,6 +463,11 @@ async def test_embeddings_are_refused_by_name(server: Server) -> None:
     assert "embeddings are not supported" in error["message"]
 
 
+async def test_a_byte_order_mark_before_a_body_is_passed_over(server: Server) -> None:
+    body = json.dumps({"prompt": "x"}).encode("utf-8-sig")
+    assert (await server.client.post(COMPLETIONS, content=body)).status_code == 200
+
+
 async def test_compressed_bodies_are_refused_as_such(server: Server) -> None:
     body = json.dumps({"prompt": "x"}).encode()
     for path in (COMPLETIONS, "/tokenize"):
