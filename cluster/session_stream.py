@@ -94,7 +94,7 @@ class SessionStream:
         return error
 
     def _end(self, choices: set[int]) -> None:
-        if self._open and not self._open - choices:
+        if not self._open - choices:
             self._forget(self)
         self._open = self._open - choices
         self._news.set()
