@@ -64,7 +64,9 @@ def our_router(plan: ClusterPlan, device: Device, seed: int) -> tuple[Choosing, 
     router.set_shape(CacheShape(device.block_tokens, device.block_bytes))
 
     def apply(worker: Worker, batch: EventBatch) -> None:
-        router.index.of(worker).apply(batch)
+        index = router.index.of(worker)
+        index.capacity = device.num_blocks  # as its load reports say
+        index.apply(batch)
 
     return router, apply
 

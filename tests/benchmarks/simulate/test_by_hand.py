@@ -7,10 +7,12 @@ import pytest
 from benchmarks.simulate.cluster import ClusterPlan
 from benchmarks.simulate.feed import Delays
 from benchmarks.simulate.flight import Flight
-from benchmarks.simulate.simulation import Run, simulate
+from benchmarks.simulate.simulation import Run, our_router, simulate
 from benchmarks.simulate.traffic import Request
+from kv_cache.events import EventBatch
 from router.ask import Ask, Placement, Source
 from router.config import RouterConfig
+from router.router import Router
 from router.workers import Leg, Load, Worker
 from tests.benchmarks.simulate.made_up import plain_device, request
 
@@ -180,3 +182,11 @@ def test_a_worker_tells_of_the_steps_that_it_has_made() -> None:
     told = [load.num_steps for worker, load in router.loads if worker.address == "prefill-0"]
     assert told == sorted(told)
     assert set(told) == {0, 1, 2}
+
+
+def test_a_router_knows_how_much_a_worker_holds() -> None:
+    router, apply = our_router(PAIR, plain_device(num_blocks=7), 0)
+    worker = Worker("prefill-0", 1, "simulated")
+    apply(worker, EventBatch(incarnation=1, number=1, events=(), digests=(0,)))
+    assert isinstance(router, Router)
+    assert router.index.of(worker).capacity == 7
