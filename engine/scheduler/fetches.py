@@ -39,8 +39,8 @@ class Fetches:
                 entries=(),
             ),
             # what was sent counts as generated, which the other side takes for prompt; a grammar
-            # is compiled here alone
-            draw=not request.has_sent and params.grammar is None,
+            # is compiled here alone, and no first token must fit it where it is entered later
+            draw=not request.has_sent and (params.grammar is None or bool(params.entries)),
             of_prefix=of_prefix,
         )
         self._open[reservation.attempt] = sequence

@@ -9,6 +9,7 @@ from engine.request import ChoiceSoFar
 from engine.step import Sample
 from tests.engine.grammar.cases import EOS, VOCAB_SIZE, hot, make_engine, prompt, regex, vocabulary
 from tests.engine.grammar.test_opening import ALL, END, START, A, B, C, D, Z, may_follow
+from tests.engine.pair import Pair
 from tests.engine.test_hand_over import answer
 
 MARKS = ((B,), (B, C), (D, D, C))
@@ -69,6 +70,17 @@ def test_each_time_what_follows_fits_and_the_answer_ends_as_any_other(engine: En
     ended = [told.tokens[i] for i in range(16) if told.tokens[i][-1] in EOS]
     assert any(B in tokens for tokens in ended)
     assert any(B not in tokens for tokens in ended)
+
+
+def test_the_other_engine_draws_the_first_token(engine: Engine) -> None:
+    """Which may be an entry."""
+    pair = Pair(make_engine(max_num_batched_tokens=24), make_engine())
+    for likely in ({}, {B: 100.0}):
+        params = hot(regex("aZ"), 3, n=2, entries=((B,),), logit_bias=likely, max_tokens=8)
+        told = pair.run({"r": (prompt(), params)})["r"]
+        assert told.tokens == answer(engine, prompt(), params).tokens
+        assert pair.reservations[-1].draw
+        assert likely == {} or told.tokens[0][:4] == [B, A, Z, B]
 
 
 def test_it_goes_on_wherever_it_was(engine: Engine) -> None:
