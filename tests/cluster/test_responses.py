@@ -292,6 +292,7 @@ def test_items_are_the_turns_of_a_chat() -> None:
 
 
 def test_items_are_taken_as_openai_gave_them() -> None:
+    """And as its client does, that adds what it has parsed to an answer."""
     direct, mark = {"type": "direct"}, {"mode": "explicit", "ttl": "30m"}
     ours: list[Any] = [
         {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -301,8 +302,9 @@ def test_items_are_taken_as_openai_gave_them() -> None:
     ]
     theirs: list[Any] = [{**item, "created_by": "x", "status": "completed"} for item in ours]
     theirs[0]["content"] = [{**ours[0]["content"][0], "prompt_cache_breakpoint": mark}]
-    theirs[1]["phase"] = "commentary"
-    theirs[2] |= {"caller": direct, "async": False}
+    part = {"type": "output_text", "text": "b", "annotations": [], "parsed": {"a": 1}}
+    theirs[1] |= {"phase": "commentary", "content": [part]}
+    theirs[2] |= {"caller": direct, "async": False, "parsed_arguments": {"a": 1}}
     theirs[3] |= {"caller": direct, "namespace": None}
     assert messages_of(None, theirs) == messages_of(None, ours)
 

@@ -55,6 +55,7 @@ class _Call(_Item):
     arguments: str
     caller: _Caller | None = None
     async_: Literal[False] = Field(False, alias="async")
+    parsed_arguments: Any = None  # the official client's reading of them, sent back
 
 
 class _CallOutput(_Item):
@@ -87,12 +88,14 @@ KINDS: dict[str, type[_Item]] = {
 
 
 class _Text(_Item):
-    """Of a message's content; the annotations and logprobs as an answer has them."""
+    """Of a message's content; what follows the text as an answer has it, or as the official client
+    adds to one."""
 
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None
     cache_control: CacheMark = None
     prompt_cache_breakpoint: CacheMark = None
 
