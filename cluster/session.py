@@ -226,7 +226,7 @@ class SessionBackend:
             raise UnavailableError("the worker hung up")
         if message.WhichOneof("kind") == "failure":
             raise decode_failure(message.failure)
-        if message.WhichOneof("kind") != "welcome" or message.welcome.protocol != PROTOCOL:
+        if message.welcome.protocol != PROTOCOL:  # of which another kind of message has none
             raise UnavailableError("what answered is no decode worker of this version")
         self.description = message.welcome
         # whoever answers at this address later answers for the same model

@@ -39,7 +39,7 @@ from protos.generation_pb2 import Failure
 from protos.port import reserved_port
 from protos.rpc import Plane
 from protos.secret import Secret
-from protos.session_pb2 import IngressMessage
+from protos.session_pb2 import DecodeMessage, IngressMessage
 from protos.session_pb2_grpc import SessionStub
 from protos.worker_pb2 import ROLE_DECODE, WorkerDescription
 from tests.decode_worker.fakes import DESCRIPTION, PushedAnswerer, session_server
@@ -274,6 +274,38 @@ async def test_what_is_asked_at_once_goes_together(answerer: PushedAnswerer) -> 
             stream.close()
 
 
+async def test_what_is_small_goes_with_nothing_large(answerer: PushedAnswerer) -> None:
+    """As one message they could be larger than any may be."""
+    service = Listening(answerer, DESCRIPTION)
+    async with session_with(service) as backend:
+        long = replace(request("long"), prompt_token_ids=[1] * (1 << 17))
+        streams = [backend.submit(one) for one in (long, request("a"), request("b"))]
+        await until(lambda: len(answerer.streams) == 3)
+        assert service.num_messages == 3, "the greeting, the long one and both others"
+        for stream in streams:
+            stream.close()
+
+
+@pytest.mark.parametrize("asks", [("drain", "ask_to_move"), ("ask_to_move", "drain")])
+async def test_what_a_worker_asks_for_holds_until_the_session_s_end(
+    answerer: PushedAnswerer, asks: tuple[str, str]
+) -> None:
+    service = SessionService(answerer, DESCRIPTION)
+    async with session_with(service) as backend:
+        stream = backend.submit(request("a"))
+        await until(lambda: answerer.streams)
+        (session,) = service._sessions
+        for ask in asks:
+            getattr(session, ask)()
+            await until(lambda: backend.leaving if ask == "drain" else backend.wants_move)
+        assert backend.leaving
+        assert backend.wants_move
+        answerer.streams[0].push(ChoiceDelta(0, [4], finish_reason=FinishReason.STOP))
+        answerer.streams[0].end()
+        assert len(answer(await read(stream))) == 1
+        await until(lambda: backend.is_open and not backend.is_left)
+
+
 async def test_routes_reach_the_worker(pushed: SessionBackend, answerer: PushedAnswerer) -> None:
     route = Route((PrefillCandidate("p1:9000", 7),), local_prefill=LocalPrefill.NEVER)
     pushed.submit(request("a"), route)
@@ -326,6 +358,11 @@ async def test_the_prompt_s_report_waits_for_no_token(
 class Silent(SessionService):
     async def _receive(self, session: Session, messages: AsyncIterator[IngressMessage]) -> None:
         await asyncio.Event().wait()
+
+
+class Mute(SessionService):
+    async def _receive(self, session: Session, messages: AsyncIterator[IngressMessage]) -> None:
+        session.finish()
 
 
 class LateCall:
@@ -406,6 +443,11 @@ class TestConnecting:
             with pytest.raises(UnavailableError, match="no answer within"):
                 await SessionBackend(address, Plane()).start()
 
+    async def test_one_that_hangs_up_without_a_word(self) -> None:
+        async with session_server(Mute(PushedAnswerer(), DESCRIPTION)) as address:
+            with pytest.raises(UnavailableError, match="the worker hung up$"):
+                await SessionBackend(address, Plane()).start()
+
     async def test_one_that_refuses_before_it_is_greeted(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -456,6 +498,19 @@ async def test_a_worker_that_breaks_the_rules_is_left(
             await read(stream)
         assert "choice" in caught.value.detail
     await until(lambda: all(stream.closed.is_set() for stream in answerer.streams))
+
+
+async def test_a_worker_that_greets_twice_is_left(answerer: PushedAnswerer) -> None:
+    service = SessionService(answerer, DESCRIPTION)
+    async with session_with(service) as backend:
+        stream = backend.submit(request("a"))
+        await until(lambda: answerer.streams)
+        (session,) = service._sessions
+        session._messages.append(DecodeMessage(welcome=DESCRIPTION))
+        session._news.set()
+        with pytest.raises(SessionBroken) as caught:
+            await read(stream)
+        assert caught.value.detail.endswith("kind: welcome in the middle of a session")
 
 
 class TestFaults:
