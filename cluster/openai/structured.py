@@ -97,8 +97,11 @@ def _of_response_format(value: ResponseFormat) -> dict[str, tuple[str, Any]]:
         return {"response_format": ("json_object", value.type == "json_object")}
     if schema.schema_ is None:
         return {"response_format": ("json_object", True)}
-    kept = schema.schema_ if schema.strict else loosened(schema.schema_)
-    return {"response_format.json_schema.schema": ("json", kept)}
+    field, kept = "response_format.json_schema.schema", schema.schema_
+    if not schema.strict:
+        named(field, lambda: _read_json(kept))  # RequestError where it is too large to be loosened
+        kept = loosened(kept)
+    return {field: ("json", kept)}
 
 
 def _read_json(value: str | dict[str, Any]) -> Grammar:

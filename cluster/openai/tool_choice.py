@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from cluster.openai.structured import named
 from engine.errors import RequestError
 from engine.grammar.keywords import loosened
 from engine.grammar.schemas import BY_NAME, NO_SCHEMAS
+from engine.grammar.value import Grammar, GrammarKind
 
 Tool = Mapping[str, Any]
 _ANY_OBJECT = {"type": "object"}
+_OF_ANY_OBJECT: Tool = {"function": {"parameters": _ANY_OBJECT}}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -66,12 +70,14 @@ class ToolChoice(NamedTuple):
         """JSON schemas of the arguments of whatever may be called, by where the client wrote
         them. Where nothing must be called, those of strict functions are kept alone."""
         assert self.tools is not None
-        schemas = {
-            f"tools[{index}].function.parameters": _parameters(tool) if keeps else {**_ANY_OBJECT}
+        chosen = {
+            f"tools[{index}].function.parameters": tool if keeps else _OF_ANY_OBJECT
             for index, tool in enumerate(self.tools)
             for keeps in [self.must_call or _is_strict(tool)]
             if self.name in (None, _name(tool))
         }
+        _check_sizes(chosen)
+        schemas = {field: _parameters(tool) for field, tool in chosen.items()}
         if self.name is None:
             for schema in schemas.values():
                 schema.pop("$id", None)  # references start at the array of calls
@@ -146,6 +152,15 @@ def _is_strict(tool: Tool) -> bool:
     return bool(tool["function"].get("strict"))
 
 
+def _check_sizes(tools: Mapping[str, Tool]) -> None:
+    """RequestError for what is too large for a grammar: it would take long to be loosened."""
+    schemas = {field: tool["function"].get("parameters") for field, tool in tools.items()}
+    if len(schemas) > 1:
+        schemas["tools"] = [*schemas.values()]
+    for field, schema in schemas.items():
+        named(field, partial(Grammar, GrammarKind.JSON_SCHEMA, compact(schema)))
+
+
 def _parameters(tool: Tool) -> dict[str, Any]:
     parameters = tool["function"].get("parameters")
     if parameters is None:  # an empty list of them, as OpenAI has it
@@ -158,5 +173,5 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return {**parameters, **_ANY_OBJECT}
 
 
-def compact(schema: Mapping[str, Any]) -> str:
+def compact(schema: Any) -> str:
     return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)

@@ -101,6 +101,10 @@ async def test_ways_to_ask(
         ("guided_json", {"guided_json": "{"}),
         ("guided_json", {"guided_json": "[]"}),
         ("guided_json", {"guided_json": {"enum": ["x" * 70_000]}}),
+        (
+            "response_format.json_schema.schema",
+            {"response_format": json_schema({"not": {"enum": ["x" * 70_000]}})},
+        ),
         ("guided_regex", {"guided_regex": ""}),
         ("structured_outputs", {"structured_outputs": {}}),
         ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),

@@ -224,3 +224,14 @@ async def test_of_many_tools_the_one_is_named_that_no_grammar_can_be_made_of(
     response = await server.post(PATH, messages=HELLO, tools=tools, tool_choice=choice)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (status, "tools[1].function.parameters"), error
+
+
+@pytest.mark.parametrize("strict", [None, True])
+async def test_all_of_them_are_no_larger_than_a_grammar_may_be(strict: bool | None) -> None:
+    """What would be left out of them where they are not strict counts."""
+    server = server_that_says("{}", defaults=ENDS)
+    tools = [tool(name, {"not": {"description": "x" * 40_000}}) for name in "ab"]
+    for one in tools:
+        one["function"]["strict"] = strict
+    response = await server.post(PATH, messages=HELLO, tools=tools, tool_choice="required")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
