@@ -162,7 +162,8 @@ def _with_grammar(
         except RequestError as error:  # one for each tool
             raise error.renamed("tools") from None
     calls = None if chat_format.tools is None else chat_format.tools.json
-    if calls is None or not choice.may_call_strictly:
+    has_end = bool(model.defaults.eos_token_ids)  # or else no grammar
+    if calls is None or not has_end or not choice.may_call_strictly:
         return params, None
     reasoning, entries = chat_format.entries(prompt, calls, continued)
     if not entries:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -297,7 +298,8 @@ async def test_what_a_worker_asks_for_holds_until_the_session_s_end(
         (session,) = service._sessions
         for ask in asks:
             getattr(session, ask)()
-            await until(lambda: backend.leaving if ask == "drain" else backend.wants_move)
+            asked = {"drain": "leaving"}.get(ask, "wants_move")
+            await until(partial(getattr, backend, asked))
         assert backend.leaving
         assert backend.wants_move
         answerer.streams[0].push(ChoiceDelta(0, [4], finish_reason=FinishReason.STOP))

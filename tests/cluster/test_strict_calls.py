@@ -1,12 +1,14 @@
 """Calls that a model makes as it likes, of functions that are strict: their arguments fit."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cluster.openai.reading.formats import TOOL_FORMATS
 from cluster.openai.reading.hermes import START
+from engine.generation_defaults import GenerationDefaults
 from engine.grammar.library import Vocabulary
 from engine.grammar.value import Reasoning
 from tests.cluster.conftest import make_server
@@ -98,6 +100,14 @@ async def test_otherwise_nothing_holds_a_model(parser: str, body: dict[str, Any]
         await server.ok(CHAT, messages=HI, **body)
         params = server.backend.last.params
         assert (params.grammar, params.entries) == (None, ())
+
+
+async def test_without_an_end_of_sequence_there_is_no_grammar() -> None:
+    model = model_of()
+    server = make_server(model=replace(model, defaults=GenerationDefaults()))
+    async with server.client:
+        await server.ok(CHAT, messages=HI, tools=[LOOK])
+        assert server.backend.last.params.grammar is None
 
 
 async def test_what_an_answer_must_fit_goes_first() -> None:
