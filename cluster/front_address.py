@@ -38,7 +38,10 @@ def listen(host: str, port: int) -> socket.socket:
     """Bound and not listening yet: clients are refused until the model is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sends at once, without waiting for more, where it knows a connection for one of TCP.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except OSError as error:  # of a kernel without IPv6
+        raise ConfigError("host", f"{host} is no address here: {error.strerror}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from cluster.commands.local import kept
 from cluster.commands.serve_file import ServeFile
 from cluster.commands.serve_front import WishedFront
 from cluster.deployment import check_room
-from cluster.front_address import FrontAddress
+from cluster.front_address import FrontAddress, listen
 from cluster.open_files import ENABLED
 from engine.errors import ConfigError
 
@@ -106,6 +107,15 @@ def test_a_front_is_nowhere_where_it_would_not_find_its_ingresses(
 @pytest.mark.parametrize("host", [None, "127.0.0.1", "localhost", "0.0.0.0", "::"])
 def test_a_front_finds_its_ingresses_elsewhere(host: str | None) -> None:
     WishedFront(host, None, None).check_reached()
+
+
+def test_nobody_listens_on_ipv6_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr("cluster.front_address.socket.socket", refuse)
+    with pytest.raises(ConfigError, match="host: :: is no address here: Address family not"):
+        listen("::", 8100)
 
 
 def test_every_address_is_every_address_to_haproxy_as_well() -> None:
