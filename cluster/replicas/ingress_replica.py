@@ -40,7 +40,12 @@ from cluster.replicas.access_watch import AccessWatch
 from cluster.replicas.fellows import Fellows, Introduction
 from cluster.replicas.load_meter import ingress_load
 from cluster.replicas.token_service import TokenService, on_this_machine
-from cluster.replicas.worker_replica import node_address, replica_id, worker_host
+from cluster.replicas.worker_replica import (
+    leave_removed_folder,
+    node_address,
+    replica_id,
+    worker_host,
+)
 from cluster.routing_view import routing_view
 from cluster.succession import Succession
 from cluster.text_side import cluster_text_side
@@ -61,6 +66,7 @@ class IngressReplica(TokenService):
     ) -> None:
         began = time.monotonic()
         self._resources = AsyncExitStack()
+        leave_removed_folder()
         raise_limit()
         bound_all()
         args = ClusterArgs.model_validate(options)

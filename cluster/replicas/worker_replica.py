@@ -42,6 +42,7 @@ class WorkerReplica:
         self, options: dict[str, Any], leg: str
     ) -> None:
         began = time.monotonic()
+        leave_removed_folder()
         give_way()
         args = ClusterArgs.model_validate(options)
         show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
@@ -121,6 +122,14 @@ def check_reach(plane: Plane, listen: str) -> None:
             f"{listen} can be reached from other machines, which takes a cluster secret: set"
             f" {VARIABLE} on every node before `ray start`, or rpc.secret_file",
         ) from error
+
+
+def leave_removed_folder() -> None:
+    """The one that Ray was started in, in which torch would end this process as it is loaded."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
 
 
 def give_way() -> None:

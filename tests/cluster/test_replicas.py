@@ -1,5 +1,9 @@
 """What Serve is told of the replicas, and what a worker's replica does for itself."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +21,7 @@ from engine.errors import ConfigError, UnavailableError
 from protos.errors import PlaneError
 from protos.rpc import Plane
 from protos.secret import Secret
+from tests.processes import ROOT
 
 
 def deployments(args: ClusterArgs) -> dict[str, Deployment]:
@@ -111,3 +116,18 @@ def test_an_ingress_does_not_start_where_its_front_would_not_find_it(
     monkeypatch.setenv(ENABLED, "1")
     with pytest.raises(ConfigError, match="host: ::1, .* may be 0.0.0.0 or ::, "):
         _access_check(None, ClusterArgs())
+
+
+def test_a_replica_starts_where_the_folder_has_been_removed(tmp_path: Path) -> None:
+    """That Ray was started in: torch ended each that was to take another's place."""
+    code = """
+import os
+from cluster.replicas.worker_replica import leave_removed_folder
+os.rmdir(os.getcwd())
+leave_removed_folder()
+import torch
+"""
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True)
