@@ -221,7 +221,7 @@ def check_host(
     longest sequence, the space of swapped ones, and weights on their way to a GPU, of a model
     that transformers loads."""
     stays = shape.device.type == "cpu"
-    if not stays and not model.native and to_load_bytes > available_bytes:
+    if not model.native and to_load_bytes > available_bytes:
         raise ConfigError("model", _no_way(shape, to_load_bytes, available_bytes))
     left = max(available_bytes - stays * (to_load_bytes + plan.num_bytes), 0)
     left -= _fitting_table_bytes(config, shape, model, left, loaded=not to_load_bytes)
@@ -245,7 +245,7 @@ def check_host(
 def _pinned_bytes(plan: CachePlan, swapped: int) -> int:
     """Of the swap space each group has a part of its own, and torch a power of two for it."""
     sizes = [n * one.blob_bytes for n, one in zip(plan.num_blocks, plan.layouts, strict=True)]
-    parts = [max(1, size * swapped // plan.num_bytes) for size in sizes]
+    parts = [size * swapped // plan.num_bytes for size in sizes]
     return sum(1 << (part - 1).bit_length() for part in parts)
 
 
@@ -273,9 +273,9 @@ def _fitting_table_bytes(
         f"tables for {most} sequences of {longest} tokens take {format_bytes(num_bytes)}, and"
         f" {format_bytes(left)} of the host's memory are available for them"
     )
-    fitting = bisect(range(longest + 1), left, key=lambda length: needed(most, length)) - 1
+    fitting = bisect(range(longest), left, key=lambda length: needed(most, length)) - 1
     if needed(1, longest) <= left:
-        most = bisect(range(most + 1), left, key=lambda num_seqs: needed(num_seqs, longest)) - 1
+        most = bisect(range(most), left, key=lambda num_seqs: needed(num_seqs, longest)) - 1
         problem += f"; set it to at most {most}"
         advice = f", or max_model_len to at most {fitting}" if fitting > 1 else ""
         raise ConfigError("max_num_seqs", problem + advice)

@@ -17,7 +17,7 @@ from engine.kernels.cpu.features import CpuFeatures
 from engine.kernels.cpu.kernels import CpuKernels
 from engine.kernels.reference import ReferenceKernels
 from engine.machine import num_cpus
-from engine.memory import CachePlan
+from engine.memory import CachePlan, bytes_needed
 from engine.models.interface import ModelDescription
 from engine.sizing import (
     CPU_CACHE_BYTES,
@@ -78,7 +78,7 @@ def test_weights_that_do_not_fit_are_refused_with_both_sizes() -> None:
 def test_half_as_large_a_type_is_named_where_that_fits() -> None:
     config, memory = EngineConfig(dtype="float32"), Memory(5 * GIB, 5 * GIB)
     assert "as bfloat16 they take half" in str(refusal(config, "cpu", memory, 2 * WEIGHTS))
-    memory = Memory(3 * GIB, 3 * GIB)
+    memory = Memory(WEIGHTS, WEIGHTS)
     assert "bfloat16" not in str(refusal(config, "cpu", memory, 2 * WEIGHTS))
 
 
@@ -141,6 +141,8 @@ def test_a_share_of_a_gpu_that_leaves_nothing_is_told_with_one_that_does() -> No
     memory = Memory(7 * GIB, 8 * GIB)
     config = EngineConfig(gpu_memory_utilization=0.5)
     steps = gpu_step_bytes(config, shape_of(config, "cuda"), MODEL)
+    nothing_left = Memory(4 * GIB + WEIGHTS + steps, 8 * GIB)
+    assert refusal(config, "cuda", nothing_left).field == "gpu_memory_utilization"
     error = refusal(config, "cuda", memory)
     assert error.field == "gpu_memory_utilization"
     assert f"take {5 + steps / GIB:.2f} GiB" in str(error)
@@ -160,6 +162,16 @@ def test_a_gpu_that_is_too_small_is_told_so() -> None:
     assert "set it" not in str(error)
     assert "a sequence of the longest needs 514.0 MiB" in str(error)
     assert refusal(EngineConfig(), "cuda", Memory(3 * GIB, 5 * GIB)).field == "model"
+
+
+def test_all_of_a_gpu_is_advised_where_that_is_just_enough() -> None:
+    shape = shape_of(EngineConfig(), "cuda")
+    steps = gpu_step_bytes(EngineConfig(), shape, MODEL)
+    layouts = [BlockLayout(group, 16, shape.kv_format) for group in MODEL.groups]
+    least = bytes_needed(layouts, 8192, shape.chunk_tokens)
+    memory = Memory(WEIGHTS + steps + least, 8 * GIB)
+    assert str(refusal(EngineConfig(), "cuda", memory)).endswith("; set it to at least 1.0")
+    size_cache(EngineConfig(gpu_memory_utilization=1.0), shape, MODEL, memory, WEIGHTS)
 
 
 def test_a_share_of_a_gpu_is_refused_where_there_is_none() -> None:
@@ -316,9 +328,35 @@ def test_tables_that_the_host_has_no_room_for_are_refused_with_what_it_has(devic
     checked(replace(many, max_num_seqs=num_seqs))
     checked(replace(many, max_model_len=fitting))
     checked(replace(many, max_num_seqs=num_seqs + 100), loaded=True)  # rotations are there by then
-    host_bytes = 0
+    host_bytes = -1  # another has taken what was there
     with pytest.raises(ConfigError, match="and 0 bytes of .* are available for them$"):
         checked(many)
+
+
+@pytest.mark.parametrize(("num_seqs", "length"), [(64, 8192), (4096, 64)])
+def test_nobody_is_advised_to_serve_what_has_no_room_for_an_answer(
+    num_seqs: int, length: int
+) -> None:
+    """A prompt and an answer are two tokens at least."""
+    config = EngineConfig(
+        max_num_seqs=num_seqs, max_num_batched_tokens=num_seqs, max_model_len=length
+    )
+    shape = shape_of(config, "cuda")
+    plan = size_cache(config, shape, MODEL, Memory(64 * GIB, 64 * GIB), WEIGHTS)
+
+    def refused(left: int) -> str:
+        with pytest.raises(ConfigError) as caught:
+            check_host(config, shape, MODEL, plan, left)
+        return str(caught.value)
+
+    two = table_bytes(shape, MODEL, num_seqs, 2, loaded=True)
+    assert "to at most 2" in refused(two)
+    assert "max_model_len to" not in refused(two - 1)
+    assert not re.search("at most [01]$", refused(two - 1))
+    one_fits = table_bytes(shape, MODEL, 1, length, loaded=True)
+    assert refused(one_fits).startswith("max_num_seqs: ")
+    assert "; set it to at most 1" in refused(one_fits)
+    assert refused(one_fits - 1).startswith("max_model_len: ")
 
 
 def test_what_is_counted_of_a_table_is_what_it_takes() -> None:
@@ -337,7 +375,7 @@ def test_weights_that_go_to_a_gpu_through_too_small_a_host_are_refused() -> None
     shape = shape_of(config, "cuda")
     plan = size_cache(config, shape, MODEL, Memory(64 * GIB, 64 * GIB), WEIGHTS)
     check_host(config, shape, MODEL, plan, 3 * GIB, WEIGHTS)
-    check_host(config, shape, others, plan, 5 * GIB, WEIGHTS)
+    check_host(config, shape, others, plan, WEIGHTS, WEIGHTS)
 
 
 def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
