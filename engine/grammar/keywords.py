@@ -8,7 +8,7 @@ from typing import Any
 from engine.grammar.formats import LACKING, without_other_format
 from engine.grammar.schemas import Schema, changed, without
 
-_RESTATED = ('"format"', '"propertyNames"', '"uniqueItems"')  # as a text has them
+_RESTATED = ('"$id"', '"format"', '"propertyNames"', '"uniqueItems"')  # as a text has them
 _ANNOTATIONS = ("$comment", "description", "title")
 # More fits where one of these is not said, and they say nothing of what others mean.
 _LACKING = (
@@ -16,6 +16,7 @@ _LACKING = (
     *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"),
     *("not", "if", "then", "else"),
 )
+_IN_NO_URI = re.compile(r"[^\w.~:/?#\[\]@!$&'()*+,;=%-]", re.ASCII)
 # Look-around, word boundaries and back references.
 _LACKING_IN_PATTERNS = re.compile(r"\(\?<?[=!]|\(\?P=|(?<!\\)(?:\\\\)*\\[bBk1-9]")
 # In a reference. Behind a property of that name stands a word.
@@ -41,6 +42,8 @@ def loosened(root: Schema) -> Schema:
 
 def _restated(schema: Schema, root: Schema) -> Schema:
     schema = without_other_format(schema)
+    if isinstance(name := schema.get("$id"), str) and _IN_NO_URI.search(name):
+        schema = without(schema, "$id")  # to which nothing can refer
     if schema.get("uniqueItems") is False:
         schema = without(schema, "uniqueItems")
     return _with_names(schema, root) if "propertyNames" in schema else schema

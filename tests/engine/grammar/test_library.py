@@ -171,6 +171,13 @@ def test_a_loose_schema_is_no_longer_than_what_it_was_made_of() -> None:
     assert loosened(value) == value
 
 
+def test_an_id_that_is_no_uri_says_nothing() -> None:
+    """As Griptape names a schema; others may be referred to."""
+    assert fits({"$id": "Output Format", "type": "integer"}, 5)
+    of_id = {"$id": "https://a/b", "properties": {"a": {"$ref": "https://a/b#/$defs/x"}}}
+    assert not fits({**of_id, "type": "object", "$defs": {"x": {"type": "null"}}}, {"a": 5})
+
+
 def test_that_items_may_repeat_says_nothing() -> None:
     assert fits({"type": "array", "uniqueItems": False}, [1, 1])
 
