@@ -107,7 +107,7 @@ def test_all_sequences_are_there_while_their_steps_are_timed(tmp_path: Path) -> 
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from benchmarks.gpu import check_workers, results, running
+from benchmarks.gpu import results
 name, folder = sys.argv[1], Path(sys.argv[2])
 results.append(folder / f"{name}.jsonl", results.Figure(name, "half", "ms", 2.0, 1.0, 0.5))
 print("so far")
