@@ -163,7 +163,7 @@ def test_no_piece_is_gone_through_again_for_those_that_follow(
     reader: str, start: str, piece: str
 ) -> None:
     """A client may have the same white space drawn for as long as it likes."""
-    num_chars = 60_000
+    num_chars = 20_000
     pieces = [piece * 4] * (num_chars // len(piece) // 4)
     assert work(READERS[reader], start, pieces) < 20 * num_chars
 
