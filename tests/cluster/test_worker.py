@@ -22,6 +22,7 @@ from tests.processes import python
 
 SECRET = "of all the clusters in the world"
 LONG = range(1990, 2000)  # tokens of each of several answers: together, many seconds
+SHORT = 60  # of one that goes on when it has been asked whether another may come
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(
         f"role: decode\nconnector: socket\nrpc:\n  secret_file: {secret}\nengine:\n"
         f"  model: {folder / 'model'}\n  dtype: float32\n  kernels: reference\n"
-        "  kv_cache_memory_bytes: 4000000\n"
+        "  kv_cache_memory_bytes: 4000000\n  num_threads: 1\n"
     )
     return path
 
@@ -79,7 +80,7 @@ async def test_a_told_worker_finishes_its_answers_and_takes_no_new_ones(
         await backend.start()
         # Without them all could be answered, and the worker gone, before it is asked once more.
         others = [backend.submit(request(n)) for n in LONG]
-        stream = backend.submit(request(300))
+        stream = backend.submit(request(SHORT))
         num_tokens = sum(len(delta.token_ids) for delta in (await anext(stream)).deltas)
         child.send_signal(signal.SIGTERM)
         await drains(log)
@@ -89,7 +90,7 @@ async def test_a_told_worker_finishes_its_answers_and_takes_no_new_ones(
             other.close()
         async for update in stream:
             num_tokens += sum(len(delta.token_ids) for delta in update.deltas)
-        assert num_tokens == 300
+        assert num_tokens == SHORT
         assert await ended(child, 10) == 0
         await backend.stop()
 
