@@ -28,6 +28,7 @@ from protos.worker_pb2 import DescribeRequest
 from protos.worker_pb2_grpc import WorkerStub
 from tests.e2e.asking import (
     MANY_TOKENS,
+    MORE_TOKENS,
     NUM_ASKERS,
     NUM_TOKENS,
     NUM_UNREAD,
@@ -49,12 +50,12 @@ from tests.e2e.cluster import (
     answers_at,
     busiest_decode,
     by_replica,
-    decode_pids,
     http,
     is_idle,
     kill,
     num_aborted,
     page_of,
+    pids_by_replica,
     total,
     wait_until,
     whole_page,
@@ -330,8 +331,8 @@ def test_a_decode_worker_that_hangs_costs_no_request_and_is_replaced(
     wait_until(lambda: len(usable_workers(cluster)) == 3, BACK_S, cluster.said)
     before = by_replica(whole_page(cluster), "drawn_tokens_total", "decode").keys()
     num_moved = total(whole_page(cluster), "reroutes_total")
-    pids = decode_pids(cluster)
-    load = Load(cluster, MANY_TOKENS)
+    pids = pids_by_replica(cluster, "decode")
+    load = Load(cluster, MORE_TOKENS)
     hung = pids[busiest_decode(cluster)]
     os.kill(hung, signal.SIGSTOP)
     assert all(map(is_more_of, load.results(), expected))
@@ -342,8 +343,8 @@ def test_a_decode_worker_that_hangs_costs_no_request_and_is_replaced(
 
 
 def is_more_of(answer: tuple[str, int], beginning: tuple[str, int]) -> bool:
-    """Of one with MANY_TOKENS."""
-    return answer[1] == MANY_TOKENS and answer[0].startswith(beginning[0])
+    """Of one with MORE_TOKENS."""
+    return answer[1] == MORE_TOKENS and answer[0].startswith(beginning[0])
 
 
 def routing(cluster: Cluster) -> str:
@@ -405,9 +406,8 @@ def test_serve_s_proxy_actor_takes_its_own_stream_alone_and_comes_back(
 def test_an_ingress_that_is_killed_takes_its_own_streams_alone_and_comes_back(
     cluster: Cluster, expected: list[tuple[str, int]]
 ) -> None:
-    (ingress,) = [pool for pool in cluster.status()["pools"] if pool["name"] == "ingress"]
-    pids = {one["id"]: one["pid"] for one in ingress["replicas"]}
-    load = Load(cluster, MANY_TOKENS)
+    pids = pids_by_replica(cluster, "ingress")
+    load = Load(cluster, MORE_TOKENS)
     held = by_replica(whole_page(cluster), "num_requests_open", "ingress")
     assert held.keys() == pids.keys()
     most, victim = max((num_open, name) for name, num_open in held.items())
