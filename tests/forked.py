@@ -15,24 +15,39 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.processes import ROOT, START_S
 
+
+class Origin(NamedTuple):
+    """What is forked from: a process with these modules, which read this when they are imported."""
+
+    imported: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+
 # torch most of all; not nixl, which must find its environment when it is loaded
-IMPORTED = (
-    "cluster.cli",
-    "cluster.commands.worker",
-    "decode_worker.worker",
-    "engine.compile_ahead",
-    "engine.engine",
-    "engine.grammar.table",
-    "engine.kernels.cpu.kernels",
-    "engine.sampler.cpu",
-    "kv_transfer.collective_connector",
+ENGINE = Origin(
+    (
+        "cluster.cli",
+        "cluster.commands.worker",
+        "decode_worker.worker",
+        "engine.compile_ahead",
+        "engine.engine",
+        "engine.grammar.table",
+        "engine.kernels.cpu.kernels",
+        "engine.sampler.cpu",
+        "kv_transfer.collective_connector",
+        "encodings.idna",  # and what else uvicorn loads when it begins
+        "uvicorn.lifespan.off",
+        "uvicorn.protocols.websockets.auto",
+    )
 )
 BEFORE_IMPORTS = {
     "OPENBLAS_NUM_THREADS": "1",  # or numpy starts threads
@@ -78,6 +93,7 @@ async def forked(
     *words: str,
     log: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    origin: Origin = ENGINE,
 ) -> AsyncIterator[Forked]:
     """`python -m module` with these words; killed at the end if it runs still. `log`: takes its
     standard error."""
@@ -88,7 +104,7 @@ async def forked(
         errors = sys.__stderr__ if log is None else stack.enter_context(log.open("ab"))
         assert errors is not None
         given = [theirs.fileno(), errors.fileno(), says.fileno()]
-        socket.send_fds(_origin(), [request], given)
+        socket.send_fds(_socket_of(origin), [request], given)
     child = Forked(*await asyncio.open_unix_connection(sock=ours))
     await child.follow(news)
     try:
@@ -97,6 +113,23 @@ async def forked(
         child.kill()
         await child.wait()
         child.stdin.close()
+
+
+def run_forked(
+    module: str, *words: str, environment: Mapping[str, str], origin: Origin
+) -> "subprocess.CompletedProcess[str]":
+    """As `subprocess.run` does it."""
+
+    async def run() -> "subprocess.CompletedProcess[str]":
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            start = forked(module, *words, log=log, environment=environment, origin=origin)
+            async with start as child:
+                said = (await child.stdout.read()).decode()
+                status = await child.wait()
+            return subprocess.CompletedProcess([module, *words], status, said, log.read_text())
+
+    return asyncio.run(run())
 
 
 async def first_line(child: Forked, log: Path) -> str:
@@ -108,14 +141,14 @@ async def first_line(child: Forked, log: Path) -> str:
 
 
 @cache
-def _origin() -> socket.socket:
+def _socket_of(origin: Origin) -> socket.socket:
     """To the process that forks them, one for all tests of ours."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.forked", str(theirs.fileno()), *origin.imported],
             cwd=ROOT,
-            env={**os.environ, **BEFORE_IMPORTS},
+            env={**os.environ, **BEFORE_IMPORTS, **dict(origin.environment)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -126,12 +159,13 @@ def _origin() -> socket.socket:
 
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
-    for name in IMPORTED:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
-    from numba.core.registry import cpu_target
+    if "numba" in sys.modules:
+        from numba.core.registry import cpu_target
 
-    cpu_target.typing_context.refresh()  # what numba loads when it compiles first
-    cpu_target.target_context.refresh()
+        cpu_target.typing_context.refresh()  # what numba loads when it compiles first
+        cpu_target.target_context.refresh()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in who is forked"
     gc.freeze()  # so that pages stay shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for who watches

@@ -19,6 +19,7 @@ import httpx
 import ray
 
 from cluster import own_processes
+from tests.forked import Origin, run_forked
 from tests.processes import ROOT
 
 START_S = 240.0
@@ -27,6 +28,12 @@ REPLICA = "ray::ServeReplica:kvrelay:"
 _MARK = "KVRELAY_TEST_CLUSTER"
 _KILL_S = 60.0
 WHOLE_S = 60.0
+
+# Commands that join a cluster: of the seconds of a core that each takes, two are for imports. Ray
+# reads how to prove itself when it is imported.
+DRIVER = Origin(
+    ("cluster.app", "cluster.status.gather", "ray.serve.schema"), (("RAY_AUTH_MODE", "token"),)
+)
 
 # A connection for each request, as by `httpx.get`, which loads all certificates for each of them:
 # 50 ms of a core.
@@ -151,11 +158,8 @@ class Cluster:
 
     def status(self) -> dict[str, Any]:
         """As another process of the same user sees it."""
-        port = self.url.rsplit(":", 1)[1]
-        command = [sys.executable, "-m", "cluster.cli", "status", "--json", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        said: dict[str, Any] = json.loads(done.stdout)
+        words = ("status", "--json", "--port", self._port)
+        said: dict[str, Any] = json.loads(self._driver("cluster.cli", *words))
         return said
 
     def redeploy(self, **args: Any) -> None:
@@ -168,9 +172,11 @@ class Cluster:
         return said
 
     def _drive(self, module: str, options: Mapping[str, Any]) -> str:
-        command = [sys.executable, "-m", f"tests.e2e.{module}", json.dumps(options)]
-        environment = {**os.environ, "RAY_ADDRESS": self.ray_address, "RAY_AUTH_MODE": "token"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        words = (f"tests.e2e.{module}", json.dumps(options))
+        return self._driver(*words, RAY_ADDRESS=self.ray_address)
+
+    def _driver(self, module: str, *words: str, **environment: str) -> str:
+        done = run_forked(module, *words, environment=environment, origin=DRIVER)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -178,12 +184,15 @@ class Cluster:
         return answers_at(self.url)
 
     def status_table(self) -> str:
-        """As a reader sees it."""
-        command = [sys.executable, "-m", "cluster.cli", "status"]
-        port = self.url.rsplit(":", 1)[1]
-        done = subprocess.run([*command, "--port", port], capture_output=True, text=True)
+        """As a reader sees it, of a process that has yet to find out how the cluster is asked."""
+        command = [sys.executable, "-m", "cluster.cli", "status", "--port", self._port]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    @property
+    def _port(self) -> str:
+        return self.url.rsplit(":", 1)[1]
 
     def interrupt(self) -> None:
         """By Ctrl-C, which a terminal sends to all that was started from it."""
