@@ -21,7 +21,7 @@ from tests.e2e.tokens import TokenClient
 
 PROMPTS = [f"def function_{number}(argument, other):\n    " for number in range(8)]
 NUM_TOKENS = 256  # enough that what is done to a worker meanwhile finds them under way
-MORE_TOKENS = 512  # which outlast a page of metrics, on which it is seen who is at work
+MORE_TOKENS = 800  # which outlast a page of metrics, on which it is seen who is at work
 MANY_TOKENS = 1200  # under way for as long as is needed: who asks for them leaves or is cut off
 NUM_UNREAD = 4  # long prompts at a time
 _LONG_TEXT = "".join(
