@@ -3,12 +3,20 @@
 import pytest
 
 from engine.engine import Engine
-from engine.grammar.table import GrammarTable
 from engine.grammar.value import Reasoning, Tokens
 from engine.request import ChoiceSoFar
-from engine.step import Sample
-from tests.engine.grammar.cases import EOS, VOCAB_SIZE, hot, make_engine, prompt, regex, vocabulary
-from tests.engine.grammar.test_opening import ALL, END, START, A, B, C, D, Z, may_follow
+from tests.engine.grammar.cases import EOS, hot, make_engine, prompt, regex
+from tests.engine.grammar.test_opening import (
+    ALL,
+    END,
+    START,
+    A,
+    B,
+    C,
+    D,
+    Z,
+    check_what_may_follow,
+)
 from tests.engine.pair import Pair
 from tests.engine.test_hand_over import answer
 
@@ -38,17 +46,8 @@ def test_what_may_follow(
     tokens: list[int],
     allowed_after: list[set[int]],
 ) -> None:
-    """Token by token, and for a sequence that comes to its slot with them."""
-    compiled, stepwise = vocabulary().compile(regex("aZ")), GrammarTable(VOCAB_SIZE, EOS)
-    stepwise.enter(0, compiled, (), reasoning, entries=entries)
     assert len(allowed_after) == len(tokens) + 1
-    for count, expected in enumerate(allowed_after):
-        entered = GrammarTable(VOCAB_SIZE, EOS)
-        entered.enter(0, compiled, tokens[:count], reasoning, entries=entries)
-        assert may_follow(stepwise) == may_follow(entered) == expected
-        assert stepwise.complete([0]) == entered.complete([0]) == []
-        for token in tokens[count : count + 1]:
-            assert stepwise.accept([Sample(0, token, None)]) == {}
+    check_what_may_follow(reasoning, (), tokens, allowed_after, entries)
 
 
 @pytest.fixture(scope="module")

@@ -75,13 +75,14 @@ def check_what_may_follow(
     exits: tuple[Tokens, ...],
     tokens: list[int],
     allowed_after: list[set[int]],
+    entries: tuple[Tokens, ...] = (),
 ) -> None:
     """Token by token, and for a sequence that comes to its slot with them."""
     compiled, stepwise = vocabulary().compile(regex("aZ")), GrammarTable(VOCAB_SIZE, EOS)
-    stepwise.enter(0, compiled, (), reasoning, exits)
+    stepwise.enter(0, compiled, (), reasoning, exits, entries)
     for count, expected in enumerate(allowed_after):
         entered = GrammarTable(VOCAB_SIZE, EOS)
-        entered.enter(0, compiled, tokens[:count], reasoning, exits)
+        entered.enter(0, compiled, tokens[:count], reasoning, exits, entries)
         assert may_follow(stepwise) == may_follow(entered) == expected
         complete = [0] if expected == set(EOS) else []
         assert stepwise.complete([0]) == entered.complete([0]) == complete
