@@ -32,9 +32,11 @@ from cluster.serve_details import APP_NAME, SERVICER, serve_details
 from tests.e2e.cluster import answers_at, http, kill, num_aborted, page_at, wait_until
 from tests.e2e.listening import listeners
 from tests.e2e.tokens import TokenClient
+from tests.forked import Origin, run_forked
 from tests.ports import free_port
 
 SERVE = [sys.executable, "-m", "cluster.cli", "serve"]
+COMMAND = Origin(("cluster.commands.serve", "cluster.deployment", "cluster.ray_cluster"))
 FILE = Path(__file__).parents[2] / "deploy/ray-cluster.yaml"
 DECODE_NODES, DECODE_REPLICAS = 1, 2
 NUM_GPUS = 2  # of each node
@@ -80,8 +82,9 @@ def placed() -> Iterator[Placed]:
 
 def refused(*words: str) -> str:
     """What `kvrelay serve` says to it."""
-    command = [*SERVE, "--colocated", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = ("cluster.cli", "serve", "--colocated", *words)
+    address = {"RAY_ADDRESS": os.environ["RAY_ADDRESS"]}
+    done = run_forked(*command, environment=address, origin=COMMAND)
     assert done.returncode == 2, done.stderr
     return done.stderr.splitlines()[-1]
 
