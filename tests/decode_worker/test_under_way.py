@@ -29,3 +29,4 @@ def test_requests_come_run_and_go() -> None:
     for share in (there, elsewhere, there):
         share.end()
     assert state(under_way) == (0, 0, 0, 0, 0)
+    assert not under_way._num_tokens, "of whoever was asked once nothing is kept"
