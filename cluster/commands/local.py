@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from cluster.commands.engine_flags import add_engine_flags, engine_config
 from cluster.commands.front_flags import add_front_flags, given_front_flags, given_http_flags
 from cluster.commands.seen_flags import add_log_flags, given_log_flags
 from cluster.commands.session_flags import add_session_flags, open_engine
+from cluster.commands.signals import ending_signals
 from cluster.front import Front
 from cluster.front_address import HTTP_PORT, LOOPBACK, front_url, listen
 from cluster.front_args import FrontArgs, HttpArgs
@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's own would raise them again afterwards."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+        signals = ending_signals()
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:

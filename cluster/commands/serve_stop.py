@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from cluster.commands.console import say
+from cluster.commands.signals import ending_signals
 from cluster.own_processes import kill_processes
 from cluster.status.local_clusters import forget
 
@@ -78,7 +79,7 @@ class Stop:
 
 @contextmanager
 def stop_signals(*, while_starting: bool = True) -> Iterator[Stop]:
-    """That the terminal is gone is one, too, but under `nohup`: HAProxy would stay.
+    """Also that the terminal is gone: HAProxy would stay.
 
     Without `while_starting` they end this process at once before anybody is served, and the guard
     what it has started: Ray's library has Python's threads wait for up to a quarter of a minute
@@ -86,9 +87,7 @@ def stop_signals(*, while_starting: bool = True) -> Iterator[Stop]:
     handler.
     """
     stop = Stop()
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    numbers = ending_signals()
 
     def listen() -> None:
         for number in numbers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from cluster.commands.console import answer, say, show_progress
 from cluster.commands.engine_flags import add_engine_flags, given_knobs
 from cluster.commands.plane_flags import add_plane_flags, given_plane_flags
 from cluster.commands.seen_flags import add_log_flags
+from cluster.commands.signals import ending_signals
 from cluster.garbage import leave_out_what_stays
 from cluster.log_format import LogArgs
 from cluster.make_worker import start_worker
@@ -153,7 +153,7 @@ async def _until_drained(worker: Node, drain_s: float) -> None:
     """The first signal lets what runs go on for a while; the second one ends it."""
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         loop.add_signal_handler(number, signals.put_nowait, number)
     await signals.get()
     say(f"draining, for {drain_s:g} s at most; again to stop at once")

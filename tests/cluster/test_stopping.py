@@ -52,7 +52,9 @@ def until(go_on: asyncio.Event) -> Script:
     return script
 
 
-async def events_until_stop(url: str, go_on: asyncio.Event | None) -> list[str]:
+async def events_until_stop(
+    url: str, go_on: asyncio.Event | None, number: signal.Signals = signal.SIGINT
+) -> list[str]:
     """The lines of a stream in whose midst Ctrl-C is pressed. It goes on, if it does, when
     nothing new is taken any more."""
     body = {"prompt": "x", "stream": True, "max_tokens": 200}
@@ -63,7 +65,7 @@ async def events_until_stop(url: str, go_on: asyncio.Event | None) -> list[str]:
     ):
         async for line in response.aiter_lines():
             if not lines:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
                 await until_refused(url)
                 if go_on is not None:
                     go_on.set()
@@ -168,6 +170,16 @@ async def test_a_body_that_comes_after_the_stop_is_refused() -> None:
         go_on.set()
         assert (await answer).status_code == 503
     assert not server.backend.streams
+
+
+async def test_a_terminal_that_goes_is_a_stop() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        go_on = asyncio.Event()
+        async with running(until(go_on)) as (url, _, _):
+            assert (await events_until_stop(url, go_on, signal.SIGHUP))[-1] == "data: [DONE]"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("is_ignored", [False, True])
