@@ -232,7 +232,7 @@ def check_host(
         return swapped if stays else _pinned_bytes(plan, swapped)
 
     if taken(config.swap_space_bytes) > left:
-        most = bisect(range(1, config.swap_space_bytes), left, key=taken)
+        most = bisect(range(1, left + 1), left, key=taken)  # who asks may ask for any number
         beside = " beside weights and cache" if stays else " to be pinned, in powers of two"
         raise ConfigError(
             "swap_space_bytes",
