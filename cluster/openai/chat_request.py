@@ -196,16 +196,14 @@ class ChatRequest(SamplingFields):
             return named
         if named is not None:
             raise RequestError("tool_choice", f"its calls leave no place for {named.field}")
-        return self._of_calls(self.wanted_calls.schema(one_call=self.one_call))
+        return self.grammar_of_calls(in_array=True)
 
     def grammar_of_calls(self, *, in_array: bool) -> NamedGrammar:
-        """Of calls that the model makes as it likes."""
-        schema = self.wanted_calls.calls_schema(in_array=in_array, one_call=self.one_call)
-        return self._of_calls(schema)
-
-    def _of_calls(self, schema: Mapping[str, Any]) -> NamedGrammar:
-        parts = [_of_schema(field, part) for field, part in self.wanted_calls.schemas.items()]
-        return _of_schema("tools", schema)._replace(parts=tuple(parts))
+        choice = self.wanted_calls
+        schemas = choice.schemas
+        whole = choice.schema(schemas, in_array=in_array, one_call=self.one_call)
+        parts = [_of_schema(field, schema) for field, schema in schemas.items()]
+        return _of_schema("tools", whole)._replace(parts=tuple(parts))
 
 
 def _of_schema(field: str, schema: Mapping[str, Any]) -> NamedGrammar:

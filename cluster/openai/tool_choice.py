@@ -87,23 +87,18 @@ class ToolChoice(NamedTuple):
     def may_call_strictly(self) -> bool:
         return not self.must_call and any(map(_is_strict, self.tools or ()))
 
-    def schema(self, *, one_call: bool) -> dict[str, Any]:
-        """JSON schema of the whole answer: a function's arguments, or an array of calls."""
-        assert self.must_call
+    def schema(
+        self, schemas: Mapping[str, dict[str, Any]], *, in_array: bool, one_call: bool
+    ) -> dict[str, Any]:
+        """JSON schema, made of `schemas`: of the arguments of the one that is named, or else of an
+        array of calls, or of one call."""
         if self.name is not None:
-            return next(iter(self.schemas.values()))
-        return self.calls_schema(in_array=True, one_call=one_call)
-
-    def calls_schema(self, *, in_array: bool, one_call: bool) -> dict[str, Any]:
-        """JSON schema of an array of calls, or of one call."""
-        assert self.tools is not None
+            return next(iter(schemas.values()))
         calls, arguments = [], {}
-        for index, (tool, parameters) in enumerate(
-            zip(self.tools, self.schemas.values(), strict=True)
-        ):
+        for index, (name, parameters) in enumerate(zip(self.names, schemas.values(), strict=True)):
             root = f"#/$defs/{index}"
             arguments[str(index)] = _moved(parameters, root)
-            calls.append(_call_schema(_name(tool), root))
+            calls.append(_call_schema(name, root))
         whole: dict[str, Any] = {"anyOf": calls}
         if in_array:
             whole = {"type": "array", "minItems": 1, "items": whole}

@@ -26,26 +26,30 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def schema_of(choice: ToolChoice, *, one_call: bool = False) -> dict[str, Any]:
+    return choice.schema(choice.schemas, in_array=True, one_call=one_call)
+
+
 def test_a_named_function_s_arguments_are_the_answer() -> None:
     schema = {**NUMBER, "$defs": {"N": {"type": "integer"}}}
     choice = ToolChoice.read([tool("a"), tool("b", schema)], named("b"))
-    assert choice.schema(one_call=False) == schema
-    nothing = ToolChoice.read([tool("a")], named("a")).schema(one_call=False)
+    assert schema_of(choice) == schema
+    nothing = schema_of(ToolChoice.read([tool("a")], named("a")))
     assert (nothing["properties"], nothing["additionalProperties"]) == ({}, False)
 
 
 def test_required_calls_are_an_array() -> None:
     tools = [tool("a", {"properties": {"n": {"type": "integer"}}}), tool("b")]
-    schema = ToolChoice.read(tools, "required").schema(one_call=True)
+    schema = schema_of(ToolChoice.read(tools, "required"), one_call=True)
     assert (schema["type"], schema["minItems"], schema["maxItems"]) == ("array", 1, 1)
     calls = schema["items"]["anyOf"]
     assert [call["properties"]["name"] for call in calls] == [{"const": "a"}, {"const": "b"}]
-    assert "maxItems" not in ToolChoice.read(tools, "required").schema(one_call=False)
+    assert "maxItems" not in schema_of(ToolChoice.read(tools, "required"))
 
 
 def fits(tools: list[Any], choice: Any, answer: Any) -> bool:
     """By the grammar that the model would be held to, and as a whole answer."""
-    schema = ToolChoice.read(tools, choice).schema(one_call=False)
+    schema = schema_of(ToolChoice.read(tools, choice))
     small, (end,) = small_tokenizer(), ENDS.eos_token_ids
     vocabulary = Vocabulary(small.to_json(), small.vocab_size, (end,))
     state = vocabulary.compile(Grammar(GrammarKind.JSON_SCHEMA, compact(schema))).start(())
@@ -158,7 +162,7 @@ def test_what_a_grammar_cannot_keep_is_passed_over_unless_the_tool_is_strict(
 )
 def test_choices_that_cannot_be_met(tools: Any, choice: Any, field: str) -> None:
     with pytest.raises(RequestError) as caught:
-        ToolChoice.read(tools, choice).schema(one_call=False)
+        schema_of(ToolChoice.read(tools, choice))
     assert caught.value.field == field
 
 
