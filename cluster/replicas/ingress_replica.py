@@ -72,7 +72,9 @@ class IngressReplica(TokenService):
         args = ClusterArgs.model_validate(options)
         show_progress(sys.__stderr__, args.log)  # Serve keeps sys.stderr for its files
         keys = args.keys(os.environ)
-        check = await asyncio.to_thread(_access_check, keys, args)
+        host = await asyncio.to_thread(front_host)
+        await asyncio.to_thread(_check_found, host)
+        check = _access_check(keys, args, host)
         await asyncio.to_thread(check)
         text = await asyncio.to_thread(
             cluster_text_side, args, weights=args.engine_config.load_format != "dummy"
@@ -197,9 +199,13 @@ def _on_node(address: str) -> Callable[[str], bool]:
     return lambda peer: on_this_machine(peer, address)
 
 
-def _access_check(keys: ApiKeys | None, args: ClusterArgs) -> Callable[[], None]:
-    """For now, whoever deploys, and for later, when the cluster has grown."""
-    allowed, host = args.front.allow_unauthenticated, front_host()
+def _check_found(host: str) -> None:
+    """By the front, whoever deploys."""
     if os.environ.get(ENABLED) == "1":
         check_reached(host)
+
+
+def _access_check(keys: ApiKeys | None, args: ClusterArgs, host: str) -> Callable[[], None]:
+    """For now, whoever deploys, and for later, when the cluster has grown."""
+    allowed = args.front.allow_unauthenticated
     return lambda: check_access(keys, allowed, host=host, num_nodes=num_nodes())

@@ -14,7 +14,7 @@ from cluster.app import application_of
 from cluster.cluster_args import ClusterArgs
 from cluster.open_files import ENABLED
 from cluster.replicas import ingress_replica, worker_replica
-from cluster.replicas.ingress_replica import _access_check
+from cluster.replicas.ingress_replica import _access_check, _check_found
 from cluster.replicas.worker_replica import WorkerReplica, check_reach
 from cluster.succession import SUCCESSION_S
 from engine.errors import ConfigError, UnavailableError
@@ -93,29 +93,23 @@ def test_an_ingress_without_keys_is_for_one_machine(
     host: str, num_nodes: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what Serve's front and Ray's nodes are where it runs, whoever has deployed it."""
-
-    def is_at(host: str, num_nodes: int) -> None:
-        monkeypatch.setattr(ingress_replica, "front_host", lambda: host)
-        monkeypatch.setattr(ingress_replica, "num_nodes", lambda: num_nodes)
-
-    is_at("127.0.0.1", 1)
-    _access_check(None, ClusterArgs())()
-    is_at(host, num_nodes)
+    monkeypatch.setattr(ingress_replica, "num_nodes", lambda: 1)
+    _access_check(None, ClusterArgs(), "127.0.0.1")()
+    monkeypatch.setattr(ingress_replica, "num_nodes", lambda: num_nodes)
     open_to_all = ClusterArgs.checked({"front": {"allow_unauthenticated": True}})
-    _access_check(None, open_to_all)()
+    _access_check(None, open_to_all, host)()
     with pytest.raises(ConfigError, match=reason):
-        _access_check(None, ClusterArgs())()
+        _access_check(None, ClusterArgs(), host)()
 
 
 def test_an_ingress_does_not_start_where_its_front_would_not_find_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By `serve deploy`; else HAProxy answered 500 to everything."""
-    monkeypatch.setattr(ingress_replica, "front_host", lambda: "::1")
-    _access_check(None, ClusterArgs())
+    _check_found("::1")
     monkeypatch.setenv(ENABLED, "1")
     with pytest.raises(ConfigError, match="host: ::1, .* may be 0.0.0.0 or ::, "):
-        _access_check(None, ClusterArgs())
+        _check_found("::1")
 
 
 def test_a_replica_starts_where_the_folder_has_been_removed(tmp_path: Path) -> None:
